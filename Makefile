@@ -1,0 +1,35 @@
+# make demo   install into .venv and run the demo
+# make test   install into .venv, lint, and run the tests (what CI runs)
+# make lint   ruff and mypy only
+# make clean  remove .venv and the caches of the tools
+
+BASE_PYTHON := $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+CONSTRAINTS := torch_pruner/constraints.txt
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	$(PYTHON) -m benchmarks.demo
+
+test: lint
+	$(PYTHON) -m pytest
+
+lint: $(STAMP)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+# torch first and alone: with the pin in place, nothing that follows can choose another build of it.
+$(STAMP): setup.py pyproject.toml $(CONSTRAINTS)
+	$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11")'
+	test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --constraint $(CONSTRAINTS) torch
+	$(PYTHON) -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,demo]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,198 @@
+"""One network, compiled and measured in a process of its own.
+
+In: a ``Job`` as JSON on the command line. Out: a JSON object in the file named after it. A parent
+starts it with ``launch``, which turns a crash, a hang or an error into a result as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from benchmarks.models import Inputs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to build, with which backend, and how much to measure.
+
+    ``against`` names the backends that are timed beside it; empty: nothing is timed unless
+    ``steady`` asks for the latency of the backend alone.
+    """
+
+    network: str
+    precision: str = "float32"
+    batch: int = 1
+    layers: int | None = None
+    backend: str = "pruner"
+    options: dict[str, Any] = field(default_factory=dict)
+    threads: int | None = None
+    check: bool = True
+    steady: bool = False
+    against: tuple[str, ...] = ()
+    rounds: int = 20
+    min_seconds: float = 1.0
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        fields = json.loads(text)
+        return cls(**fields | {"against": tuple(fields["against"])})
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def compiled(
+    module: torch.nn.Module, backend: str, options: Mapping[str, Any]
+) -> Callable[..., object]:
+    """The module itself for "eager", else ``torch.compile``; options are our backend's only."""
+    import torch
+
+    if backend == "eager":
+        return module
+    if backend == "pruner":
+        return torch.compile(module, backend=backend, options=dict(options))
+    return torch.compile(module, backend=backend)
+
+
+def timed(function: Callable[[], object]) -> tuple[object, float]:
+    start = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - start
+
+
+def launch(
+    job: Job,
+    *,
+    time_limit_s: float = 3600.0,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Runs a job in a fresh interpreter; never raises for what happens inside it.
+
+    The result has ``status`` (``ok | mismatch | error | crash | timeout``), ``error`` and
+    ``process_s``, the wall time of the whole process with its imports.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        answer = Path(folder) / "answer.json"
+        command = [sys.executable, "-m", "benchmarks.job", job.to_json(), str(answer)]
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            _, errors = process.communicate(timeout=time_limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            outcome = {"status": "timeout", "error": f"no answer in {time_limit_s:.0f} s"}
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        else:
+            outcome = _outcome(process.returncode, answer, errors)
+        return {"error": "", **outcome, "process_s": time.perf_counter() - start}
+
+
+def _outcome(exit_status: int, answer: Path, errors: str) -> dict[str, Any]:
+    if exit_status == 0 and answer.exists():
+        return json.loads(answer.read_text())
+    name = signal.Signals(-exit_status).name if exit_status < 0 else f"exit {exit_status}"
+    last_line = (errors.strip().splitlines() or ["no message"])[-1]
+    return {"status": "crash", "error": f"{name}: {last_line}"}
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Compiles, checks and times; imports are inside so that they can be timed."""
+    start = time.perf_counter()
+    import torch
+
+    from benchmarks import models, reports, timing
+
+    result: dict[str, Any] = {"status": "ok", "import_s": time.perf_counter() - start}
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    result["threads"] = torch.get_num_threads()
+    module, inputs = models.load(
+        job.network, models.PRECISIONS[job.precision], job.batch, job.layers
+    )
+    with torch.no_grad():
+        function = compiled(module, job.backend, job.options)
+        output, result["first_call_s"] = timed(lambda: models.call(function, inputs))
+        report = reports.last(job.backend)
+        result["report"] = reports.summary(report) if report else None
+        if job.check:
+            result |= _check(job, module, inputs, output)
+        del output
+        gc.collect()
+        candidates = {
+            name: function if name == job.backend else compiled(module, name, {})
+            for name in dict.fromkeys((*job.against, job.backend))
+        }
+        if job.against or job.steady:
+            calls = {name: _bound(f, inputs) for name, f in candidates.items()}
+            timings = timing.interleave(calls, rounds=job.rounds, min_seconds=job.min_seconds)
+            result["latency"] = {name: t.to_json() for name, t in timings.items()}
+    if job.check and not result["difference"] <= result["bound"]:
+        result["status"] = "mismatch"
+    return result
+
+
+def _bound(function: Callable[..., object], inputs: Inputs) -> Callable[[], object]:
+    from benchmarks.models import call
+
+    return lambda: call(function, inputs)
+
+
+def _check(job: Job, module: torch.nn.Module, inputs: Inputs, output: object) -> dict[str, float]:
+    from benchmarks import accuracy
+    from benchmarks.models import call
+
+    eager = call(module, inputs)
+    if job.precision == "float32":
+        exact, eager_difference = eager, 0.0
+    else:
+        exact = accuracy.float32_outputs(module, inputs)
+        eager_difference = accuracy.difference(eager, exact)
+    return {
+        "difference": accuracy.difference(output, exact),
+        "eager_difference": eager_difference,
+        "bound": accuracy.bound(job.precision, eager_difference),
+    }
+
+
+def main() -> None:
+    job, answer = Job.from_json(sys.argv[1]), Path(sys.argv[2])
+    try:
+        result = run(job)
+    except Exception as error:  # the row says so; the next network is not concerned
+        traceback.print_exc()
+        reason = " ".join(str(error).split())[:300]
+        result = {"status": "error", "error": f"{type(error).__name__}: {reason}"}
+    answer.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Every network of the papers' tables by name, with its inputs.
+
+In: a name, a precision and a batch size. Out: a module in evaluation mode and inputs for it, both
+a function of the seed alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from benchmarks.models import (
+    dcgan,
+    deeplab,
+    densenet,
+    inception,
+    mobilenet,
+    resnet,
+    transformer,
+)
+from benchmarks.models.init import randomise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Inputs = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+BOTH = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """One row of the tables.
+
+    ``factory`` takes ``(layers, attention)``; for a network that has no repeated layers to leave
+    out, ``depth`` is None. ``default_layers`` is less than ``depth`` where the full network does
+    not fit in the memory of a small machine: layers repeat, so the tuning tasks are the same.
+    """
+
+    name: str
+    title: str
+    factory: Callable[[int, str], nn.Module]
+    inputs: Callable[[int, torch.dtype], Inputs]
+    precisions: tuple[str, ...] = ("float32",)
+    batches: tuple[int, ...] = (1,)
+    depth: int | None = None
+    default_layers: int | None = None
+
+    def build(self, layers: int | None = None, attention: str = "sdpa") -> nn.Module:
+        """The network with weights from torch's global generator."""
+        if layers is not None and self.depth is None:
+            message = f"{self.name} has no repeated layers: leave out `layers`"
+            raise ValueError(message)
+        return self.factory(layers or self.default_layers or self.depth or 0, attention)
+
+
+def load(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    batch: int = 1,
+    layers: int | None = None,
+    seed: int = 0,
+    attention: str = "sdpa",
+) -> tuple[nn.Module, Inputs]:
+    """Builds a network in evaluation mode and inputs for it; the same seed gives the same bits."""
+    network = find(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = network.build(layers, attention).eval()
+        inputs = network.inputs(batch, dtype)
+    return cast(module, dtype), inputs
+
+
+def find(name: str) -> Network:
+    if name not in NETWORKS:
+        message = f"no network {name!r}; known: {', '.join(NETWORKS)}"
+        raise KeyError(message)
+    return NETWORKS[name]
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Casts weights and buffers, but not rotary frequencies.
+
+    Those are meant to stay in float32, as they do when ``transformers`` loads a checkpoint.
+    """
+    kept = {
+        (part, name): buffer
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if name.endswith("inv_freq")
+    }
+    module.to(dtype)
+    for (part, name), buffer in kept.items():
+        setattr(part, name, buffer)
+    return module
+
+
+def call(module: Callable[..., object], inputs: Inputs) -> object:
+    """Calls a module with positional or keyword inputs."""
+    return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
+
+
+def _convolutional(builder: Callable[[], nn.Module]) -> Callable[[int, str], nn.Module]:
+    def factory(_layers: int, _attention: str) -> nn.Module:
+        network = builder()
+        randomise(network, torch.default_generator)
+        return network
+
+    return factory
+
+
+def _normal(*shape: int) -> Callable[[int, torch.dtype], Inputs]:
+    def inputs(batch: int, dtype: torch.dtype) -> Inputs:
+        return (torch.randn(batch, *shape).to(dtype),)
+
+    return inputs
+
+
+def _tokens(vocabulary: int, length: int = 128) -> Callable[[int, torch.dtype], Inputs]:
+    def inputs(batch: int, _dtype: torch.dtype) -> Inputs:
+        return {"input_ids": torch.randint(vocabulary, (batch, length))}
+
+    return inputs
+
+
+def _pixels(size: int) -> Callable[[int, torch.dtype], Inputs]:
+    def inputs(batch: int, dtype: torch.dtype) -> Inputs:
+        return {"pixel_values": torch.randn(batch, 3, size, size).to(dtype)}
+
+    return inputs
+
+
+def _image_network(name: str, title: str, builder: Callable[[], nn.Module], *shape: int) -> Network:
+    return Network(name, title, _convolutional(builder), _normal(*shape))
+
+
+def _language_model(
+    name: str,
+    title: str,
+    factory: Callable[[int, str], nn.Module],
+    vocabulary: int,
+    depth: int,
+    *,
+    precisions: tuple[str, ...] = BOTH,
+    default_layers: int | None = None,
+) -> Network:
+    inputs = _tokens(vocabulary)
+    return Network(name, title, factory, inputs, precisions, (1, 4), depth, default_layers)
+
+
+_BERT_TINY = partial(transformer.bert, hidden=512, heads=8, intermediate=2048)
+_BERT_BASE = partial(transformer.bert, hidden=768, heads=12, intermediate=3072)
+_HALF = ("bfloat16",)
+
+NETWORKS: dict[str, Network] = {
+    network.name: network
+    for network in (
+        _image_network("resnet50", "ResNet-50", resnet.resnet50, 3, 224, 224),
+        _image_network("wide_resnet50_2", "Wide-ResNet-50-2", resnet.wide_resnet50_2, 3, 224, 224),
+        _image_network("inception_v3", "Inception-V3", inception.inception_v3, 3, 299, 299),
+        _image_network("densenet121", "DenseNet-121", densenet.densenet121, 3, 224, 224),
+        _image_network("mobilenet_v2", "MobileNet-V2", mobilenet.mobilenet_v2, 3, 224, 224),
+        _image_network("dcgan", "DCGAN generator", dcgan.Generator, 100),
+        _image_network("deeplab_v3", "DeepLab-V3 (ResNet-50)", deeplab.DeepLabV3, 3, 224, 224),
+        _language_model("bert_tiny", "BERT-tiny", _BERT_TINY, 30522, 6),
+        _language_model("bert_base", "BERT-base", _BERT_BASE, 30522, 12),
+        _language_model("gpt2", "GPT-2", transformer.gpt2, 50257, 12),
+        _language_model("llama", "Llama (12 x 768)", transformer.llama, 32000, 12),
+        _language_model(
+            "opt_1_3b",
+            "OPT-1.3b",
+            transformer.opt_1_3b,
+            50272,
+            24,
+            precisions=_HALF,
+            default_layers=2,
+        ),
+        _language_model(
+            "mistral_7b",
+            "Mistral-7b",
+            transformer.mistral_7b,
+            32000,
+            32,
+            precisions=_HALF,
+            default_layers=2,
+        ),
+        Network("vit", "ViT", transformer.vit, _pixels(256), depth=12),
+        Network("detr", "DeTR", transformer.detr, _pixels(256), depth=6),
+        _image_network("resnet18", "ResNet-18", resnet.resnet18, 3, 224, 224),
+    )
+}

@@ -1,0 +1,69 @@
+"""Metadata of the distribution; the pins come from ``torch_pruner/constraints.txt``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = ROOT / "torch_pruner"
+PINS = dict(re.findall(r"^(\S+?)==(\S+)", (PACKAGE / "constraints.txt").read_text(), re.MULTILINE))
+VERSION = re.findall(r'^__version__ = "(.+)"', (PACKAGE / "__init__.py").read_text(), re.MULTILINE)
+README = ROOT / "README.md"
+TVM = PINS["apache-tvm"]
+
+setup(
+    name="torch-pruner",
+    version=VERSION[0],
+    description="A torch.compile backend that tunes kernels with TVM, after the Pruner papers",
+    long_description=README.read_text() if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["pytorch", "torch.compile", "tvm", "auto-tuning", "compiler"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Software Development :: Compilers",
+        "Typing :: Typed",
+    ],
+    packages=find_packages(include=["torch_pruner", "torch_pruner.*"]),
+    package_data={"torch_pruner": ["constraints.txt", "py.typed"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "torch>=2.11,<2.16",
+        f"apache-tvm[popen-pool]=={TVM}",  # the extra holds what its own worker pools import
+        f"apache-tvm-ffi=={PINS['apache-tvm-ffi']}",
+        "filelock",
+        "numpy",
+        "onnx",
+        "platformdirs",
+    ],
+    extras_require={
+        "demo": ["transformers"],
+        "dev": [
+            "expecttest",
+            "hypothesis",
+            "mypy",
+            "pre-commit",
+            "pytest>=8",
+            "ruff",
+            "setuptools",
+            "transformers",
+        ],
+        "peers": ["onnxruntime", "openvino"],
+        "rpc": [f"apache-tvm[rpc]=={TVM}"],
+        "xgboost": ["xgboost"],
+        "cuda": [f"apache-tvm[cuda]=={TVM}"],
+    },
+    entry_points={
+        "torch_dynamo_backends": ["pruner = torch_pruner.dynamo.backend:pruner"],
+        "console_scripts": ["torch-pruner = torch_pruner.cli.main:main"],
+    },
+)

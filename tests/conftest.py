@@ -1,0 +1,86 @@
+"""Fixtures and markers of every test: an environment of its own, and skips that say why."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from torch_pruner import config, exc, log, versions
+from torch_pruner.target import CpuProbe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite the files in tests/golden"
+    )
+
+
+def _tvm_problem() -> str:
+    try:
+        versions.check_tvm_versions()
+    except exc.IncompatibleTVM as err:
+        return str(err)
+    return "" if config.c_compiler() else "no C compiler to link kernels with"
+
+
+def _cuda_problem() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    return "" if torch.cuda.is_available() else "no CUDA device, or a build of torch without CUDA"
+
+
+def _isa_problem(flags: tuple[str, ...]) -> str:
+    absent = sorted(set(flags) - CpuProbe.read().flags)
+    return f"this CPU has no {', '.join(absent)}" if absent else ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run; probe each kind once, and only if a test needs it."""
+    problems: dict[str, str] = {}
+    probes = {"tvm": _tvm_problem, "cuda": _cuda_problem}
+    for item in items:
+        found = []
+        for marker, probe in probes.items():
+            if item.get_closest_marker(marker):
+                if marker not in problems:
+                    problems[marker] = probe()
+                found.append(problems[marker])
+        found += [_isa_problem(m.args) for m in item.iter_markers("isa")]
+        if item.get_closest_marker("rpc") and importlib.util.find_spec("tornado") is None:
+            found.append("executor='rpc' needs tornado: pip install \"torch-pruner[rpc]\"")
+        if reason := "; ".join(p for p in found if p):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the developer's reaches a test, and no kernel of a test their cache."""
+    for name in [n for n in os.environ if n.startswith(config.PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(tmp_path / "pruner-cache"))
+    log.forget_warnings()
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    """What one test compiled is no cached graph of the next. Does not import torch by itself."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
+    log.configure(None)
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether to rewrite golden files instead of comparing with them."""
+    return bool(request.config.getoption("--update-golden"))

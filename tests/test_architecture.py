@@ -1,0 +1,212 @@
+"""The shape of the code: who imports whom, how large things are, what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "torch_pruner"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+IDS = [str(p.relative_to(PACKAGE)) for p in MODULES]
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+# docs/design.md's first picture, with what its table forbids:
+# exc ← log ← config ← target ← graph ← task ← { codegen ← tuner } · cache ← compiler ← dynamo ← cli
+# `versions` (the pins, and TVM's metadata) stands beside `log`.
+_BASE = {"exc", "log", "versions", "config", "target"}
+_NOUNS = _BASE | {"graph", "task"}
+MAY_IMPORT = {
+    "exc": set(),
+    "log": {"exc"},
+    "versions": {"exc", "log"},
+    "config": {"exc", "log", "versions"},
+    "target": _BASE - {"target"},
+    "report": {"exc", "log"},
+    "graph": _BASE,
+    "task": _BASE | {"graph"},
+    "codegen": _NOUNS,
+    "cache": _NOUNS,
+    "tuner": _NOUNS | {"codegen"},
+    "compiler": _NOUNS | {"codegen", "tuner", "cache", "report"},
+    "dynamo": _NOUNS | {"compiler", "report"},
+    "cli": _NOUNS | {"codegen", "tuner", "cache", "compiler", "dynamo", "report"},
+    # The package itself: public names, looked up when used.
+    "": {"exc", "dynamo"},
+}
+# External packages that a package of ours must not import, not even inside a function.
+_TVM = {"tvm", "tvm_ffi"}
+_LIGHT = ("exc", "log", "versions", "config", "target", "report", "graph", "cache")
+FORBIDDEN = {
+    **{name: {"torch", *_TVM} for name in _LIGHT},
+    "compiler": {"torch"},
+    "task": _TVM,
+    "dynamo": _TVM,
+}
+
+
+class Edge(NamedTuple):
+    importer: str
+    imported: str
+    where: str
+
+
+@functools.cache
+def _tree(module: Path) -> ast.Module:
+    return ast.parse(module.read_text(), filename=str(module))
+
+
+def _package_of(module: Path) -> str:
+    first = module.relative_to(PACKAGE).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def _imported_names(module: Path) -> list[tuple[str, int]]:
+    """Dotted names that a module imports anywhere, and where."""
+    names = []
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            names += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = node.module == "torch_pruner"
+            parts = [f"{node.module}.{a.name}" for a in node.names] if whole else [node.module]
+            names += [(name, node.lineno) for name in parts]
+    return names
+
+
+def _internal_edges() -> list[Edge]:
+    edges = []
+    for module in MODULES:
+        for name, line in _imported_names(module):
+            if name.startswith("torch_pruner."):
+                where = f"{module.relative_to(ROOT)}:{line}"
+                edges.append(Edge(_package_of(module), name.split(".")[1], where))
+    return edges
+
+
+def test_every_package_is_in_the_picture() -> None:
+    assert {_package_of(m) for m in MODULES} <= set(MAY_IMPORT)
+
+
+def test_imports_point_down() -> None:
+    edges = _internal_edges()
+    wrong = [e for e in edges if e.imported not in MAY_IMPORT[e.importer] | {e.importer}]
+    assert not [e for e in wrong if e.imported != "__version__"]
+
+
+def test_the_picture_has_no_cycle() -> None:
+    order: list[str] = []
+    remaining = {k: set(v) for k, v in MAY_IMPORT.items() if k}
+    while remaining:
+        ready = [k for k, needs in remaining.items() if needs <= set(order)]
+        assert ready, f"cycle among {sorted(remaining)}"
+        order += ready
+        remaining = {k: v for k, v in remaining.items() if k not in ready}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=IDS)
+def test_no_forbidden_import(module: Path) -> None:
+    forbidden = FORBIDDEN.get(_package_of(module), set())
+    found = [(n, line) for n, line in _imported_names(module) if n.split(".")[0] in forbidden]
+    assert not found, f"{module.name} must not import these (docs/design.md, 'must not')"
+
+
+def _code_lines(text: str) -> set[int]:
+    """Lines with code: no blank lines, comments or docstrings."""
+    lines: set[int] = set()
+    skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    skip |= {tokenize.ENCODING, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skip:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            lines.difference_update(range(value.lineno, (value.end_lineno or 0) + 1))
+    return lines
+
+
+@pytest.mark.parametrize("module", MODULES, ids=IDS)
+def test_sizes(module: Path) -> None:
+    lines = _code_lines(module.read_text())
+    assert len(lines) <= MAX_MODULE_LINES, "split it; see CONTRIBUTING, 'Small modules'"
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            own = lines & set(range(node.lineno, (node.end_lineno or 0) + 1))
+            assert len(own) <= MAX_FUNCTION_LINES, f"{node.name} has {len(own)} lines of code"
+
+
+def _reads_environment(node: ast.AST) -> bool:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    if isinstance(node, ast.Attribute):
+        return node.attr in names and isinstance(node.value, ast.Name) and node.value.id == "os"
+    return (
+        isinstance(node, ast.ImportFrom)
+        and node.module == "os"
+        and any(alias.name in names for alias in node.names)
+    )
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.name != "config.py"], ids=str)
+def test_only_config_reads_the_environment(module: Path) -> None:
+    lines = [node.lineno for node in ast.walk(_tree(module)) if _reads_environment(node)]
+    assert not lines, "take it from Config, or from config.environment()"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if _package_of(m) != "cli"], ids=str)
+def test_only_the_command_line_prints(module: Path) -> None:
+    calls = [n for n in ast.walk(_tree(module)) if isinstance(n, ast.Call)]
+    names = [c.func.id for c in calls if isinstance(c.func, ast.Name)]
+    assert "print" not in names
+
+
+def test_modules_open_with_a_docstring_and_lazy_annotations() -> None:
+    for module in MODULES:
+        tree = _tree(module)
+        assert ast.get_docstring(tree) or not tree.body, f"{module} says nothing about itself"
+        if len(tree.body) > 1:
+            assert "from __future__ import annotations" in module.read_text(), module
+
+
+def _in_new_interpreter(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout.strip()
+
+
+def test_import_is_cheap() -> None:
+    heavy = ("torch", "tvm", "tvm_ffi", "numpy", "onnx", "transformers", "xgboost", "scipy")
+    code = f"import sys, torch_pruner; print([m for m in {heavy} if m in sys.modules])"
+    assert _in_new_interpreter(code) == "[]"
+
+
+@pytest.mark.parametrize("name", ["config", "target", "versions", "log", "report", "cli.doctor"])
+def test_light_modules_stay_light(name: str) -> None:
+    code = (
+        f"import sys, torch_pruner.{name}; print([m for m in ('torch', 'tvm') if m in sys.modules])"
+    )
+    assert _in_new_interpreter(code) == "[]"
+
+
+def test_import_takes_under_50_ms() -> None:
+    """The best of several tries: a busy machine only ever adds time."""
+    code = (
+        "import time; t = time.perf_counter(); import torch_pruner; print(time.perf_counter() - t)"
+    )
+    best = min(float(_in_new_interpreter(code)) for _ in range(5))
+    assert best < 0.05, f"{best * 1e3:.0f} ms"

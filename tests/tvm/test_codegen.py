@@ -1,0 +1,106 @@
+"""Every emitter against the reference interpreter, at sizes that fill tiles and that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.tvm import kernels as K
+from torch_pruner.graph.ir import Builder, Graph
+
+pytestmark = pytest.mark.tvm
+
+TILE = {"vl": 16, "tm": 8, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "par": 1}
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (K.linear(128, 768, 256), {}),
+        (K.linear(37, 41, 50), {"tm": 6, "ku": 4, "mc": 3}),
+        (K.linear(37, 48, 50, static=False), {"tm": 6, "order": 1, "mc": 2}),
+        (K.linear(37, 41, 50, static=False), {"tm": 6, "pack": 0}),
+        (K.linear(1, 100, 64), {"tm": 1, "nv": 4, "par": 0}),
+        (K.linear(16, 32, 64, dtype="bfloat16"), {}),
+        (K.attention_scores(4, 33, 16), {}),
+        (K.conv(16, 14, 32, 3, 1, 1), {"tm": 7}),
+        (K.conv(16, 14, 40, 1, 1, 0), {"tm": 14, "mc": 2}),
+        (K.conv(24, 7, 32, 3, 2, 1), {"tm": 5}),
+        (K.conv(3, 32, 16, 7, 2, 3), {"nv": 1}),
+        (K.conv(32, 14, 32, 3, 1, 1, 32), {}),
+        (K.conv(24, 14, 24, 5, 2, 2, 24), {"nv": 1}),
+        (K.conv(16, 9, 32, 3, 2, 1, 4), {"nv": 1}),
+        (K.conv(8, 20, 16, 3, 1, 1, rank=1), {"nv": 1}),
+        (K.conv(4, 6, 16, 3, 1, 1, rank=3, batch=2), {"nv": 1}),
+        (K.conv_transpose(12, 4, 20, 4, 2, 1), {"nv": 1}),
+        (K.conv_transpose(10, 1, 16, 4, 1, 0), {"nv": 1, "tm": 4}),
+    ],
+)
+def test_contractions(spec: Graph, changes: dict[str, int]) -> None:
+    outputs, expected, _ = K.run(spec, "contraction", {**TILE, **changes})
+    bound = 1e-2 if spec.nodes[spec.outputs[0]].dtype == "bfloat16" else 1e-5
+    assert K.error(outputs, expected) < bound
+
+
+@pytest.mark.parametrize("width", [512, 197, 5])
+@pytest.mark.parametrize("make", [K.layer_norm, K.softmax])
+def test_rows(make: Any, width: int) -> None:
+    spec = make((2, 9, width))
+    outputs, expected, _ = K.run(spec, "rows", {"vl": 16, "lanes": 4, "chunk": 4, "par": 1})
+    assert K.error(outputs, expected) < 1e-5
+
+
+def _reduction(op: str, axes: tuple[int, ...], dtype: str = "float32") -> Graph:
+    b = Builder()
+    x = b.input(0, (6, 17, 41), dtype)
+    return b.finish([b.reduce(op, x, axes, dtype="int64" if op.startswith("arg") else dtype)])
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
+@pytest.mark.parametrize("axes", [(0,), (0, 1), (1,), (2,), (1, 2)])
+def test_reductions_both_ways(op: str, axes: tuple[int, ...]) -> None:
+    spec = _reduction(op, axes)
+    for sketch, extra in (("columns", {}), ("rows", {"lanes": 2})):
+        outputs, expected, _ = K.run(spec, sketch, {"vl": 16, "chunk": 8, "par": 1, **extra})
+        assert K.error(outputs, expected) < 1e-5
+
+
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+def test_arg_reductions(op: str) -> None:
+    outputs, expected, _ = K.run(_reduction(op, (1,)), "columns", {"vl": 1, "chunk": 8, "par": 1})
+    assert (outputs[0] == expected[0]).all()
+
+
+def test_window() -> None:
+    outputs, expected, _ = K.run(K.max_pool(14, 24), "columns", {"vl": 16, "chunk": 8, "par": 1})
+    assert K.error(outputs, expected) == 0
+
+
+def _injective(kind: str) -> Graph:
+    b = Builder()
+    x, y = b.input(0, (4, 33), "float32"), b.input(1, (4, 33), "float32")
+    if kind == "add":
+        return b.finish([b.pointwise("add", x, y)])
+    if kind == "transpose":
+        return b.finish([b.pointwise("add", b.permute(x, (1, 0)), b.permute(y, (1, 0)))])
+    if kind == "cat":
+        return b.finish([b.append("cat", (x, y), (8, 33), "float32", dim=0)])
+    if kind == "pad":
+        return b.finish(
+            [b.append("pad", (x,), (7, 35), "float32", lo=(1, 2), hi=(2, 0), value=3.0)]
+        )
+    if kind == "slice":
+        return b.finish(
+            [b.pointwise("add", b.slice(x, (1, 2), (2, 15), (2, 2)), b.slice(y, (0, 3), (2, 15)))]
+        )
+    index = b.input(2, (2, 5), "int64")
+    if kind == "take":
+        return b.finish([b.append("take", (x, index), (2, 5, 33), "float32", dim=0)])
+    return b.finish([b.append("gather", (x, index), (2, 5), "float32", dim=1)])
+
+
+@pytest.mark.parametrize("kind", ["add", "transpose", "cat", "pad", "slice", "take", "gather"])
+def test_injective(kind: str) -> None:
+    outputs, expected, _ = K.run(_injective(kind), "injective", {"vl": 16, "chunk": 2, "par": 1})
+    assert K.error(outputs, expected) == 0

@@ -1,0 +1,73 @@
+"""docs/cli.md and README.md name what the parser knows, and nothing that it does not."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from torch_pruner.cli.main import parser
+from torch_pruner.config import OPTIONS
+
+ROOT = Path(__file__).parents[3]
+CLI = (ROOT / "docs" / "cli.md").read_text()
+README = (ROOT / "README.md").read_text()
+
+
+def subparsers(parent: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parent._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def flags(parent: argparse.ArgumentParser) -> set[str]:
+    own = {flag for action in parent._actions for flag in action.option_strings}
+    return own.union(*(flags(sub) for sub in subparsers(parent).values()))
+
+
+def test_every_command_is_described() -> None:
+    commands = subparsers(parser())
+    wanted = {f"`{name}" for name in commands if name != "cache"}
+    wanted |= {f"`cache {name}" for name in subparsers(commands["cache"])}
+    assert not [name for name in wanted if name not in CLI]
+
+
+def test_every_flag_is_described_and_exists() -> None:
+    known = flags(parser())
+    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", CLI))
+    assert mentioned <= known
+    assert known - mentioned <= {"-h", "--help", "--version"}
+
+
+@pytest.mark.parametrize("text", [README, CLI], ids=["README", "cli"])
+def test_commands_in_the_text_parse(text: str) -> None:
+    lines = re.findall(r"^torch-pruner ([^#\n]+)", text, re.MULTILINE)
+    lines += re.findall(r"`torch-pruner ((?:tune|cache|bench|explain) [^`]+)`", text)
+    for line in lines:
+        parser().parse_args(line.split())
+
+
+def test_options_in_the_readme_exist() -> None:
+    table = README.split("## Options")[1].split("## Cache")[0]
+    named = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
+    assert named
+    assert {n for row in named for n in re.findall(r"`(\w+)`", row)} <= set(OPTIONS)
+
+
+def test_the_figures_have_a_place() -> None:
+    begin, end = "<!-- figures:begin -->", "<!-- figures:end -->"
+    assert README.index(begin) < README.index(end)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "cli.md", ROOT / "examples" / "README.md"):
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_examples_are_listed() -> None:
+    listed = (ROOT / "examples" / "README.md").read_text()
+    assert not [p.name for p in (ROOT / "examples").glob("*.py") if f"`{p.name}`" not in listed]

@@ -1,0 +1,219 @@
+"""Fusion: kernels compute what the graph computes, in an order that works, each in a known form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for, orders, run_fused
+from torch_pruner.graph.fuse import FusedGraph, fuse
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.layout import channels_last, identity
+from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.reference import evaluate
+from torch_pruner.graph.rows import row_domain
+from torch_pruner.graph.signature import signature
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+from torch_pruner.tuner.sketch import sketches_for
+
+_MANY = settings(
+    max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+@_MANY
+@given(graphs())
+def test_kernels_compute_the_graph(graph: Graph) -> None:
+    arrays = inputs_for(graph)
+    assert_close(run_fused(fuse(graph), arrays), evaluate(graph, arrays), 1e-4)
+
+
+@_MANY
+@given(st.data())
+def test_kernels_keep_the_orders_that_callers_demand(data) -> None:
+    graph = data.draw(graphs())
+    fixed = data.draw(orders(graph))
+    arrays = inputs_for(graph)
+    fused = fuse(graph, fixed)
+    for node in (*graph.inputs, *graph.outputs):
+        assert fused.orders[node] == fixed.get(node, identity(len(graph.nodes[node].shape)))
+    assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 1e-4)
+
+
+@_MANY
+@given(graphs(moves=14))
+def test_what_holds_of_every_cut(graph: Graph) -> None:
+    fused = fuse(graph)
+    written = set(graph.inputs)
+    for kernel in fused.kernels:
+        assert set(kernel.inputs) <= written, "a kernel reads what no earlier one wrote"
+        assert not set(kernel.outputs) & written, "two kernels write one buffer"
+        written.update(kernel.outputs)
+        kinds = [n.kind for n in kernel.spec.nodes]
+        assert kinds.count(OpKind.CONTRACT) <= 1
+        if OpKind.REDUCE in kinds:
+            assert OpKind.CONTRACT not in kinds
+            row_domain(kernel.spec)
+        assert len(kernel.spec.inputs) == len(kernel.inputs)
+        for node, buffer in zip(
+            (*kernel.inputs, *kernel.outputs),
+            (*kernel.spec.inputs, *kernel.spec.outputs),
+            strict=True,
+        ):
+            there = tuple(graph.nodes[node].shape[k] for k in fused.orders[node])
+            assert kernel.spec.nodes[buffer].shape == there
+    assert set(graph.outputs) <= written
+
+
+@_MANY
+@given(graphs(moves=14))
+def test_every_kernel_can_be_expressed(graph: Graph) -> None:
+    for kernel in fuse(graph).kernels:
+        sketches = sketches_for(Task("kernel", kernel.spec, TargetSpec.detect(2), 2))
+        assert sketches
+        for sketch in sketches:
+            point = sketch.default()
+            assert sketch.valid(point[None]).all()
+            signature(kernel.spec, sketch.name, sketch.named(point))
+
+
+@_MANY
+@given(graphs())
+def test_the_same_graph_is_cut_the_same_way(graph: Graph) -> None:
+    assert fuse(graph) == fuse(Graph.from_json(graph.to_json()))
+
+
+def encoder(layers: int, *, width: int = 12, heads: int = 3, length: int = 7) -> Graph:
+    """A BERT-like encoder: attention, residuals, layer norms, GELU."""
+    b = Builder()
+    n_inputs = 0
+
+    def fresh(*shape: int, static: bool = True) -> int:
+        nonlocal n_inputs
+        n_inputs += 1
+        return b.input(n_inputs - 1, shape, "float32", static=static)
+
+    def linear(x: int, out: int) -> int:
+        depth = b.shape(x)[-1]
+        weight = b.permute(fresh(out, depth), (1, 0))
+        product = b.matmul(b.reshape(x, (length, depth)), weight)
+        return b.reshape(b.pointwise("add", product, fresh(out)), (1, length, out))
+
+    def norm(x: int) -> int:
+        share = b.const(1 / width, "float32")
+        mean = b.pointwise("mul", b.reduce("sum", x, (2,), keepdim=True), share)
+        centred = b.pointwise("sub", x, mean)
+        square = b.pointwise("mul", centred, centred)
+        var = b.pointwise("mul", b.reduce("sum", square, (2,), keepdim=True), share)
+        inv = b.pointwise("rsqrt", b.pointwise("add", var, b.const(1e-5, "float32")))
+        scaled = b.pointwise("mul", b.pointwise("mul", centred, inv), fresh(width))
+        return b.pointwise("add", scaled, fresh(width))
+
+    def split(x: int) -> int:
+        return b.permute(b.reshape(x, (1, length, heads, width // heads)), (0, 2, 1, 3))
+
+    def attention(x: int) -> int:
+        q, k, v = (split(linear(x, width)) for _ in range(3))
+        scores = b.matmul(q, b.permute(k, (0, 1, 3, 2)))
+        scores = b.pointwise("mul", scores, b.const(0.5, "float32"))
+        e = b.pointwise(
+            "exp", b.pointwise("sub", scores, b.reduce("max", scores, (3,), keepdim=True))
+        )
+        weights = b.pointwise("div", e, b.reduce("sum", e, (3,), keepdim=True))
+        mixed = b.permute(b.matmul(weights, v), (0, 2, 1, 3))
+        return linear(b.reshape(mixed, (1, length, width)), width)
+
+    def gelu(x: int) -> int:
+        half = b.pointwise("mul", x, b.const(0.5, "float32"))
+        erf = b.pointwise("erf", b.pointwise("mul", x, b.const(0.70710678, "float32")))
+        return b.pointwise("mul", half, b.pointwise("add", erf, b.const(1.0, "float32")))
+
+    x = fresh(1, length, width, static=False)
+    for _ in range(layers):
+        x = norm(b.pointwise("add", x, attention(x)))
+        x = norm(b.pointwise("add", x, linear(gelu(linear(x, 2 * width)), width)))
+    return b.finish([x])
+
+
+def _digests(fused: FusedGraph) -> list[str]:
+    return [k.spec.digest() for k in fused.kernels]
+
+
+def test_equal_layers_are_equal_kernels() -> None:
+    two, three, six = (_digests(fuse(encoder(n))) for n in (2, 3, 6))
+    assert set(two) == set(three) == set(six)
+    assert len(six) - len(three) == 3 * (len(three) - len(two))
+    assert len(three) - len(two) == 11  # projections 4, scores, softmax, mix, norms 2, linear 2
+
+
+def test_encoder_computes_the_graph() -> None:
+    graph = encoder(2)
+    arrays = inputs_for(graph)
+    assert_close(run_fused(fuse(graph), arrays), evaluate(graph, arrays), 1e-4)
+
+
+def test_softmax_and_layer_norm_are_one_kernel() -> None:
+    b = Builder()
+    x = b.input(0, (4, 8), "float32")
+    e = b.pointwise("exp", b.pointwise("sub", x, b.reduce("max", x, (1,), keepdim=True)))
+    fused = fuse(b.finish([b.pointwise("div", e, b.reduce("sum", e, (1,), keepdim=True))]))
+    assert len(fused.kernels) == 1
+
+
+def _conv(b: Builder, x: int, index: int) -> int:
+    w = b.input(index, (4, 4, 3, 3), "float32", static=True)
+    one = (1, 1)
+    return b.append(
+        "conv", (x, w), (1, 4, 6, 6), "float32", stride=one, lo=one, hi=one, dilation=one, groups=1
+    )
+
+
+def test_convolutions_pass_on_channels_last() -> None:
+    b = Builder()
+    x = b.input(0, (1, 4, 6, 6), "float32")
+    first = b.pointwise("relu", _conv(b, x, 1))
+    second = b.pointwise("add", _conv(b, first, 2), x)
+    fused = fuse(b.finish([second]))
+    assert len(fused.kernels) == 2
+    between = fused.kernels[0].outputs[0]
+    assert fused.orders[between] == channels_last(4)
+
+
+def test_a_residual_that_is_read_again_has_a_buffer() -> None:
+    """A sum of two branches is written once by the contraction that finishes it."""
+    b = Builder()
+    x = b.input(0, (8, 8), "float32")
+    w, v = (b.input(i, (8, 8), "float32", static=True) for i in (1, 2))
+    total = b.pointwise("add", b.matmul(x, w), x)
+    fused = fuse(b.finish([b.pointwise("add", b.matmul(total, v), total)]))
+    assert [k.inputs for k in fused.kernels] == [(0, 1), (4, 2)]
+
+
+def test_a_view_of_a_reduction_may_be_an_output() -> None:
+    """Kernels depended on each other: the group read the buffer of a view of its own result."""
+    b = Builder()
+    x = b.input(0, (4,), "float32")
+    highest = b.reshape(b.reduce("max", x, (0,)), (1,))
+    graph = b.finish([highest, b.reduce("min", x, (0,)), b.pointwise("eq", x, highest)])
+    arrays = [np.array([1, 3, 3, 2], np.float32)]
+    assert_close(run_fused(fuse(graph), arrays), evaluate(graph, arrays), 0)
+
+
+@pytest.mark.parametrize("kind", ["input", "view", "const", "twice"])
+def test_outputs_that_nothing_computes(kind: str) -> None:
+    b = Builder()
+    x = b.input(0, (2, 3), "float32")
+    outputs = {
+        "input": [x],
+        "view": [b.permute(x, (1, 0)), x],
+        "const": [b.const(2.0, "float32")],
+        "twice": [b.pointwise("neg", x)] * 2,
+    }[kind]
+    graph = b.finish(outputs)
+    fused = fuse(graph)
+    arrays = inputs_for(graph)
+    assert len(fused.kernels) == (kind != "input")
+    assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 0)

@@ -1,0 +1,66 @@
+"""Memory orders: channels last follows convolutions, and demands of callers win."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.graph.random_graphs import graphs, orders
+from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.layout import channels_last, identity, storage_orders
+
+
+@settings(
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+@given(st.data())
+def test_orders_are_permutations_and_demands_are_kept(data) -> None:
+    graph = data.draw(graphs())
+    fixed = data.draw(orders(graph))
+    found = storage_orders(graph, fixed)
+    for i, node in enumerate(graph.nodes):
+        assert sorted(found[i]) == list(range(len(node.shape)))
+    assert {i: found[i] for i in fixed} == fixed
+
+
+def test_channels_last() -> None:
+    assert channels_last(4) == (0, 2, 3, 1)
+    assert channels_last(3) == (0, 2, 1)
+    assert identity(3) == (0, 1, 2)
+
+
+def test_pooling_and_activations_keep_channels_last() -> None:
+    b = Builder()
+    one = (1, 1)
+    x = b.input(0, (1, 4, 8, 8), "float32")
+    w = b.input(1, (4, 4, 1, 1), "float32", static=True)
+    y = b.append(
+        "conv", (x, w), (1, 4, 8, 8), "float32", stride=one, lo=(0, 0), hi=(0, 0), dilation=one,
+        groups=1,
+    )  # fmt: skip
+    z = b.pointwise("relu", y)
+    pooled = b.append(
+        "window_max", (z,), (1, 4, 4, 4), "float32", kernel=(2, 2), stride=(2, 2), lo=(0, 0),
+        hi=(0, 0), dilation=one,
+    )  # fmt: skip
+    mean = b.reduce("sum", pooled, (2, 3))
+    found = storage_orders(b.finish([mean]), {})
+    assert [found[i] for i in (0, y, z, pooled)] == [identity(4), *[channels_last(4)] * 3]
+    assert found[mean] == (0, 1)
+
+
+def test_a_product_lies_as_its_only_reader_wants_it() -> None:
+    """Attention: heads are merged by a permutation, which then costs nothing."""
+    b = Builder()
+    p, v = b.input(0, (2, 5, 5), "float32"), b.input(1, (2, 5, 4), "float32")
+    mixed = b.matmul(p, v)
+    graph = b.finish([b.permute(mixed, (1, 0, 2))])
+    assert storage_orders(graph, {})[mixed] == (1, 0, 2)
+
+
+def test_a_product_with_several_readers_lies_row_major() -> None:
+    b = Builder()
+    p, v = b.input(0, (2, 5, 5), "float32"), b.input(1, (2, 5, 4), "float32")
+    mixed = b.matmul(p, v)
+    graph = b.finish([b.permute(mixed, (1, 0, 2)), b.pointwise("neg", mixed)])
+    assert storage_orders(graph, {})[mixed] == (0, 1, 2)

@@ -1,0 +1,75 @@
+"""Signatures: which scratch and which packed inputs a schedule takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.signature import BufferSpec, row_tasks, signature
+
+_DECISIONS = {"vl": 4, "nv": 2, "pack": 1}
+
+
+def product(*, static: bool, twice: bool = False, columns: int = 12) -> Graph:
+    b = Builder()
+    x = b.input(0, (5, 6), "float32")
+    w = b.input(1, (6, columns), "bfloat16", static=static)
+    y = b.matmul(b.cast(x, "bfloat16"), w)
+    if twice:  # the epilogue reads the operand as well
+        y = b.pointwise("add", y, b.broadcast(b.slice(w, (0, 0), (1, columns)), (5, columns)))
+    return b.finish([y])
+
+
+def test_a_constant_operand_arrives_packed() -> None:
+    takes = signature(product(static=True), "contraction", _DECISIONS)
+    assert takes.scratch == ()
+    assert takes.packs[1] is not None
+    assert takes.inputs[1] == BufferSpec((1, 2, 6, 8), "bfloat16")
+
+
+@pytest.mark.parametrize(("static", "twice"), [(False, False), (True, True)])
+def test_other_operands_are_packed_in_scratch(static: bool, twice: bool) -> None:
+    takes = signature(product(static=static, twice=twice), "contraction", _DECISIONS)
+    assert takes.packs == (None, None)
+    assert takes.scratch == (BufferSpec((1, 2, 6, 8), "bfloat16"),)
+
+
+def test_reading_in_place_needs_whole_panels() -> None:
+    direct = {**_DECISIONS, "pack": 0}
+    whole, ragged = product(static=False, columns=16), product(static=False, columns=12)
+    assert signature(whole, "contraction", direct).scratch == ()
+    assert len(signature(ragged, "contraction", direct).scratch) == 1
+
+
+@pytest.mark.parametrize(("lo", "copies"), [(0, 0), (1, 1)])
+def test_padded_convolutions_copy_their_input(lo: int, copies: int) -> None:
+    b = Builder()
+    x, w = b.input(0, (2, 3, 8), "float32"), b.input(1, (4, 3, 3), "float32", static=True)
+    y = b.append(
+        "conv", (x, w), (2, 4, 6 + 2 * lo), "float32", stride=(1,), lo=(lo,), hi=(lo,),
+        dilation=(1,), groups=1,
+    )  # fmt: skip
+    takes = signature(b.finish([y]), "contraction", _DECISIONS)
+    assert takes.scratch == (BufferSpec((2, 10, 3), "float32"),) * copies
+
+
+def test_rows_keep_what_is_read_again() -> None:
+    b = Builder()
+    x = b.input(0, (6, 8), "float32")
+    e = b.pointwise("exp", x)
+    spec = b.finish([b.pointwise("div", e, b.reduce("sum", e, (1,), keepdim=True))])
+    parallel = {"vl": 4, "lanes": 1, "chunk": 4, "par": 1}
+    assert row_tasks(spec, parallel) == (4, 2)
+    assert signature(spec, "rows", parallel).scratch == (BufferSpec((2, 8), "float32"),)
+    serial = {**parallel, "par": 0}
+    assert row_tasks(spec, serial) == (6, 1)
+    assert signature(spec, "rows", serial).scratch == (BufferSpec((1, 8), "float32"),)
+
+
+def test_sweeps_take_inputs_and_outputs_only() -> None:
+    b = Builder()
+    x = b.input(0, (6, 8), "float32")
+    takes = signature(b.finish([b.pointwise("exp", x)]), "injective", {"vl": 4})
+    assert takes.inputs == takes.outputs == (BufferSpec((6, 8), "float32"),)
+    assert takes.scratch == ()
+    assert takes.outputs[0].nbytes == 192

@@ -1,0 +1,179 @@
+"""Sketches: the contract for each kind of kernel, and what each space leaves out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.contracts.sketch import SketchContract
+from tests.unit.graph.random_graphs import graphs
+from torch_pruner.graph.fuse import fuse
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+from torch_pruner.tuner.sketch import Sketch, sketches_for
+
+_TARGETS = {
+    "512": TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 4),
+    "256": TargetSpec.from_dict({"kind": "llvm", "mcpu": "haswell"}, 4),
+}
+
+
+def matmul(
+    rows: int, depth: int, columns: int, *, static: bool = True, dtype: str = "float32"
+) -> Graph:
+    b = Builder()
+    x = b.input(0, (rows, depth), dtype)
+    w = b.input(1, (depth, columns), dtype, static=static)
+    return b.finish([b.pointwise("relu", b.matmul(x, w))])
+
+
+def convolution(groups: int = 1, op: str = "conv") -> Graph:
+    b = Builder()
+    x = b.input(0, (1, 16, 14, 14), "float32")
+    w = b.input(1, (16, 16 // groups, 3, 3), "float32", static=True)
+    both = {"stride": (1, 1), "lo": (1, 1), "dilation": (1, 1), "groups": groups}
+    if op == "conv":
+        both["hi"] = (1, 1)
+    return b.finish([b.append(op, (x, w), (1, 16, 14, 14), "float32", **both)])
+
+
+def softmax(shape: tuple[int, ...] = (4, 32, 64), axis: int = 2, dtype: str = "float32") -> Graph:
+    b = Builder()
+    x = b.input(0, shape, dtype)
+    e = b.pointwise("exp", b.pointwise("sub", x, b.reduce("max", x, (axis,), keepdim=True)))
+    return b.finish([b.pointwise("div", e, b.reduce("sum", e, (axis,), keepdim=True))])
+
+
+def reduction(axes: tuple[int, ...] = (0,), op: str = "sum", dtype: str = "float32") -> Graph:
+    b = Builder()
+    x = b.input(0, (8, 16, 48), dtype)
+    return b.finish([b.reduce(op, x, axes, dtype="int64" if op.startswith("arg") else dtype)])
+
+
+def pooling() -> Graph:
+    b = Builder()
+    x = b.permute(b.input(0, (1, 14, 14, 24), "float32"), (0, 3, 1, 2))
+    two = (2, 2)
+    y = b.append(
+        "window_max", (x,), (1, 24, 7, 7), "float32", kernel=two, stride=two, lo=(0, 0),
+        hi=(0, 0), dilation=(1, 1),
+    )  # fmt: skip
+    return b.finish([b.permute(y, (0, 2, 3, 1))])
+
+
+def pointwise(shape: tuple[int, ...] = (64, 50), dtype: str = "float32") -> Graph:
+    b = Builder()
+    return b.finish([b.pointwise("tanh", b.input(0, shape, dtype))])
+
+
+_SPECS = {
+    "linear": matmul(128, 96, 256),
+    "one row": matmul(1, 96, 256),
+    "ragged": matmul(37, 41, 50),
+    "one element": matmul(1, 1, 1),
+    "run-time operand": matmul(64, 64, 64, static=False),
+    "bfloat16": matmul(64, 64, 64, dtype="bfloat16"),
+    "float64": matmul(64, 64, 64, dtype="float64"),
+    "conv": convolution(),
+    "grouped": convolution(4),
+    "depthwise": convolution(16),
+    "transposed": convolution(op="conv_transpose"),
+    "softmax": softmax(),
+    "softmax of outer axis": softmax(axis=0),
+    "softmax of one": softmax((1, 1, 1)),
+    "outer sum": reduction(),
+    "inner sum": reduction((2,)),
+    "full sum": reduction((0, 1, 2)),
+    "bool any": reduction((1,), "any", "bool"),
+    "argmax": reduction((1,), "argmax"),
+    "pooling": pooling(),
+    "pointwise": pointwise(),
+    "scalar": pointwise(()),
+    "int8": reduction((0,), "max", "int8"),
+}
+_SPACES = [
+    (name, target, threads, sketch.name)
+    for name, spec in _SPECS.items()
+    for target, threads in (("512", 4), ("256", 1))
+    for sketch in sketches_for(Task(name, spec, _TARGETS[target], threads))
+]
+
+
+def made(name: str, target: str, threads: int, sketch: str) -> Sketch:
+    found = sketches_for(Task(name, _SPECS[name], _TARGETS[target], threads))
+    return next(s for s in found if s.name == sketch)
+
+
+class TestSketches(SketchContract):
+    @pytest.fixture(params=_SPACES, ids=lambda p: "-".join(map(str, p)).replace(" ", "_"))
+    def sketch(self, request) -> Sketch:
+        return made(*request.param)
+
+
+def _grid(sketch: Sketch) -> np.ndarray:
+    grid = np.stack(np.meshgrid(*sketch.domains, indexing="ij"), axis=-1)
+    return grid.reshape(-1, len(sketch.names))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("linear", ["contraction"]),
+        ("depthwise", ["contraction"]),
+        ("softmax", ["rows"]),
+        ("outer sum", ["columns", "rows"]),
+        ("argmax", ["columns"]),
+        ("pooling", ["columns"]),
+        ("pointwise", ["injective"]),
+    ],
+)
+def test_which_sketches_express_a_kernel(name: str, expected: list[str]) -> None:
+    found = sketches_for(Task(name, _SPECS[name], _TARGETS["512"], 4))
+    assert [s.name for s in found] == expected
+
+
+def test_register_tiles_fit_the_registers() -> None:
+    for target in ("512", "256"):
+        sketch = made("linear", target, 4, "contraction")
+        points = _grid(sketch)
+        points = points[sketch.valid(points)]
+        used = points[:, 1] * points[:, 2] + points[:, 2] + 1
+        assert used.max() <= _TARGETS[target].vector_registers
+
+
+def test_one_thread_has_no_parallel_points() -> None:
+    for name in _SPECS:
+        for sketch in sketches_for(Task(name, _SPECS[name], _TARGETS["512"], 1)):
+            assert sketch.domains[sketch.names.index("par")].tolist() == [0]
+
+
+def test_a_constant_operand_is_always_packed() -> None:
+    constant = made("linear", "512", 4, "contraction")
+    other = made("run-time operand", "512", 4, "contraction")
+    at = constant.names.index("pack")
+    assert constant.domains[at].tolist() == [1]
+    assert other.domains[at].tolist() == [0, 1]
+
+
+def test_more_work_is_predicted_to_take_longer() -> None:
+    seconds = []
+    for depth in (64, 512):
+        (sketch,) = sketches_for(Task("m", matmul(256, depth, 256), _TARGETS["512"], 1))
+        seconds.append(sketch.symbols(sketch.default()[None]).latency_s[0])
+    assert seconds[1] > 2 * seconds[0]
+
+
+@settings(
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+@given(graphs())
+def test_symbols_of_any_kernel(graph: Graph) -> None:
+    for kernel in fuse(graph).kernels:
+        for sketch in sketches_for(Task("kernel", kernel.spec, _TARGETS["512"], 4)):
+            points = _grid(sketch)
+            points = points[sketch.valid(points)]
+            latency = sketch.symbols(points).latency_s
+            assert np.isfinite(latency).all()
+            assert (latency > 0).all()

@@ -1,0 +1,30 @@
+"""A ``torch.compile`` backend that tunes kernels with TVM: draft many, verify few, measure fewer.
+
+``torch.compile(model, backend="pruner")`` needs no import of this package, and importing it is
+cheap: torch and TVM are imported when a function below is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner import exc
+
+if TYPE_CHECKING:
+    from torch_pruner.dynamo.api import Report, explain, last_report, tune
+
+__version__ = "0.1.0"
+__all__ = ["Report", "__version__", "exc", "explain", "last_report", "tune"]
+
+_API = frozenset({"Report", "explain", "last_report", "tune"})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _API:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("torch_pruner.dynamo.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

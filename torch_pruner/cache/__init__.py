@@ -1,0 +1,28 @@
+"""The kernel cache: keys, entries, tuning records and the store. Imports neither torch nor TVM."""
+
+from __future__ import annotations
+
+from torch_pruner.cache.entry import EFFORTS, SOURCES, GraphEntry, KernelEntry, Source, keep_best
+from torch_pruner.cache.key import GraphKey, KernelKey, canonical_json
+from torch_pruner.cache.records import TuningRecord
+from torch_pruner.cache.store import DEFAULT_MAX_BYTES, KernelStore, StoreStats
+from torch_pruner.cache.upkeep import Listed, PruneReport, VerifyReport
+
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "EFFORTS",
+    "SOURCES",
+    "GraphEntry",
+    "GraphKey",
+    "KernelEntry",
+    "KernelKey",
+    "KernelStore",
+    "Listed",
+    "PruneReport",
+    "Source",
+    "StoreStats",
+    "TuningRecord",
+    "VerifyReport",
+    "canonical_json",
+    "keep_best",
+]

@@ -1,0 +1,202 @@
+"""Shared libraries as files named by the sha256 of their bytes.
+
+In: bytes. Out: paths of files whose bytes have just been hashed. A file appears under its name
+complete or not at all. Knows no index: who refers to a blob is the caller's business, and so is
+holding the index's write lock while one is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from torch_pruner import exc
+from torch_pruner.cache.forking import renew_after_fork
+from torch_pruner.cache.key import is_digest
+from torch_pruner.cache.location import make_private
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SUFFIX: Final = ".so"  # loaders choose by the suffix
+_TEMP: Final = ".tmp-"
+_CHUNK: Final = 1 << 20
+_MAX_PINS: Final = 64
+
+
+class BlobDir:
+    """Content-addressed files below ``root``.
+
+    Contract: ``checkout`` returns the path of a file whose digest was just verified, and keeps a
+    shared lock on it (the last 64 of them, until ``close``), so that ``remove_unused`` of any
+    process leaves it alone until it can be loaded. Loaded libraries stay mapped when their file
+    goes.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._pins: OrderedDict[str, int] = OrderedDict()
+        renew_after_fork(self)
+
+    def path(self, digest: str) -> Path:
+        assert is_digest(digest), digest
+        return self.root / digest[:2] / f"{digest}{SUFFIX}"
+
+    def publish(self, digest: str, data: bytes) -> None:
+        """Write ``data`` under its digest (temporary file, fsync, rename) unless it is there."""
+        path = self.path(digest)
+        with contextlib.suppress(OSError):
+            if _hash_file(path) == digest:
+                os.utime(path)
+                return
+        for directory in (self.root, path.parent):
+            make_private(directory)
+        fd, temp = tempfile.mkstemp(prefix=_TEMP, dir=path.parent)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temp, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temp)
+            raise
+
+    def checkout(self, digest: str) -> Path:
+        """The path of a verified blob, which is then in use by this process.
+
+        Raises FileNotFoundError when it is gone (or going), CorruptEntry when its bytes are not
+        what it is named after, and any other OSError when it cannot be read.
+        """
+        path = self.path(digest)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._share(fd, path)
+            found = _hash_fd(fd)
+            if found != digest:
+                raise exc.CorruptEntry(path, f"its sha256 is {found}")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._pin(digest, fd)
+        return path
+
+    def verify(self, digest: str) -> str:
+        """What is wrong with the bytes of a blob, in words; "" if nothing is, or it is gone."""
+        try:
+            found = _hash_file(self.path(digest))
+        except FileNotFoundError:
+            return ""
+        except OSError as err:
+            return f"blob {digest}: {err.strerror or err}"
+        return "" if found == digest else f"blob {digest}: its sha256 is {found}"
+
+    def exists(self, digest: str) -> bool:
+        return self.path(digest).exists()
+
+    def __iter__(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Digest and stat of every file that has a blob's name."""
+        for path in self._files():
+            digest = path.name.removesuffix(SUFFIX)
+            if path.name.endswith(SUFFIX) and is_digest(digest) and path == self.path(digest):
+                with contextlib.suppress(FileNotFoundError):
+                    yield digest, os.stat(path)
+
+    def temporaries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Files that writers are filling, or left behind when they were killed."""
+        for path in self._files():
+            if path.name.startswith(_TEMP):
+                with contextlib.suppress(FileNotFoundError):
+                    yield path, os.stat(path)
+
+    def remove_unused(self, digest: str) -> int:
+        """Remove a blob that no process has checked out; the bytes freed, 0 if it stays.
+
+        The caller holds the index's write lock. Where locks do not work, nothing can be proved and
+        the blob stays.
+        """
+        try:
+            fd = os.open(self.path(digest), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return 0
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size = os.fstat(fd).st_size
+            os.unlink(self.path(digest))
+        except OSError:
+            return 0
+        finally:
+            os.close(fd)
+        return size
+
+    def remove_all(self) -> int:
+        """Remove every blob, in use or not; how many."""
+        removed = 0
+        for digest, _ in self:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(digest))
+                removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Let go of all blobs that this process checked out."""
+        with self._lock:
+            while self._pins:
+                os.close(self._pins.popitem()[1])
+
+    def after_fork(self) -> None:
+        """The child shares the parent's pins; they end when both have closed them."""
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _files(self) -> Iterator[Path]:
+        with contextlib.suppress(FileNotFoundError):
+            for directory in sorted(self.root.iterdir()):
+                if directory.is_dir() and not directory.is_symlink():
+                    yield from sorted(directory.iterdir())
+
+    def _share(self, fd: int, path: Path) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise FileNotFoundError(f"{path} is being removed") from err
+        except OSError:
+            return  # no locks on this file system; then remove_unused cannot get one either
+        if os.fstat(fd).st_nlink == 0:
+            raise FileNotFoundError(f"{path} was removed")
+
+    def _pin(self, digest: str, fd: int) -> None:
+        with self._lock:
+            old = self._pins.pop(digest, None)
+            if old is not None:
+                os.close(old)
+            self._pins[digest] = fd
+            while len(self._pins) > _MAX_PINS:
+                os.close(self._pins.popitem(last=False)[1])
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _hash_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return _hash_fd(file.fileno())
+
+
+def _hash_fd(fd: int) -> str:
+    hasher = hashlib.sha256()
+    while chunk := os.read(fd, _CHUNK):
+        hasher.update(chunk)
+    return hasher.hexdigest()

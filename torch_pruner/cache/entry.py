@@ -1,0 +1,173 @@
+"""What the cache says about a key: a kernel's best schedule, or a graph's built library.
+
+Values only. ``from_text`` raises ValueError for anything that ``to_text`` could not have written,
+so damage is found where it is read and not where it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from torch_pruner.cache.key import (
+    GraphKey,
+    KernelKey,
+    canonical_json,
+    is_digest,
+    parse_object,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Source = Literal["tuned", "library", "untuned"]
+SOURCES = ("tuned", "library", "untuned")
+EFFORTS = ("", "none", "quick", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEntry:
+    """The best known way to run one kernel.
+
+    Attributes:
+        key: what this is the answer for.
+        candidate: the schedule (``Candidate.to_json()``); for ``source="library"``, whatever names
+            the vendor kernel.
+        latency_s: median seconds per call; infinite for a schedule that was never timed.
+        baseline_s: the same for what it replaces, or None if that was never timed.
+        source: where the candidate comes from.
+        trials: how many candidates were measured for this key.
+        effort: the highest effort for which tuning *completed*; "" while it is in progress.
+        task: the kernel's name, for people.
+        workload_text: the kernel graph as text, for ``explain`` and bug reports.
+        provenance: JSON facts about the measurement: when, versions, evaluator, ``run_secs``.
+    """
+
+    key: KernelKey
+    candidate: Mapping[str, Any]
+    latency_s: float
+    baseline_s: float | None = None
+    source: Source = "tuned"
+    trials: int = 0
+    effort: str = ""
+    task: str = ""
+    workload_text: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        return canonical_json(
+            {
+                "key": self.key.to_json(),
+                "candidate": dict(self.candidate),
+                "latency_s": _finite_or_none(self.latency_s),
+                "baseline_s": _finite_or_none(self.baseline_s),
+                "source": self.source,
+                "trials": self.trials,
+                "effort": self.effort,
+                "task": self.task,
+                "workload_text": self.workload_text,
+                "provenance": dict(self.provenance),
+            }
+        )
+
+    @staticmethod
+    def from_text(text: str) -> KernelEntry:
+        data = parse_object(text)
+        latency_s = _seconds(data, "latency_s")
+        return KernelEntry(
+            key=KernelKey.from_json(data.get("key")),
+            candidate=_object(data, "candidate"),
+            latency_s=math.inf if latency_s is None else latency_s,
+            baseline_s=_seconds(data, "baseline_s"),
+            source=cast("Source", _choice(data, "source", SOURCES)),
+            trials=_count(data, "trials"),
+            effort=_choice(data, "effort", EFFORTS),
+            task=_text(data, "task"),
+            workload_text=_text(data, "workload_text"),
+            provenance=_object(data, "provenance"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEntry:
+    """One built library: ``blob`` is the sha256 of its bytes, ``meta`` how to call it."""
+
+    key: GraphKey
+    blob: str
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        return canonical_json(
+            {"key": self.key.to_json(), "blob": self.blob, "meta": dict(self.meta)}
+        )
+
+    @staticmethod
+    def from_text(text: str) -> GraphEntry:
+        data = parse_object(text)
+        blob = _text(data, "blob")
+        if not is_digest(blob):
+            raise ValueError(f"blob is not a sha256: {blob!r}")
+        return GraphEntry(GraphKey.from_json(data.get("key")), blob, _object(data, "meta"))
+
+
+def keep_best(old: KernelEntry | None, new: KernelEntry) -> KernelEntry:
+    """What to store when ``new`` meets ``old``: the schedule with the lower latency, and all that
+    both know.
+
+    A tie keeps the old schedule, unless neither was timed. Completed effort and trials never
+    decrease.
+    """
+    if old is None:
+        return new
+    untimed = math.isinf(old.latency_s) and math.isinf(new.latency_s)
+    best, other = (new, old) if new.latency_s < old.latency_s or untimed else (old, new)
+    return replace(
+        best,
+        baseline_s=other.baseline_s if best.baseline_s is None else best.baseline_s,
+        trials=max(old.trials, new.trials),
+        effort=max(old.effort, new.effort, key=EFFORTS.index),
+        task=best.task or other.task,
+        workload_text=best.workload_text or other.workload_text,
+    )
+
+
+def _finite_or_none(seconds: float | None) -> float | None:
+    return None if seconds is None or math.isinf(seconds) else seconds
+
+
+def _object(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = data.get(name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a JSON object: {value!r}")  # noqa: TRY004
+    return value
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is not a string: {value!r}")  # noqa: TRY004
+    return value
+
+
+def _choice(data: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
+    value = _text(data, name)
+    if value not in known:
+        raise ValueError(f"{name} is none of {known}: {value!r}")
+    return value
+
+
+def _count(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} is not a count: {value!r}")
+    return value
+
+
+def _seconds(data: Mapping[str, Any], name: str) -> float | None:
+    value = data.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} is not a positive number of seconds: {value!r}")
+    return float(value)

@@ -1,0 +1,32 @@
+"""Objects that have to start over in a forked child.
+
+A connection to sqlite, a lock that another thread held and an open lock file are all useless or
+harmful in a child. ``renew_after_fork`` calls ``after_fork`` on every living registered object, in
+the child, before it runs anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class _Renewable(Protocol):
+    def after_fork(self) -> None: ...
+
+
+_living: weakref.WeakSet[_Renewable] = weakref.WeakSet()
+
+
+def renew_after_fork(thing: _Renewable) -> None:
+    """Call ``thing.after_fork()`` in every child that this process forks while ``thing`` lives."""
+    _living.add(thing)
+
+
+def _renew() -> None:
+    for thing in list(_living):
+        thing.after_fork()
+
+
+os.register_at_fork(after_in_child=_renew)

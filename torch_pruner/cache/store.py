@@ -1,0 +1,304 @@
+"""The kernel store: what the rest of the package sees of the cache.
+
+In: keys, entries, libraries. Out: the same, later, in this process or another. Nothing that a disk
+does makes a method fail: what cannot be written is kept in memory for this process, with one
+warning, and damage is a miss. The one error is a cache directory that another user owns
+(``CacheDirectoryError``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from torch_pruner import exc
+from torch_pruner.cache import location, upkeep
+from torch_pruner.cache.claims import Claims
+from torch_pruner.cache.entry import GraphEntry, KernelEntry, keep_best
+from torch_pruner.cache.forking import renew_after_fork
+from torch_pruner.cache.records import TuningRecord, as_json_lines
+from torch_pruner.cache.shelf import Shelf, Table
+from torch_pruner.cache.tiers import Tiers
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch_pruner.cache.key import GraphKey, KernelKey
+
+T = TypeVar("T")
+
+DEFAULT_MAX_BYTES: Final = 10 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """How much is stored, how often this object was asked, and why it is degraded, if it is."""
+
+    root: str
+    kernels: int
+    graphs: int
+    records: int
+    bytes: int
+    max_bytes: int
+    hits: int
+    misses: int
+    puts: int
+    read_only: bool
+    degraded: str | None
+
+
+class KernelStore:
+    """Kernels, libraries and tuning records of one cache root.
+
+    Contract: methods may be called from any thread and after a fork, and one root may be open in
+    many processes. What was put is found by every later ``get`` of any process, unless the store is
+    degraded (then of this process only) or read-only (then of none). Damage is a miss with a
+    warning.
+    """
+
+    def __init__(
+        self,
+        layout: location.Layout | None,
+        *,
+        max_bytes: int,
+        read_only: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        """Use ``open``. ``layout=None`` keeps everything in memory."""
+        self.root = None if layout is None else layout.root
+        self.max_bytes = max_bytes
+        self._clock = clock
+        self._asked: tuple[Any, ...] = (self.root, max_bytes, read_only)
+        self._tiers = Tiers(layout, read_only=read_only, clock=clock)
+        self._claims = Claims(None if layout is None or read_only else layout.locks)
+        self._lock = threading.Lock()
+        self._hits = self._misses = self._puts = 0
+        renew_after_fork(self)
+
+    @classmethod
+    def open(
+        cls,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> KernelStore:
+        """Open or create the cache at ``root``, by default in the user's cache directory.
+
+        A root that cannot be written is read; one that cannot be read either is replaced by memory,
+        and ``degraded`` says why. Raises CacheDirectoryError if ``root`` was given and another user
+        owns it.
+        """
+        asked = (None if root is None else os.fspath(root), max_bytes, read_only)
+        where = "" if root is None else f" {root}"
+        try:
+            path = location.default_root() if root is None else location.absolute(root)
+            where = f" {path}"
+            layout = location.Layout(path)
+            writable = location.prepare(layout, read_only=read_only)
+            store = cls(layout, max_bytes=max_bytes, read_only=not writable, clock=clock)
+            store._asked = asked
+            upkeep.count(store._tiers.main(), "kernels")
+        except exc.CacheDirectoryError as err:
+            if root is not None:
+                raise
+            reason = err.reason
+        except OSError as err:
+            reason = str(err)
+        else:
+            return store
+        store = cls(None, max_bytes=max_bytes, read_only=False, clock=clock)
+        store._asked = asked
+        store._tiers.start_degraded(where, reason)
+        return store
+
+    @property
+    def degraded(self) -> str | None:
+        """Why the store keeps new entries in memory only; None if it does not."""
+        return self._tiers.degraded
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the root can only be read."""
+        return self._tiers.read_only
+
+    def get_kernel(self, key: KernelKey) -> KernelEntry | None:
+        """The best known entry of ``key``."""
+        return self._counted(self._best(key))
+
+    def put_kernel(self, entry: KernelEntry) -> KernelEntry:
+        """Store what is best of ``entry`` and the known entry; the result of the merge (see
+        ``keep_best``).
+
+        Raises ValueError for an entry that could not be read back.
+        """
+        entry = KernelEntry.from_text(entry.to_text())
+        merged = self._tiers.write(lambda shelf: shelf.put_kernel(entry))
+        if merged is None:
+            return entry
+        return self._put(self._best(entry.key) or merged if self.degraded else merged)
+
+    def get_graph(self, key: GraphKey) -> tuple[GraphEntry, Path] | None:
+        """The library of ``key`` and its path; the digest of the file was just verified.
+
+        ``prune`` leaves the file alone until it can be loaded. If loading fails all the same
+        (someone cleared the cache), ``drop_graph`` and build again.
+        """
+        return self._counted(self._tiers.find(lambda shelf: shelf.get_graph(key), key.digest()))
+
+    def put_graph(
+        self, key: GraphKey, data: bytes | os.PathLike[str], meta: Mapping[str, Any]
+    ) -> Path | None:
+        """Store a library (bytes, or the path of a file); its path here, None if not stored."""
+        payload = data if isinstance(data, bytes) else Path(data).read_bytes()
+        GraphEntry.from_text(GraphEntry(key, "0" * 64, meta).to_text())
+        path = self._tiers.write(lambda shelf: shelf.put_graph(key, payload, meta))
+        return None if path is None else self._put(path)
+
+    def drop_kernel(self, key: KernelKey) -> None:
+        """Forget a kernel and its records. If the root cannot be written, hide them here."""
+        self._drop("kernels", key.digest())
+
+    def drop_graph(self, key: GraphKey) -> None:
+        """Forget a library, likewise."""
+        self._drop("graphs", key.digest())
+
+    def nearest(self, key: KernelKey) -> KernelKey | None:
+        """The stored key that explains a miss of ``key`` best; never ``key`` itself.
+
+        One of the same workload if there is any, else one of the same target or device, with the
+        fewest differing fields.
+        """
+        return self._tiers.find(lambda shelf: shelf.nearest(key))
+
+    def add_records(self, key: KernelKey, records: Sequence[TuningRecord]) -> None:
+        """Append what was measured for ``key``. A candidate keeps its record; ok beats failed."""
+        checked = [TuningRecord.from_json(record.to_json()) for record in records]
+        self._tiers.write(lambda shelf: shelf.add_records(key, checked))
+
+    def records(self, key: KernelKey) -> list[TuningRecord]:
+        """What was measured for ``key``, in the order it was added, each candidate once."""
+        merged: dict[str, TuningRecord] = {}
+        for found in self._tiers.collect(lambda shelf: shelf.records(key), key.digest()):
+            for record in found:
+                if record.digest not in merged or merged[record.digest].status != "ok":
+                    merged[record.digest] = record
+        return list(merged.values())
+
+    def export_records(self) -> Iterator[str]:
+        """All tuning records as JSON lines: each kernel's line, then those of its records."""
+        keys = {key.digest(): key for keys in self._tiers.collect(Shelf.recorded) for key in keys}
+        for _, key in sorted(keys.items()):
+            yield from as_json_lines(key, self._workload_text(key), self.records(key))
+
+    def claim(
+        self, key_digest: str, timeout_s: float | None = None
+    ) -> contextlib.AbstractContextManager[bool]:
+        """Single flight: ``with store.claim(digest) as mine``, then look again; see ``Claims``."""
+        return self._claims.claim(key_digest, timeout_s)
+
+    def ls(self) -> list[upkeep.Listed]:
+        """Every entry that can be read, most recently used first, kernels before graphs."""
+
+        def shown(shelf: Shelf) -> dict[str, upkeep.Listed]:
+            items = upkeep.listing(shelf)
+            return {i.digest: i for i in items if self._tiers.shows(shelf, i.digest)}
+
+        found: dict[str, upkeep.Listed] = {}
+        for items in self._tiers.collect(shown):
+            found |= items
+        return list(found.values())
+
+    def stats(self) -> StoreStats:
+        """Counts and sizes now, and the hits, misses and puts of this object."""
+
+        def total(measure: Callable[[Shelf], int]) -> int:
+            return sum(self._tiers.collect(measure))
+
+        return StoreStats(
+            root=str(self.root or ""),
+            kernels=total(lambda shelf: upkeep.count(shelf, "kernels")),
+            graphs=total(lambda shelf: upkeep.count(shelf, "graphs")),
+            records=total(lambda shelf: upkeep.count(shelf, "records")),
+            bytes=total(upkeep.bytes_on_disk),
+            max_bytes=self.max_bytes,
+            hits=self._hits,
+            misses=self._misses,
+            puts=self._puts,
+            read_only=self.read_only,
+            degraded=self.degraded,
+        )
+
+    def verify(self) -> upkeep.VerifyReport:
+        """Parse every row and hash every blob. Removes nothing."""
+        return self._look_after(upkeep.verify)
+
+    def prune(self) -> upkeep.PruneReport:
+        """Remove left-overs, and the least recently used above ``max_bytes``; see ``upkeep.prune``.
+
+        Raises CacheDirectoryError if the root cannot be written.
+        """
+        return self._look_after(lambda shelf: upkeep.prune(shelf, self.max_bytes), writes=True)
+
+    def clear(self) -> upkeep.PruneReport:
+        """Remove everything. Raises CacheDirectoryError if the root cannot be written."""
+        report = self._look_after(upkeep.clear, writes=True)
+        self._tiers.clear_memory()
+        return report
+
+    def close(self) -> None:
+        """Let go of files, and of libraries not loaded yet. A later call opens what it needs."""
+        self._tiers.close()
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process the store is opened anew."""
+        return _open, self._asked
+
+    def _drop(self, table: Table, digest: str) -> None:
+        if not self.read_only:
+            self._tiers.write(lambda shelf: shelf.drop(table, digest))
+        self._tiers.hide(digest)
+
+    def _best(self, key: KernelKey) -> KernelEntry | None:
+        entries = self._tiers.collect(lambda shelf: shelf.get_kernel(key), key.digest())
+        return functools.reduce(keep_best, entries) if entries else None
+
+    def _workload_text(self, key: KernelKey) -> str:
+        entry = self._best(key)
+        return "" if entry is None else entry.workload_text
+
+    def _look_after(self, work: Callable[[Shelf], T], *, writes: bool = False) -> T:
+        root = str(self.root or "in memory")
+        if writes and self.read_only:
+            raise exc.CacheDirectoryError(root, "it is read-only")
+        try:
+            return work(self._tiers.main())
+        except OSError as err:
+            raise exc.CacheDirectoryError(root, str(err)) from err
+
+    def _counted(self, found: T | None) -> T | None:
+        with self._lock:
+            if found is None:
+                self._misses += 1
+            else:
+                self._hits += 1
+        return found
+
+    def _put(self, stored: T) -> T:
+        with self._lock:
+            self._puts += 1
+        return stored
+
+
+def _open(root: str | None, max_bytes: int, read_only: bool) -> KernelStore:
+    return KernelStore.open(root, max_bytes=max_bytes, read_only=read_only)

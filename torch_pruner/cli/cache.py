@@ -1,0 +1,261 @@
+"""``torch-pruner cache``: look into and look after the kernel cache.
+
+All but ``why`` work without torch and TVM. ``ls``, ``stats`` and ``verify`` change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.cache import KernelEntry, KernelStore, PruneReport
+from torch_pruner.cli import arguments, explain, model
+from torch_pruner.config import EFFORT, Config
+from torch_pruner.report import bytes_text, shorten, table, time_text
+from torch_pruner.target import DeviceFingerprint
+
+if TYPE_CHECKING:
+    import argparse
+
+    from torch_pruner.cache import KernelKey, Listed
+    from torch_pruner.dynamo.api import TaskExplanation
+
+_AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (0.0, "s"))
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why one kernel is not served from the cache.
+
+    ``differs`` maps each key field that differs to (wanted, found); it is empty where the cache has
+    no entry of this kernel, or has one that is not good enough.
+    """
+
+    name: str
+    shape: str
+    workload: str
+    reason: str
+    differs: dict[str, tuple[Any, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
+    for name, command, text in (
+        ("ls", ls, "list the kernels, most recently used first"),
+        ("stats", stats, "how much is stored, and where"),
+        ("verify", verify, "read everything and check every digest; changes nothing"),
+        ("prune", prune, "remove left-overs, and the least recently used above the size limit"),
+        ("clear", clear, "remove everything"),
+    ):
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.add_argument("--cache-dir", metavar="DIR", help="the kernel cache to use")
+        if name == "prune":
+            sub.add_argument(
+                "--max-bytes",
+                metavar="N",
+                type=arguments.positive,
+                help="the size limit to enforce",
+            )
+        arguments.add_json(sub)
+        sub.set_defaults(run=command)
+    text = "why each kernel of a model that is not in the cache misses"
+    sub = commands.add_parser("why", help=text, description=text, allow_abbrev=False)
+    model.add_arguments(sub)
+    arguments.add_options(sub)
+    arguments.add_json(sub)
+    sub.set_defaults(run=why)
+
+
+def ls(args: argparse.Namespace) -> int:
+    found = _open(args, read_only=True).ls()
+    if args.json:
+        print(json.dumps([_listed_json(item) for item in found], indent=2))
+        return 0
+    here, now = DeviceFingerprint.detect().digest(), time.time()
+    rows = [
+        _row(item, item.entry, here, now) for item in found if isinstance(item.entry, KernelEntry)
+    ]
+    if rows:
+        headers = ("name", "device", "latency", "source", "effort", "trials", "age", "last use")
+        print("\n".join(table(headers, rows, align="<<><<>>>")))
+    built = [item for item in found if not isinstance(item.entry, KernelEntry)]
+    size = bytes_text(sum(item.bytes for item in found))
+    print(f"{len(rows)} kernels and {len(built)} built libraries, {size}")
+    return 0
+
+
+def stats(args: argparse.Namespace) -> int:
+    found = asdict(_open(args, read_only=True).stats())
+    # This process has asked for nothing yet: its own counters say nothing.
+    shown = {k: v for k, v in found.items() if k not in ("hits", "misses", "puts", "read_only")}
+    if args.json:
+        print(json.dumps(shown, indent=2))
+        return 0
+    print(f"directory  {shown['root'] or 'none'}")
+    print(f"size       {bytes_text(shown['bytes'])} of at most {bytes_text(shown['max_bytes'])}")
+    for name, text in (("kernels", "kernels"), ("graphs", "libraries"), ("records", "records")):
+        print(f"{text:10} {shown[name]}")
+    if shown["degraded"]:
+        print(f"unusable   {shown['degraded']}")
+    return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    """1 if anything is damaged."""
+    report = _open(args, read_only=True).verify()
+    if args.json:
+        print(json.dumps({"ok": report.ok, **asdict(report)}, indent=2))
+        return int(not report.ok)
+    sound = ", ".join(f"{n} {name}" for name, n in report.sound.items()) or "nothing stored"
+    print(f"sound: {sound}")
+    for problem in report.problems:
+        print(f"damaged: {problem}")
+    if report.problems:
+        print(
+            "damaged entries are misses and are tuned again; `torch-pruner cache clear` drops all"
+        )
+    return int(not report.ok)
+
+
+def prune(args: argparse.Namespace) -> int:
+    return _removed(args, _open(args, max_bytes=args.max_bytes).prune())
+
+
+def clear(args: argparse.Namespace) -> int:
+    return _removed(args, _open(args).clear())
+
+
+def why(args: argparse.Namespace) -> int:
+    """0 if every kernel of the model is in the cache, else 1."""
+    options = arguments.options_of(args)
+    with arguments.clean_stdout(args.json):
+        tasks = explain.tasks_of(explain.explanation(args, options))
+        misses = _misses([t for t in tasks if not t.cached], Config.from_options(options=options))
+    if args.json:
+        data = {"kernels": len(tasks), "misses": [asdict(m) for m in misses]}
+        print(json.dumps(data, indent=2))
+        return int(bool(misses))
+    for miss in misses:
+        print(shorten(f"{miss.name} ({miss.shape}): {miss.reason}"))
+        for name, (wanted, found) in miss.differs.items():
+            print(shorten(f"  {name}: {_short(wanted)} is wanted, {_short(found)} is stored"))
+    print(f"kernels: {len(tasks)}; cached: {len(tasks) - len(misses)}; missing: {len(misses)}")
+    return int(bool(misses))
+
+
+def _open(
+    args: argparse.Namespace, *, read_only: bool = False, max_bytes: int | None = None
+) -> KernelStore:
+    options = {} if args.cache_dir is None else {"cache_dir": args.cache_dir}
+    config = Config.from_options(options=options)
+    if max_bytes is not None:
+        config = config.replace(cache_max_bytes=max_bytes)
+    root = config.cache_root
+    # To look at a cache that is not there yet is no error: an empty one is made.
+    looking = read_only and root.exists()
+    return KernelStore.open(root, max_bytes=config.cache_max_bytes, read_only=looking)
+
+
+def _listed_json(item: Listed) -> dict[str, Any]:
+    entry = item.entry
+    common = {"digest": item.digest, "bytes": item.bytes, "created": item.created}
+    common |= {"used": item.used, "key": entry.key.to_json()}
+    if not isinstance(entry, KernelEntry):
+        return {"kind": "graph", **common, "blob": entry.blob}
+    return {
+        "kind": "kernel",
+        **common,
+        "name": entry.task,
+        "device": entry.key.device,
+        "latency_s": entry.latency_s if entry.latency_s < float("inf") else None,
+        "baseline_s": entry.baseline_s,
+        "source": entry.source,
+        "effort": entry.effort,
+        "trials": entry.trials,
+        "candidate": dict(entry.candidate),
+    }
+
+
+def _row(item: Listed, entry: KernelEntry, here: str, now: float) -> tuple[str, ...]:
+    return (
+        entry.task or item.digest[:8],
+        "this" if entry.key.device == here else entry.key.device[:8],
+        time_text(entry.latency_s if entry.latency_s < float("inf") else None),
+        entry.source,
+        entry.effort or "partial",
+        str(entry.trials),
+        age(now - item.created),
+        age(now - item.used),
+    )
+
+
+def age(seconds: float) -> str:
+    """The largest unit that gives at least one."""
+    size, unit = next((s, u) for s, u in _AGES if seconds >= s or not s)
+    return f"{max(0.0, seconds) / (size or 1.0):.0f} {unit}"
+
+
+def _removed(args: argparse.Namespace, report: PruneReport) -> int:
+    if args.json:
+        print(json.dumps(asdict(report), indent=2))
+        return 0
+    print(
+        f"removed {report.kernels} kernels and {report.graphs} built libraries,"
+        f" {bytes_text(report.freed_bytes)}; {bytes_text(report.bytes)} are left"
+    )
+    if report.in_use:
+        print(f"{report.in_use} libraries above the limit are in use and stay")
+    return 0
+
+
+def _misses(tasks: list[TaskExplanation], config: Config) -> list[Miss]:
+    """For each task that is not cached, what is nearest to it in the cache."""
+    import torch
+
+    from torch_pruner.compiler.kernels import Context
+
+    context = Context.make(config, config.threads or torch.get_num_threads())
+    store = KernelStore.open(config.cache_root, max_bytes=config.cache_max_bytes)
+    misses = []
+    for task in tasks:
+        key = context.kernel_key(task.workload)
+        reason, differs = _reason(key, store, config)
+        misses.append(Miss(task.name, task.shape, task.workload, reason, differs))
+    return misses
+
+
+def _reason(
+    key: KernelKey, store: KernelStore, config: Config
+) -> tuple[str, dict[str, tuple[Any, Any]]]:
+    if (entry := store.get_kernel(key)) is not None:
+        if not entry.effort:
+            return "its tuning was interrupted; tune it again to go on", {}
+        if list(EFFORT).index(entry.effort) < list(EFFORT).index(config.effort):
+            return f"tuned with effort {entry.effort}, {config.effort} is asked for", {}
+        return f"its entry ({entry.source}) does not fit the options", {}
+    nearest = store.nearest(key)
+    if nearest is None or nearest.workload != key.workload:
+        return "it was never tuned", {}
+    return "tuned, but the nearest entry differs", _expand(key.diff(nearest))
+
+
+def _expand(differs: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Of fields that hold a JSON object (target, numerics), only the attributes that differ."""
+    expanded: dict[str, tuple[Any, Any]] = {}
+    for name, (wanted, found) in differs.items():
+        if name not in ("target", "numerics"):
+            expanded[name] = wanted, found
+            continue
+        ours, theirs = json.loads(wanted), json.loads(found)
+        for attribute in sorted({*ours, *theirs}):
+            if ours.get(attribute) != theirs.get(attribute):
+                pair = ours.get(attribute), theirs.get(attribute)
+                expanded[f"{name}.{attribute}"] = pair
+    return expanded
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return f"{text[:12]}..." if len(text) == 64 and " " not in text else text

@@ -1,0 +1,67 @@
+"""``torch-pruner explain MODEL``: what would be compiled, and why not the rest. Tunes nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.cli import arguments, model
+from torch_pruner.report import flops_text, table
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from torch_pruner.dynamo.api import Explanation, TaskExplanation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    model.add_arguments(parser)
+    arguments.add_options(parser)
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    options = arguments.options_of(args)
+    with arguments.clean_stdout(args.json):
+        found = explanation(args, options)
+    print(json.dumps(found.to_json(), indent=2) if args.json else found)
+    return 0
+
+
+def explanation(args: argparse.Namespace, options: dict[str, Any]) -> Explanation:
+    """Load ``MODEL`` and explain it."""
+    loaded = model.load(args)
+    from torch_pruner.dynamo import api
+
+    use_threads(options)
+    return api.explain(loaded.module, loaded.inputs, options=options)
+
+
+def use_threads(options: dict[str, Any]) -> None:
+    """Let torch's own kernels run on as many threads as ours, where the user says how many."""
+    if (threads := options.get("threads")) is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def tasks_of(found: Explanation) -> list[TaskExplanation]:
+    """Every distinct kernel once, in the order of first use, with weights added."""
+    tasks: dict[str, TaskExplanation] = {}
+    for task in (t for graph in found.graphs for t in graph.tasks):
+        known = tasks.get(task.workload)
+        weight = task.weight if known is None else known.weight + task.weight
+        tasks[task.workload] = replace(task, weight=weight)
+    return list(tasks.values())
+
+
+def task_table(tasks: Sequence[TaskExplanation]) -> list[str]:
+    """Lines for people: kernel, shape, weight, FLOPs, and whether the cache has it."""
+    rows = [
+        (t.name, t.shape, str(t.weight), flops_text(t.flops), "yes" if t.cached else "no")
+        for t in tasks
+    ]
+    return table(("kernel", "shape", "weight", "FLOPs", "cached"), rows, align="<<>>>")

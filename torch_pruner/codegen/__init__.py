@@ -1,0 +1,4 @@
+"""Kernel graphs and schedule decisions in, TIR and shared libraries out.
+
+The only package that imports TVM.
+"""

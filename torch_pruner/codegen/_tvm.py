@@ -1,0 +1,64 @@
+"""The one door to TVM: checks the installed versions, imports it, hands out what emitters use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.versions import check_tvm_versions
+
+# A mismatched tvm-ffi ends in a segmentation fault, so this must come before the import.
+check_tvm_versions()
+
+import tvm  # noqa: E402
+from tvm import tirx as T  # noqa: E402
+from tvm.tirx import stmt as S  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Expr = Any
+Stmt = Any
+Buffer = Any
+
+SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
+    S.ForKind.SERIAL,
+    S.ForKind.PARALLEL,
+    S.ForKind.VECTORIZED,
+    S.ForKind.UNROLLED,
+)
+
+__all__ = [
+    "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Expr", "S", "Stmt", "T", "buffer",
+    "loop", "seq", "stack", "tvm", "when",
+]  # fmt: skip
+
+
+def loop(extent: int, body: Callable[[Expr], Stmt], kind: Any = SERIAL, name: str = "i") -> Stmt:
+    """A counted loop around ``body(index)``; a loop of one iteration is only its body."""
+    if extent == 1:
+        return body(T.const(0, "int32"))
+    var = T.Var(name, "int32")
+    return S.For(var, 0, extent, kind, body(var))
+
+
+def seq(stmts: Sequence[Stmt]) -> Stmt:
+    """The statements one after another."""
+    flat = [s for s in stmts if s is not None]
+    return flat[0] if len(flat) == 1 else S.SeqStmt(flat)
+
+
+def buffer(numel: int, dtype: str, name: str, scope: str = "global") -> Buffer:
+    """A flat buffer of ``numel`` elements."""
+    return T.decl_buffer(
+        (max(numel, 1),), "uint16" if dtype == "bfloat16" else dtype, name, scope=scope
+    )
+
+
+def stack(buf: Buffer) -> Stmt:
+    """Put a small buffer on the stack, where the compiler can keep it in registers."""
+    return S.AllocBuffer(buf, annotations={"disable_lower_builtin": T.const(1, "bool")})
+
+
+def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
+    """A conditional statement."""
+    return S.IfThenElse(condition, then, otherwise)

@@ -1,0 +1,53 @@
+"""Loads built libraries.
+
+Needs TVM's runtime library but not TVM's Python package, which takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch_pruner import exc
+from torch_pruner.config import set_thread_defaults
+from torch_pruner.versions import check_tvm_versions
+
+Entry = Callable[[int], Any]
+
+
+@cache
+def _runtime() -> Any:
+    """tvm_ffi with TVM's runtime loaded into the process."""
+    check_tvm_versions()
+    import tvm_ffi
+
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or not spec.submodule_search_locations:
+        raise exc.IncompatibleTVM("no apache-tvm", "apache-tvm", "pip install apache-tvm")
+    library = Path(spec.submodule_search_locations[0]) / "lib" / "libtvm_runtime.so"
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    return tvm_ffi
+
+
+def set_threads(threads: int) -> None:
+    """Let kernels use ``threads`` CPU threads, not pinned to cores.
+
+    TVM's own default is half of them, pinned.
+    """
+    set_thread_defaults(threads)
+    configure = _runtime().get_global_func("runtime.config_threadpool")
+    configure(1, threads)  # 1: count from the big cores; on ordinary CPUs these are all
+
+
+def load_entries(path: Path, names: list[str]) -> list[Entry]:
+    """The named functions of a shared library. Raises ``CorruptEntry`` if it is not one of ours."""
+    ffi = _runtime()
+    try:
+        module = ffi.get_global_func("ffi.Module.load_from_file.so")(str(path), "so")
+        return [module[name] for name in names]
+    except (RuntimeError, OSError, AttributeError, ValueError) as err:
+        raise exc.CorruptEntry(path, f"cannot be loaded: {err}") from err

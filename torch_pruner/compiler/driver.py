@@ -1,0 +1,229 @@
+"""The driver: a graph in, a callable program out.
+
+It looks kernels up, has the missing ones tuned, builds, and publishes.
+
+This is the one place where graph, tuner, code generation and cache meet. It knows no torch: tensors
+are addresses, vendor kernels are behind ``Vendor``, and whoever calls owns the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner import exc
+from torch_pruner.codegen.load import Entry, load_entries, set_threads
+from torch_pruner.compiler import kernels
+from torch_pruner.compiler.dump import dump_graph
+from torch_pruner.compiler.kernels import LIBRARY, Choice, Context, Vendor
+from torch_pruner.graph.fuse import FusedGraph, fuse
+from torch_pruner.graph.hoist import Hoisted, hoist_static
+from torch_pruner.graph.memory import MemoryPlan, Place, plan_memory
+from torch_pruner.graph.signature import Signature, signature
+from torch_pruner.graph.simplify import simplify
+from torch_pruner.log import PhaseTimer, logger
+from torch_pruner.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.cache import GraphKey, KernelStore
+    from torch_pruner.config import Config
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.layout import Order
+    from torch_pruner.report import TaskReport
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A kernel that the vendor's library runs: its graph and where its operands lie."""
+
+    spec: Graph
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """A program. Fill the address table as ``plan.slots`` say, then run ``steps`` in order.
+
+    ``prepare`` computes, from the inputs ``sources``, the inputs that follow the graph's own.
+    """
+
+    steps: tuple[Entry | LibraryCall, ...]
+    plan: MemoryPlan
+    graph: Graph
+    prepare: Graph | None
+    sources: tuple[int, ...]
+    tasks: tuple[TaskReport, ...]
+    digest: str
+    keep: Any = None  # the library, where it was never written to disk
+
+
+@dataclass(slots=True)
+class Lowered:
+    """A fused graph and its distinct kernels."""
+
+    hoisted: Hoisted
+    fused: FusedGraph
+    tasks: list[Task]
+    workloads: list[str]  # of each kernel, in order
+
+
+@dataclass(slots=True)
+class Compiler:
+    """Compiles graphs under one configuration, for one device."""
+
+    config: Config
+    store: KernelStore
+    context: Context
+    vendor: Vendor | None = None
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+
+    def lower(self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> Lowered:
+        """Simplify, split off what depends on parameters alone, and cut into kernels.
+
+        ``inputs`` and ``outputs`` give the memory order of each.
+        """
+        with self.timer.phase("lower"):
+            hoisted = hoist_static(simplify(graph))
+            main = hoisted.graph
+            fixed = {i: tuple(o) for i, o in zip(main.inputs, inputs, strict=False)}
+            fixed |= {i: tuple(o) for i, o in zip(main.outputs, outputs, strict=True)}
+            fused = fuse(main, fixed)
+            workloads = [k.spec.digest() for k in fused.kernels]
+            tasks: dict[str, Task] = {}
+            for kernel, workload in zip(fused.kernels, workloads, strict=True):
+                known = tasks.get(workload)
+                if known is None:
+                    name = kernels.name_of(kernel.spec)
+                    known = Task(name, kernel.spec, self.context.target, self.context.threads, 0)
+                tasks[workload] = replace(known, weight=known.weight + 1)
+        return Lowered(hoisted, fused, list(tasks.values()), workloads)
+
+    def compile(
+        self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]
+    ) -> CompiledGraph:
+        """A program for ``graph``.
+
+        Raises ``CacheMiss`` under ``on_miss="error"``, ``CompileError`` when code generation fails,
+        ``KeyboardInterrupt`` after publishing what an interrupted tuning found.
+        """
+        lowered = self.lower(graph, inputs, outputs)
+        choices = kernels.choose(
+            lowered.tasks, self.config, self.store, self.context, self.vendor, self.timer
+        )
+        takes = [
+            signature(k.spec, choices[w].sketch, choices[w].decisions)
+            for k, w in zip(lowered.fused.kernels, lowered.workloads, strict=True)
+        ]
+        plan = plan_memory(lowered.fused, takes)
+        key = self._graph_key(lowered, choices)
+        if self.config.debug_dir:
+            fused = lowered.fused.graph
+            dump_graph(self.config.debug_dir, key.digest(), fused, lowered.tasks, choices)
+        segments = _segments(lowered, choices)
+        entries, keep = self._library(key, lowered, choices, plan, segments)
+        steps: list[Entry | LibraryCall] = []
+        for segment in segments:
+            if isinstance(segment, int):
+                steps.append(_library_call(lowered.fused, segment, takes[segment], plan))
+            else:
+                steps.append(entries.pop(0))
+        reports = tuple(kernels.report(t, choices[t.workload]) for t in lowered.tasks)
+        hoisted = lowered.hoisted
+        return CompiledGraph(
+            tuple(steps),
+            plan,
+            hoisted.graph,
+            hoisted.prepare,
+            hoisted.sources,
+            reports,
+            key.digest(),
+            keep,
+        )
+
+    def _graph_key(self, lowered: Lowered, choices: Mapping[str, Choice]) -> GraphKey:
+        orders = sorted((i, list(o)) for i, o in lowered.fused.orders.items())
+        text = json.dumps(
+            [lowered.fused.graph.to_json(), orders], sort_keys=True, separators=(",", ":")
+        )
+        parts = sorted({f"{w}:{choices[w].digest}" for w in lowered.workloads})
+        return self.context.graph_key(text, parts)
+
+    def _library(
+        self,
+        key: GraphKey,
+        lowered: Lowered,
+        choices: Mapping[str, Choice],
+        plan: MemoryPlan,
+        segments: Sequence[int | tuple[int, ...]],
+    ) -> tuple[list[Entry], Any]:
+        """The entry of every segment, from the cache or built now and published."""
+        names = [f"segment{i}" for i, s in enumerate(segments) if not isinstance(s, int)]
+        if not names:
+            return [], None
+        set_threads(self.context.threads)
+        if (found := self.store.get_graph(key)) is not None:
+            try:
+                return load_entries(found[1], names), None
+            except exc.CorruptEntry as err:
+                log.warning("rebuilding a library that cannot be loaded: %s", err)
+                self.store.drop_graph(key)
+        if self.config.on_miss == "error":
+            raise exc.CacheMiss(f"library of graph {key.digest()[:12]}", {}, self.context.hint)
+        with self.timer.phase("build"):
+            from torch_pruner.codegen.program import build_program, link
+
+            distinct = {t.workload: (t.spec, choices[t.workload].candidate) for t in lowered.tasks}
+            calls = {
+                name: [(lowered.workloads[k], plan.arguments[k]) for k in segment]
+                for name, segment in zip(
+                    names, (s for s in segments if not isinstance(s, int)), strict=True
+                )
+            }
+            library = build_program(distinct, calls, len(plan.slots), self.context.target)
+            entries: list[Entry] = [library[name] for name in names]
+            self._publish(key, library, link, choices)
+        return entries, library
+
+    def _publish(
+        self, key: GraphKey, library: Any, link: Any, choices: Mapping[str, Choice]
+    ) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="torch_pruner") as folder:
+                path = Path(folder) / "graph.so"
+                link(library, path)
+                self.store.put_graph(key, path, {"kernels": len(choices)})
+        except (exc.CompileError, OSError) as err:
+            log.warning(
+                "the compiled graph is used but cannot be kept for the next process: %s", err
+            )
+
+
+def _segments(lowered: Lowered, choices: Mapping[str, Choice]) -> list[int | tuple[int, ...]]:
+    """Runs of generated kernels (tuples) and vendor kernels (their position) in execution order."""
+    result: list[int | tuple[int, ...]] = []
+    run: list[int] = []
+    for k, workload in enumerate(lowered.workloads):
+        if choices[workload].sketch == LIBRARY:
+            if run:
+                result.append(tuple(run))
+                run = []
+            result.append(k)
+        else:
+            run.append(k)
+    if run:
+        result.append(tuple(run))
+    return result
+
+
+def _library_call(fused: FusedGraph, k: int, takes: Signature, plan: MemoryPlan) -> LibraryCall:
+    n = len(takes.inputs)
+    places = plan.arguments[k]
+    return LibraryCall(fused.kernels[k].spec, places[:n], places[n : n + len(takes.outputs)])

@@ -1,0 +1,62 @@
+"""Measurement executors shared by the compilations of this process.
+
+They are slow to start, so they outlive one graph.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch_pruner.config import Config
+    from torch_pruner.tuner.measure.base import MeasureExecutor
+
+IDLE_S = 30.0  # workers hold memory; without work for this long they are let go
+
+_lock = threading.RLock()
+_running: dict[tuple[str, int, int], MeasureExecutor] = {}
+_timer: threading.Timer | None = None
+
+
+def executor_for(config: Config, threads: int) -> MeasureExecutor:
+    """The executor for these settings, its workers starting in the background."""
+    from torch_pruner.tuner import make_executor
+
+    with _lock:
+        _cancel()
+        key = (config.executor, threads, config.seed)
+        if key not in _running:
+            _running[key] = make_executor(config.executor, threads, config.seed)
+            _running[key].start()
+        return _running[key]
+
+
+def release_later() -> None:
+    """Close the executors unless somebody asks for one again soon."""
+    global _timer
+    with _lock:
+        _cancel()
+        if _running:
+            _timer = threading.Timer(IDLE_S, close_all)
+            _timer.daemon = True
+            _timer.start()
+
+
+def close_all() -> None:
+    """Stop every worker."""
+    with _lock:
+        _cancel()
+        while _running:
+            _running.popitem()[1].close()
+
+
+def _cancel() -> None:
+    global _timer
+    if _timer is not None:
+        _timer.cancel()
+        _timer = None
+
+
+atexit.register(close_all)

@@ -1,0 +1,402 @@
+"""Chooses how each kernel runs: cached, tuned, by the vendor's library, or untuned as drafted."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch_pruner import exc
+from torch_pruner.cache import EFFORTS, GraphKey, KernelEntry, KernelKey, KernelStore, TuningRecord
+from torch_pruner.compiler.executors import executor_for, release_later
+from torch_pruner.compiler.progress import ProgressLine
+from torch_pruner.graph.ops import FLOATS, OpKind
+from torch_pruner.log import PhaseTimer, logger, warn_once
+from torch_pruner.report import Source, TaskReport
+from torch_pruner.target import DeviceFingerprint, TargetSpec
+from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
+from torch_pruner.versions import installed_version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner.config import Config
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.session import TaskOutcome
+
+log = logger(__name__)
+
+LIBRARY = "library"  # the sketch name of a vendor kernel
+# A vendor kernel is a step of its own with another thread pool: its idle workers spin against ours.
+VENDOR_MARGIN, VENDOR_SWITCH_S = 1.1, 20e-6
+CODEGEN_VERSION = 2  # raise it whenever the same decisions generate other code
+SPACE_VERSION = 1  # raise it whenever the sketches' options change
+
+
+class Vendor(Protocol):
+    """Runs a kernel graph through the framework's own operators."""
+
+    def latency_s(self, spec: Graph) -> float | None:
+        """Median seconds per call, or None when the library cannot run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """For which device and with how many threads kernels are compiled; part of every key."""
+
+    target: TargetSpec
+    device: DeviceFingerprint
+    threads: int
+    numerics: str
+    hint: str = "torch-pruner tune MODEL"
+
+    @staticmethod
+    def make(config: Config, threads: int) -> Context:
+        target = TargetSpec.resolve(config.target, threads)
+        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
+        return Context(target, DeviceFingerprint.detect(), threads, numerics)
+
+    @property
+    def codegen(self) -> str:
+        tvm = installed_version("apache-tvm")
+        return f"tvm {tvm} + codegen {CODEGEN_VERSION} + space {SPACE_VERSION}"
+
+    def kernel_key(self, workload: str) -> KernelKey:
+        return KernelKey(
+            workload,
+            self.target.key(),
+            self.device.digest(),
+            self.threads,
+            self.numerics,
+            self.codegen,
+        )
+
+    def graph_key(self, text: str, kernels: Sequence[str]) -> GraphKey:
+        graph = hashlib.sha256(text.encode()).hexdigest()
+        return GraphKey(
+            graph,
+            tuple(kernels),
+            self.target.key(),
+            self.device.digest(),
+            self.threads,
+            self.numerics,
+            self.codegen,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a kernel runs. ``latency_s`` is infinite when it was never timed."""
+
+    candidate: Candidate
+    source: Source
+    latency_s: float = math.inf
+    before_s: float | None = None
+    trials: int = 0
+
+    @property
+    def sketch(self) -> str:
+        return self.candidate.sketch
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        return dict(self.candidate.decisions)
+
+    @property
+    def digest(self) -> str:
+        return self.candidate.digest
+
+
+def choose(
+    tasks: Sequence[Task],
+    config: Config,
+    store: KernelStore,
+    context: Context,
+    vendor: Vendor | None,
+    timer: PhaseTimer,
+) -> dict[str, Choice]:
+    """A choice for every task, by workload; misses are tuned, drafted or refused by ``config``."""
+    choices = look_up(tasks, config, store, context)
+    missing = [t for t in tasks if t.workload not in choices]
+    if not missing:
+        return choices
+    if config.on_miss == "error":
+        raise _miss(missing[0], store, context)
+    if (
+        config.on_miss == "fallback"
+        or config.budget.trials_per_task == 0
+        or config.budget.trials == 0
+    ):
+        return choices | _draft(missing, config, store, context, timer)
+    with store.claim(_claim_name(missing, context)):  # whoever comes second finds the work done
+        choices |= look_up(missing, config, store, context)
+        missing = [t for t in missing if t.workload not in choices]
+        if missing:
+            choices |= _tune(missing, config, store, context, vendor, timer)
+    return choices
+
+
+def look_up(
+    tasks: Sequence[Task], config: Config, store: KernelStore, context: Context
+) -> dict[str, Choice]:
+    """What the cache knows well enough: tuned with at least the effort that is asked for."""
+    found: dict[str, Choice] = {}
+    wanted = EFFORTS.index(config.effort) if config.on_miss == "tune" else EFFORTS.index("none")
+    for task in tasks:
+        entry = store.get_kernel(context.kernel_key(task.workload))
+        if entry is not None and entry.effort and EFFORTS.index(entry.effort) >= wanted:
+            candidate = Candidate.from_json(entry.candidate)
+            if candidate.sketch == LIBRARY and not config.library:
+                continue
+            found[task.workload] = Choice(
+                candidate, "cache", entry.latency_s, entry.baseline_s, entry.trials
+            )
+    return found
+
+
+def _miss(task: Task, store: KernelStore, context: Context) -> exc.CacheMiss:
+    key = context.kernel_key(task.workload)
+    nearest = store.nearest(key)
+    return exc.CacheMiss(task.name, key.diff(nearest) if nearest else {}, context.hint)
+
+
+def _claim_name(tasks: Sequence[Task], context: Context) -> str:
+    names = sorted(context.kernel_key(t.workload).digest() for t in tasks)
+    return hashlib.sha256("".join(names).encode()).hexdigest()
+
+
+def draft(task: Task) -> Candidate:
+    """The schedule of least predicted latency, nothing measured."""
+    from torch_pruner.tuner.sketch import sketches_for
+
+    best: tuple[float, Candidate] | None = None
+    for sketch in sketches_for(task):
+        point = sketch.default()
+        predicted = float(sketch.symbols(point[None]).latency_s[0])
+        if best is None or predicted < best[0]:
+            best = predicted, Candidate(sketch.name, tuple(sorted(sketch.named(point).items())))
+    assert best is not None
+    return best[1]
+
+
+def _draft(
+    tasks: Sequence[Task], config: Config, store: KernelStore, context: Context, timer: PhaseTimer
+) -> dict[str, Choice]:
+    if config.on_miss == "fallback":
+        warn_once(
+            log,
+            f"untuned {context.hint}",
+            "%d kernels run untuned; tune them with: %s",
+            len(tasks),
+            context.hint,
+        )
+    choices = {}
+    with timer.phase("draft"):
+        for task in tasks:
+            choices[task.workload] = Choice(draft(task), "untuned")
+            if config.effort == "none" and config.on_miss == "tune":
+                _publish(task, choices[task.workload], store, context, effort="none")
+    return choices
+
+
+def _tune(
+    tasks: Sequence[Task],
+    config: Config,
+    store: KernelStore,
+    context: Context,
+    vendor: Vendor | None,
+    timer: PhaseTimer,
+) -> dict[str, Choice]:
+    from torch_pruner.tuner import make_cost_model, make_strategy
+    from torch_pruner.tuner.session import TuningSession
+    from torch_pruner.tuner.sketch import sketches_for
+
+    keys = {t.workload: context.kernel_key(t.workload) for t in tasks}
+    history = {w: [_result(r) for r in store.records(key)] for w, key in keys.items()}
+    best: dict[str, float] = {}
+    line = ProgressLine(config.progress, len(tasks))
+
+    def keep(task: Task, result: MeasureResult) -> None:
+        line.update(task, result)
+        store.add_records(keys[task.workload], [_record(result)])
+        if result.latency_s < best.get(task.workload, math.inf):
+            best[task.workload] = result.latency_s
+            choice = Choice(result.candidate, "tuned", result.latency_s)
+            _publish(task, choice, store, context, effort="")
+
+    executor = executor_for(config, context.threads)
+    cost_model = make_cost_model(config.cost_model, config.seed)
+    session = TuningSession(
+        tasks=tasks,
+        strategy_factory=lambda task: make_strategy(config.strategy, cost_model, config.seed),
+        sketches_for=sketches_for,
+        executor=executor,
+        budget=config.budget,
+        on_result=keep,
+        seed=config.seed,
+        history=history,
+        timer=timer,
+    )
+    _import_ahead()
+    try:
+        outcome = session.run()
+    finally:
+        line.close()
+        release_later()
+    choices = {
+        t.workload: _settle(t, outcome.tasks[t.workload], config, executor, vendor) for t in tasks
+    }
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    for task in tasks:
+        choice = choices[task.workload]
+        _publish(task, choice, store, context, effort=config.effort)
+    return choices
+
+
+def _import_ahead() -> None:
+    """Import the code generator, and so TVM, which takes seconds, while the workers start, too.
+
+    TVM imports ml_dtypes, which adds to tables of numpy that numpy.ma walks when it is first used:
+    both are imported here, before another thread can do one during the other.
+    """
+    for name in ("numpy.ma", "ml_dtypes"):
+        importlib.import_module(name)
+    load = threading.Thread(
+        target=importlib.import_module, args=("torch_pruner.codegen.program",), daemon=True
+    )
+    load.start()
+
+
+def _settle(
+    task: Task,
+    found: TaskOutcome,
+    config: Config,
+    executor: MeasureExecutor,
+    vendor: Vendor | None,
+) -> Choice:
+    """The best measured schedule, the vendor's kernel if that is faster, or else the draft."""
+    if found.best is None:
+        return Choice(found.candidate or draft(task), "untuned", trials=found.trials)
+    best_s = found.best.latency_s
+    if vendor is not None and config.library and worth_vendor(task):
+        vendor_s = vendor.latency_s(task.spec)
+        if vendor_s is not None and _wins(vendor_s, best_s):
+            # Ours was timed at another moment, perhaps a busier one: both once more, side by side.
+            again = executor.measure([MeasureInput(task, found.best.candidate)])[0]
+            best_s = min(best_s, again.latency_s)
+            vendor_s = min(vendor_s, vendor.latency_s(task.spec) or math.inf)
+            if _wins(vendor_s, best_s):
+                before_s = _finite(best_s)
+                return Choice(Candidate(LIBRARY), "library", vendor_s, before_s, found.trials)
+    return Choice(found.best.candidate, "tuned", best_s, _finite(found.first_s), found.trials)
+
+
+def _wins(vendor_s: float, ours_s: float) -> bool:
+    return vendor_s * VENDOR_MARGIN + VENDOR_SWITCH_S < ours_s
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+def worth_vendor(task: Task) -> bool:
+    """Whether a library can have a better kernel: for large contractions of floating point."""
+    contraction = any(n.kind is OpKind.CONTRACT and n.dtype in FLOATS for n in task.spec.nodes)
+    return contraction and flops_of(task.spec) > 1e6
+
+
+def flops_of(spec: Graph) -> float:
+    """Floating-point operations of a kernel graph: two per multiply-add, one per other element."""
+    from torch_pruner.graph.contraction import contraction_of
+
+    total = 0.0
+    for node in spec.nodes:
+        if node.kind is OpKind.CONTRACT:
+            total += contraction_of(spec).flops
+        elif node.kind is OpKind.POINTWISE and node.dtype in FLOATS:
+            total += node.numel
+        elif node.kind is OpKind.REDUCE:
+            total += spec.nodes[node.inputs[0]].numel
+        elif node.kind is OpKind.WINDOW:
+            total += node.numel * math.prod(node.attr("kernel"))
+    return total
+
+
+def name_of(spec: Graph) -> str:
+    """A name for people: the operators that characterise the kernel and its largest output."""
+    anchors = [
+        n.op for n in spec.nodes if n.kind in (OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW)
+    ]
+    rest = [
+        n.op
+        for n in spec.nodes
+        if n.kind in (OpKind.POINTWISE, OpKind.INJECTIVE) and n.op != "cast"
+    ]
+    words = (
+        list(dict.fromkeys([*anchors, *rest]))
+        or [n.op for n in spec.nodes if n.kind is OpKind.VIEW][:1]
+    )
+    shape = "x".join(str(d) for d in spec.nodes[spec.outputs[0]].shape) or "scalar"
+    return "_".join(words[:4] or ["copy"]) + f"_{shape}"
+
+
+def report(task: Task, choice: Choice) -> TaskReport:
+    """What the report says about a kernel."""
+    return TaskReport(
+        name=task.name,
+        workload=task.workload,
+        weight=task.weight,
+        flops=flops_of(task.spec),
+        source=choice.source,
+        latency_before_s=choice.before_s,
+        latency_after_s=_finite(choice.latency_s),
+        trials=choice.trials,
+        digest=choice.digest,
+        sketch=choice.sketch,
+    )
+
+
+def _publish(
+    task: Task, choice: Choice, store: KernelStore, context: Context, *, effort: str
+) -> None:
+    assert choice.source != "cache"
+    entry = KernelEntry(
+        key=context.kernel_key(task.workload),
+        candidate=choice.candidate.to_json(),
+        latency_s=choice.latency_s,
+        baseline_s=choice.before_s,
+        source=choice.source,
+        trials=choice.trials,
+        effort=effort,
+        task=task.name,
+        workload_text=json.dumps(task.spec.to_json(), separators=(",", ":")),
+        provenance={"time": time.time()},
+    )
+    store.put_kernel(entry)
+
+
+def _record(result: MeasureResult) -> TuningRecord:
+    return TuningRecord(
+        result.candidate.digest,
+        result.candidate.to_json(),
+        str(result.status),
+        result.run_secs,
+        result.error,
+        time.time(),
+    )
+
+
+def _result(record: TuningRecord) -> MeasureResult:
+    return MeasureResult(
+        Candidate.from_json(record.candidate),
+        MeasureStatus(record.status),
+        record.run_secs,
+        record.error,
+    )

@@ -1,0 +1,366 @@
+"""Options of the backend: one frozen ``Config``, parsed and checked once at the edge.
+
+In: ``mode`` and ``options`` of ``torch.compile`` and the environment. Out: a value that compares
+and hashes. No other module reads the environment; every variable is a row of docs/env.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass, fields
+from dataclasses import replace as dataclass_replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch_pruner import log
+from torch_pruner.exc import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PREFIX = "TORCH_PRUNER_"
+COMPILERS = ("gcc", "cc", "clang")
+_logger = log.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds on tuning one graph; the first one reached ends it. ``None`` is no bound."""
+
+    trials: int | None
+    trials_per_task: int | None
+    time_s: float | None
+
+
+EFFORT: Mapping[str, Budget] = MappingProxyType(
+    {
+        "none": Budget(trials=0, trials_per_task=0, time_s=0.0),
+        "quick": Budget(trials=None, trials_per_task=32, time_s=12.0),
+        "full": Budget(trials=None, trials_per_task=800, time_s=3600.0),
+    }
+)
+
+MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "default": {},
+        "reduce-overhead": {"cuda_graphs": True},
+        "max-autotune": {"effort": "full", "cuda_graphs": True},
+        "max-autotune-no-cudagraphs": {"effort": "full", "cuda_graphs": False},
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What one option accepts: ``parse`` takes a value given in code, ``read`` the environment's.
+
+    Both raise ``TypeError`` or ``ValueError`` with what they expect.
+    """
+
+    expects: str
+    parse: Callable[[Any], Any]
+    read: Callable[[str], Any]
+
+
+def _choice(*names: str) -> Option:
+    expects = f"one of {', '.join(map(repr, names))}"
+
+    def parse(value: Any) -> Any:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(expects)
+        return value
+
+    return Option(expects, parse, parse)
+
+
+def _boolean() -> Option:
+    expects = "True or False"
+    words = {"1": True, "true": True, "yes": True, "on": True}
+    words |= {"0": False, "false": False, "no": False, "off": False}
+
+    def parse(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError(expects)
+        return value
+
+    def read(text: str) -> bool:
+        if text.lower() not in words:
+            raise ValueError("1 or 0 (or true, false)")
+        return words[text.lower()]
+
+    return Option(expects, parse, read)
+
+
+def _integer(least: int) -> Option:
+    expects = f"an integer of at least {least}"
+
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(expects)
+        return value
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text):
+            raise ValueError(expects)
+        return parse(int(text))
+
+    return Option(expects, parse, read)
+
+
+def _seconds() -> Option:
+    expects = "a number of seconds above 0"
+
+    def parse(value: Any) -> float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
+            raise ValueError(expects)
+        return float(value)
+
+    def read(text: str) -> float:
+        try:
+            return parse(float(text))
+        except ValueError:
+            raise ValueError(expects) from None
+
+    return Option(expects, parse, read)
+
+
+def _path() -> Option:
+    expects = "a path"
+
+    def parse(value: Any) -> str:
+        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+            raise ValueError(expects)
+        return os.path.abspath(os.path.expanduser(os.fsdecode(value)))
+
+    return Option(expects, parse, parse)
+
+
+def _pattern(pattern: str, expects: str) -> Option:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ValueError(expects)
+        return value
+
+    return Option(expects, parse, parse)
+
+
+def _target() -> Option:
+    expects = "'auto' or a TVM target as a dict with a 'kind'"
+
+    def parse(value: Any) -> str:
+        if value == "auto":
+            return "auto"
+        try:
+            data = json.loads(value) if isinstance(value, str) else dict(value)
+            text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+        except (TypeError, ValueError):
+            raise ValueError(expects) from None
+        if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
+            raise TypeError(expects)
+        return text
+
+    return Option(expects, parse, parse)
+
+
+def _optional(option: Option) -> Option:
+    return Option(
+        f"{option.expects}, or None",
+        lambda value: None if value is None else option.parse(value),
+        lambda text: None if text.lower() == "none" else option.read(text),
+    )
+
+
+def _or_auto(option: Option) -> Option:
+    return Option(
+        f"'auto', or {option.expects}",
+        lambda value: value if value == "auto" else option.parse(value),
+        lambda text: text if text == "auto" else option.read(text),
+    )
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        "effort": _choice(*EFFORT),
+        "time_budget_s": _optional(_seconds()),
+        "trials": _optional(_integer(0)),
+        "on_miss": _choice("tune", "fallback", "error"),
+        "fallback": _choice("eager", "inductor", "error"),
+        "library": _boolean(),
+        "strategy": _choice("draft-verify", "metaschedule", "random"),
+        "cost_model": _choice("pacm", "moa", "xgb", "analytic", "random"),
+        "executor": _choice("local", "rpc"),
+        "tracker": _optional(_pattern(r"[^:/\s]+:\d{1,5}/[^/\s]+", "'host:port/device_key'")),
+        "target": _target(),
+        "threads": _optional(_integer(1)),
+        "cache_dir": _optional(_path()),
+        "seed": _integer(0),
+        "check": _choice("first-call", "off"),
+        "fast_math": _boolean(),
+        "strict": _boolean(),
+        "debug_dir": _optional(_path()),
+        "progress": _or_auto(_boolean()),
+        "cuda_graphs": _boolean(),
+    }
+)
+# Settings of the environment alone: they concern the process and not one compiled model.
+ENV_ONLY: Mapping[str, Option] = MappingProxyType(
+    {
+        "cache_max_bytes": _integer(1),
+        "log": _optional(_choice(*log.LEVELS)),
+    }
+)
+ALIASES: Mapping[str, str] = MappingProxyType({"debug": "debug_dir"})
+ENV_VARS = tuple(PREFIX + name.upper() for name in (*OPTIONS, *ENV_ONLY, *ALIASES))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every setting of one compilation. Construction checks and normalises each value.
+
+    Raises:
+        OptionError: A value has a wrong type or is out of range, or two values contradict.
+    """
+
+    effort: str = "quick"
+    time_budget_s: float | None = None
+    trials: int | None = None
+    on_miss: str = "tune"
+    fallback: str = "eager"
+    library: bool = True
+    strategy: str = "draft-verify"
+    cost_model: str = "moa"
+    executor: str = "local"
+    tracker: str | None = None
+    target: str = "auto"
+    threads: int | None = None
+    cache_dir: str | None = None
+    seed: int = 0
+    check: str = "first-call"
+    fast_math: bool = False
+    strict: bool = False
+    debug_dir: str | None = None
+    progress: bool | Literal["auto"] = "auto"
+    cuda_graphs: bool = False
+    cache_max_bytes: int = 10 << 30
+    log: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, option in (*OPTIONS.items(), *ENV_ONLY.items()):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, option.parse(value))
+            except (TypeError, ValueError) as err:
+                problem = f"expected {err}, not {value!r}"
+                raise OptionError(name, problem, known=tuple(OPTIONS)) from None
+        if self.executor == "rpc" and self.tracker is None:
+            problem = "executor='rpc' needs it: 'host:port/device_key' of a TVM RPC tracker"
+            raise OptionError("tracker", problem)
+
+    @staticmethod
+    def from_options(
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Config:
+        """Settings of ``options``, else of ``mode``, else of ``env`` (the process's by default).
+
+        Raises:
+            OptionError: A name is unknown or a value does not fit; the message says which would.
+        """
+        if mode is not None and mode not in MODES:
+            raise OptionError(str(mode), "unknown mode", known=tuple(MODES), noun="mode")
+        for name in options or {}:
+            if name not in OPTIONS:
+                raise OptionError(str(name), "unknown option", known=tuple(OPTIONS))
+        given = _from_env(os.environ if env is None else env)
+        return Config(**{**given, **MODES[mode or "default"], **(options or {})})
+
+    def replace(self, **changes: Any) -> Config:
+        """A copy with some settings changed, checked like the original."""
+        known = {f.name for f in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise OptionError(name, "unknown option", known=tuple(OPTIONS))
+        return dataclass_replace(self, **changes)
+
+    @property
+    def budget(self) -> Budget:
+        """The effort's bounds, with ``trials`` and ``time_budget_s`` in their place where given.
+
+        Explicit ``trials`` are the graph's to spread: they lift the effort's bound for each task.
+        Effort ``none`` measures nothing, whatever the other two say.
+        """
+        preset = EFFORT[self.effort]
+        if self.effort == "none":
+            return preset
+        return Budget(
+            trials=self.trials,
+            trials_per_task=preset.trials_per_task if self.trials is None else self.trials,
+            time_s=preset.time_s if self.time_budget_s is None else self.time_budget_s,
+        )
+
+    @property
+    def cache_root(self) -> Path:
+        """Where kernels are kept: ``cache_dir``, else the platform's user cache directory."""
+        if self.cache_dir is not None:
+            return Path(self.cache_dir)
+        from platformdirs import user_cache_path
+
+        try:
+            path = user_cache_path("torch_pruner", appauthor=False)
+        except RuntimeError:  # what new versions of platformdirs raise where old ones return "~/…"
+            path = Path()
+        if path.is_absolute():
+            return path
+        # No home directory: a user id that the system does not know (containers).
+        return Path(tempfile.gettempdir()) / f"torch_pruner-{os.geteuid()}"
+
+    def key_fields(self) -> dict[str, bool]:
+        """The settings that change generated code, as fields for a cache key."""
+        return {"fast_math": self.fast_math, "library": self.library}
+
+
+def environment() -> dict[str, str]:
+    """A copy of the process's environment, for child processes and for ``torch-pruner doctor``."""
+    return dict(os.environ)
+
+
+def set_thread_defaults(threads: int) -> None:
+    """Tell TVM's thread pools, one per calling thread, how to start; the user's setting wins."""
+    os.environ.setdefault("TVM_NUM_THREADS", str(threads))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
+def c_compiler() -> str | None:
+    """The program that links kernels: ``CC`` where set, else the first of ``COMPILERS`` found."""
+    named = os.environ.get("CC")
+    names = (named,) if named else COMPILERS
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that environment variables give. Empty ones count as unset."""
+    known = {**OPTIONS, **ENV_ONLY}
+    found: dict[str, Any] = {}
+    for variable in sorted(env):
+        text = env[variable].strip()
+        if not variable.startswith(PREFIX) or not text:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        name = ALIASES.get(name, name)
+        if name not in known:
+            message = "ignoring unknown environment variable %s; known ones: %s"
+            log.warn_once(_logger, variable, message, variable, ", ".join(ENV_VARS))
+            continue
+        try:
+            found[name] = known[name].read(text)
+        except (TypeError, ValueError) as err:
+            raise OptionError(variable, f"expected {err}, not {text!r}", known=ENV_VARS) from None
+    return found

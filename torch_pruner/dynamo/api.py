@@ -1,0 +1,255 @@
+"""The Python interface: pre-warm a model, look at what would be compiled, read the last report."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_pruner import exc
+from torch_pruner.compiler import kernels
+from torch_pruner.compiler.driver import Compiler
+from torch_pruner.compiler.stores import store_for
+from torch_pruner.config import Config
+from torch_pruner.dynamo import backend, reports
+from torch_pruner.dynamo.build import spec_of
+from torch_pruner.dynamo.partition import Region, partition
+from torch_pruner.report import OpFallback, Report
+
+if TYPE_CHECKING:
+    from torch_pruner.task import Task
+
+__all__ = [
+    "Explanation",
+    "GraphExplanation",
+    "Inputs",
+    "Report",
+    "TaskExplanation",
+    "explain",
+    "last_report",
+    "tune",
+]
+
+Inputs = tuple[Any, ...] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskExplanation:
+    """One kernel that would run: its output shape, how often it is called, whether it is cached."""
+
+    name: str
+    workload: str
+    shape: str
+    dtype: str
+    weight: int
+    flops: float
+    cached: bool
+    # For a missing kernel: the fields in which the nearest entry differs.
+    differs: Mapping[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphExplanation:
+    """One captured graph: how much of it is compiled, and what is refused for which reason."""
+
+    name: str
+    ops_total: int
+    ops_compiled: int
+    flops_total: int
+    flops_compiled: int
+    partitions: tuple[str, ...]
+    tasks: tuple[TaskExplanation, ...]
+    rejections: tuple[OpFallback, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What ``torch.compile(model, backend="pruner")`` would do with these inputs."""
+
+    graphs: tuple[GraphExplanation, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for g in self.graphs:
+            share = 100 * g.flops_compiled / g.flops_total if g.flops_total else 100.0
+            lines.append(
+                f"{g.name}: {g.ops_compiled} of {g.ops_total} operators compiled "
+                f"({share:.1f} % of the FLOPs)"
+            )
+            lines.extend(f"  {p}" for p in g.partitions)
+            lines.append(f"  {'kernel':<46} {'shape':>20} {'calls':>6} {'MFLOP':>10}  cached")
+            lines.extend(
+                f"  {t.name[:46]:<46} {t.shape:>20} {t.weight:>6} {t.flops / 1e6:>10.1f}"
+                f"  {'yes' if t.cached else 'no'}"
+                for t in sorted(g.tasks, key=lambda t: -t.flops * t.weight)
+            )
+            lines.extend(f"  left to eager: {r.node}: {r.kind}: {r.detail}" for r in g.rejections)
+        return "\n".join(lines)
+
+
+def tune(
+    model: torch.nn.Module,
+    inputs: Inputs | Sequence[Inputs],
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    *,
+    backward: bool = False,
+) -> Report:
+    """Compile ``model`` for every one of ``inputs``, tune what the cache lacks, and publish it.
+
+    ``inputs`` is a tuple of arguments, a dict of keyword arguments, or a list of these. With
+    ``backward`` the gradients of all floating-point outputs are compiled too. The model's
+    parameters and buffers are left as they are.
+    """
+    config = Config.from_options(mode, options)
+    with reports.collect() as graphs:
+        try:
+            _run(model, _input_sets(inputs), config, backward=backward)
+        except torch._dynamo.exc.BackendCompilerFailed as err:
+            if isinstance(err.inner_exception, exc.PrunerError):
+                raise err.inner_exception from None
+            raise
+    return Report(tuple(graphs))
+
+
+def explain(
+    model: torch.nn.Module,
+    inputs: Inputs | Sequence[Inputs],
+    options: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """What would be compiled, and why not the rest.
+
+    Captures only: nothing is tuned, built or run.
+    """
+    config = Config.from_options(None, options)
+    found: list[GraphExplanation] = []
+
+    def look(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], name: str) -> None:
+        found.append(_explain_graph(gm, example_inputs, config, name))
+
+    _run(model, _input_sets(inputs), config, backward=False, look=look)
+    return Explanation(tuple(found))
+
+
+def last_report() -> Report | None:
+    """The report of the most recent compilation in this process, or None before the first."""
+    return reports.last()
+
+
+def _input_sets(inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
+    if isinstance(inputs, list):
+        return inputs
+    if isinstance(inputs, (tuple, Mapping)):
+        return [inputs]
+    raise exc.UnsupportedModel(
+        "inputs", f"a {type(inputs).__name__} is not a tuple, a dict or a list of these"
+    )
+
+
+def _run(
+    model: torch.nn.Module,
+    sets: Sequence[Inputs],
+    config: Config,
+    *,
+    backward: bool,
+    look: Any = None,
+) -> None:
+    """Call a compiled copy once per input set.
+
+    With ``look``, graphs are shown to it and run in eager.
+    """
+
+    def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        if look is None:
+            return backend.compile_dynamo_graph(gm, example_inputs, config)
+        return backend.inspect_dynamo_graph(gm, example_inputs, look)
+
+    torch._dynamo.reset()
+    target = copy.deepcopy(model) if backward or model.training else model
+    # Every shape is a graph of its own.
+    compiled = torch.compile(target, backend=compile_graph, dynamic=False)
+    for given in sets:
+        with torch.set_grad_enabled(backward):
+            out = compiled(**given) if isinstance(given, Mapping) else compiled(*given)
+            if backward:
+                total = sum(t.float().sum() for t in _tensors(out) if t.requires_grad)
+                if isinstance(total, torch.Tensor):
+                    torch.autograd.backward(total)
+    torch._dynamo.reset()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(
+        value.to_tuple() if hasattr(value, "to_tuple") else value
+    )
+    return [t for t in leaves if isinstance(t, torch.Tensor)]
+
+
+def _explain_graph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str
+) -> GraphExplanation:
+    parts = partition(gm, static_inputs=backend.static_inputs(example_inputs))
+    compiler = Compiler(
+        config,
+        store_for(config),
+        kernels.Context.make(config, config.threads or torch.get_num_threads()),
+    )
+    tasks: dict[str, TaskExplanation] = {}
+    partitions: list[str] = []
+    for step in parts.steps:
+        if not isinstance(step, Region):
+            partitions.append("eager: " + ", ".join(str(n.target) for n in step.nodes[:8]))
+            continue
+        orders = [
+            [spec_of(n.meta["val"]).order for n in nodes] for nodes in (step.inputs, step.outputs)
+        ]
+        lowered = compiler.lower(step.graph, orders[0], orders[1])
+        partitions.append(
+            f"compiled: {len(step.nodes)} operators in {len(lowered.fused.kernels)} kernel calls"
+        )
+        known = kernels.look_up(lowered.tasks, config, compiler.store, compiler.context)
+        for task in lowered.tasks:
+            again = tasks.get(task.workload)
+            calls = task.weight + (again.weight if again else 0)
+            tasks[task.workload] = replace(
+                _explain_task(task, compiler, cached=task.workload in known), weight=calls
+            )
+    rejections = tuple(OpFallback(r.node, str(r.kind), r.detail) for r in parts.rejections)
+    return GraphExplanation(
+        name,
+        parts.ops_total,
+        parts.ops_compiled,
+        parts.flops_total,
+        parts.flops_compiled,
+        tuple(partitions),
+        tuple(tasks.values()),
+        rejections,
+    )
+
+
+def _explain_task(task: Task, compiler: Compiler, *, cached: bool) -> TaskExplanation:
+    out = task.spec.nodes[task.spec.outputs[0]]
+    differs: Mapping[str, tuple[Any, Any]] = {}
+    if not cached:
+        key = compiler.context.kernel_key(task.workload)
+        nearest = compiler.store.nearest(key)
+        differs = key.diff(nearest) if nearest is not None else {}
+    shape = "x".join(map(str, out.shape)) or "scalar"
+    return TaskExplanation(
+        task.name,
+        task.workload,
+        shape,
+        out.dtype,
+        task.weight,
+        kernels.flops_of(task.spec),
+        cached,
+        differs,
+    )

@@ -1,0 +1,190 @@
+"""The first-call check: a compiled graph is compared with eager once, on the first real inputs."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from torch_pruner import exc
+from torch_pruner.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logger(__name__)
+
+# Relative to the largest magnitude of an output: what reordered sums may differ by; a bug differs
+# by far more.
+_BOUNDS = {
+    torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2,
+    torch.complex128: 1e-7, torch.complex64: 1e-3,
+}  # fmt: skip
+_SHIFT = 1 / 64  # of the bound: by how much inputs are shifted to see how an output reacts
+_REACTIONS = 4.0  # an output may be off by this many times its reaction
+
+
+class CheckedCall:
+    """Runs ``call``; the first time also ``gm`` in eager, which stays if they differ."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        call: Callable[[list[Any]], list[Any]],
+        name: str,
+        *,
+        strict: bool,
+        on_mismatch: Callable[[], None],
+    ) -> None:
+        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        self._boxed_call = True
+        self._gm: fx.GraphModule | None = gm
+        self._call: Callable[[list[Any]], Any] = call
+        self._name, self._strict, self._on_mismatch = name, strict, on_mismatch
+        self._bounds = bounds_of(gm)
+        self._draws = any(_may_draw(n.target) for n in gm.graph.nodes if n.op == "call_function")
+        self._lock = threading.Lock()
+        self._checked = False
+
+    def __call__(self, args: list[Any]) -> Any:
+        # What draws random numbers is not compared: wrappers around a graph (checkpointing) may
+        # move the generator between the two runs, and a mask that differs then says nothing.
+        if self._checked or self._draws:
+            return self._call(args)
+        with self._lock:
+            if not self._checked:
+                return self._first(args)
+        return self._call(args)
+
+    def _first(self, args: list[Any]) -> Any:
+        gm, values = self._gm, list(args)
+        assert gm is not None
+        args.clear()
+        state = torch.get_rng_state() if self._draws else None
+        with torch.no_grad():
+            expected = run_eager(gm, values)
+            after = torch.get_rng_state() if self._draws else None
+            _rewind(state)
+            got = self._call(list(values))
+            error = self._mismatch(gm, values, got, expected, state)
+        _rewind(after)
+        if error is not None:
+            self._on_mismatch()
+            if self._strict:
+                raise error
+            log.warning("%s; this graph runs in eager from now on", error)
+            self._call, self._checked = _boxed_eager(gm), True
+            return expected
+        self._checked, self._gm = True, None
+        return got
+
+    def _mismatch(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        got: Sequence[Any],
+        expected: Sequence[Any],
+        state: torch.Tensor | None,
+    ) -> exc.ResultMismatch | None:
+        errors = differences(got, expected)
+        pairs = zip(errors, self._bounds, strict=True)
+        bad = [k for k, (e, bound) in enumerate(pairs) if not e <= bound]
+        if not bad:
+            return None
+        # Sums that cancel (the gradient of a bias before a normalisation) are noise in eager too.
+        _rewind(state)
+        reactions = differences(run_eager(gm, [_shifted(v) for v in inputs]), expected)
+        for k in bad:
+            reaction = reactions[k] if reactions[k] < float("inf") else 0.0
+            allowed = max(self._bounds[k], _REACTIONS * reaction)
+            if not errors[k] <= allowed:
+                return exc.ResultMismatch(self._name, k, errors[k], allowed)
+        return None
+
+
+def _may_draw(op: Any) -> bool:
+    """Whether an operator may use the random number generator; another thread may be using it."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return isinstance(op, torch._ops.OperatorBase)
+    return op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _rewind(state: torch.Tensor | None) -> None:
+    if state is not None:
+        torch.set_rng_state(state)
+
+
+def run_eager(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+    """The graph's outputs by its own operators."""
+    return list(gm.forward(*args))
+
+
+def _boxed_eager(gm: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    def call(args: list[Any]) -> list[Any]:
+        values = list(args)
+        args.clear()
+        return run_eager(gm, values)
+
+    return call
+
+
+def bounds_of(gm: fx.GraphModule) -> list[float]:
+    """For every output of a graph, how far it may be off.
+
+    That is as far as the least precise float that it is computed from.
+    """
+    loosest: dict[fx.Node, float] = {}
+    for node in gm.graph.nodes:
+        values = tree_leaves(node.meta.get("val")) if node.op == "call_function" else ()
+        own = [_BOUNDS.get(v.dtype, 0.0) for v in values if isinstance(v, torch.Tensor)]
+        loosest[node] = max([*own, *(loosest[a] for a in node.all_input_nodes)], default=0.0)
+    outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
+    return [loosest[o] if isinstance(o, fx.Node) else 0.0 for o in outputs]
+
+
+def differences(got: Sequence[Any], expected: Sequence[Any]) -> list[float]:
+    """For every output how far it is off.
+
+    Floats: relative to the largest magnitude, and infinitely if NaN or infinity are elsewhere.
+    Integers and booleans: the part of the elements that differ (where floats decide, a sum that is
+    zero but for its rounding falls on either side).
+    """
+    return [_difference(a, b) for a, b in zip(got, expected, strict=True)]
+
+
+def _difference(a: Any, b: Any) -> float:
+    if not isinstance(b, torch.Tensor) or b.layout is not torch.strided or b.is_quantized:
+        return 0.0
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if b.numel() == 0 or b.is_meta:
+        return 0.0
+    if b.is_complex():
+        return max(_difference(a.real, b.real), _difference(a.imag, b.imag))
+    if not b.dtype.is_floating_point:
+        return float((a != b).sum().item() / b.numel())
+    x, y = a.detach().double(), b.detach().double()
+    finite = torch.isfinite(y)
+    if not torch.equal(torch.isnan(x), torch.isnan(y)):
+        return float("inf")
+    if not torch.equal(x[torch.isinf(y)], y[torch.isinf(y)]):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    difference = (x[finite] - y[finite]).abs().max().item()
+    return difference / max(y[finite].abs().max().item(), 1e-30) if difference else 0.0
+
+
+def _shifted(value: Any) -> Any:
+    """A tensor of floats with its elements off by a part of the bound, alternately up and down."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    if value.dtype not in _BOUNDS:
+        return value
+    step = max(_BOUNDS[value.dtype] * _SHIFT, torch.finfo(value.dtype).eps)
+    signs = torch.ones(value.shape, dtype=value.dtype, device=value.device)
+    signs.view(-1)[::2] = -1
+    return value * (1 + step * signs)

@@ -1,0 +1,270 @@
+"""Calls at run time: fill the address table, run the program, hand back torch's own tensors.
+
+Nothing here looks anything up, logs, or reads the environment; the only lock is taken when a
+parameter changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
+from torch_pruner.dynamo.static import Snapshot, StaticInputs
+from torch_pruner.dynamo.tensors import DTYPES, dense_strides, takeable
+from torch_pruner.dynamo.vendor import run_spec
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.memory import Place
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape, strides and dtype of a tensor, and the memory order in which kernels write it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...]
+    dense: bool
+
+    @property
+    def kernel_strides(self) -> tuple[int, ...]:
+        return self.strides if self.dense else dense_strides(self.shape, self.order)
+
+
+class _Local(threading.local):
+    """What each calling thread has for itself: an address table and a workspace."""
+
+    table: Any = None
+    address: int = 0
+    workspace: torch.Tensor | None = None
+    snapshot: Snapshot | None = None
+
+
+class RegionCall:
+    """One compiled region as a function of a list of tensors. Thread safe."""
+
+    def __init__(
+        self,
+        name: str,
+        compiled: CompiledGraph,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        static: Sequence[int],
+    ) -> None:
+        self.name = f"## Call PrunerGraph {name} ##"
+        self.compiled = compiled
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self.static = StaticInputs(compiled, len(inputs), static, [s.order for s in inputs])
+        varying = set(range(len(inputs))) - set(static)
+        plan = compiled.plan
+        self._dynamic = tuple(
+            (k, s.index, self._inputs[s.index].kernel_strides)
+            for k, s in enumerate(plan.slots)
+            if s.kind == "input" and s.index in varying
+        )
+        self._made = tuple(
+            (j, k, self._outputs[j].shape, self._outputs[j].kernel_strides, self._outputs[j].dtype)
+            for k, s in enumerate(plan.slots)
+            if s.kind == "output"
+            for j in (s.index,)
+        )
+        made = {j for j, *_ in self._made}
+        self._copies = tuple(
+            (j, self._source(j, made)) for j in range(len(outputs)) if j not in made
+        )
+        self._restride = tuple(j for j in range(len(outputs)) if not self._outputs[j].dense)
+        self._workspace_slot = next(k for k, s in enumerate(plan.slots) if s.kind == "workspace")
+        self._local = _Local()
+        self._simple = all(not isinstance(s, LibraryCall) for s in compiled.steps)
+
+    def _source(self, j: int, made: set[int]) -> tuple[str, int]:
+        """Where an output that no kernel writes comes from: another output, or an input."""
+        slot = self.compiled.plan.slots[self.compiled.plan.outputs[j]]
+        return (slot.kind, slot.index)
+
+    def _start_thread(self) -> _Local:
+        local = self._local
+        plan = self.compiled.plan
+        local.table = (ctypes.c_int64 * len(plan.slots))()
+        local.address = ctypes.addressof(local.table)
+        local.workspace = torch.empty(max(plan.workspace_bytes, 1), dtype=torch.uint8)
+        local.table[self._workspace_slot] = local.workspace.data_ptr()
+        local.snapshot = None
+        return local
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        local = self._local
+        if local.table is None:
+            local = self._start_thread()
+        table = local.table
+        snapshot = self.static.current(inputs)
+        if snapshot is not local.snapshot:
+            for slot, address in snapshot.table:
+                table[slot] = address
+            local.snapshot = snapshot
+        held = []  # copies of inputs stay alive until the program is done
+        for slot, i, strides in self._dynamic:
+            tensor = inputs[i]
+            address = tensor.data_ptr()
+            if not address or address & 63 or tensor.stride() != strides:
+                tensor = takeable(tensor, strides)
+                held.append(tensor)
+                address = tensor.data_ptr()
+            table[slot] = address
+        results: list[Any] = [None] * len(self._outputs)
+        for j, slot, shape, strides, dtype in self._made:
+            out = torch.empty_strided(shape, strides, dtype=dtype)
+            results[j] = out
+            table[slot] = out.data_ptr()
+        if self._simple:
+            for entry in self.compiled.steps:
+                entry(local.address)  # type: ignore[operator]
+        else:
+            self._run_steps(local, inputs, results)
+        if self._copies or self._restride:
+            self._finish(inputs, results)
+        return results
+
+    def _run_steps(self, local: _Local, inputs: Sequence[torch.Tensor], results: list[Any]) -> None:
+        for step in self.compiled.steps:
+            if isinstance(step, LibraryCall):
+                operands = [
+                    self._tensor(
+                        local,
+                        p,
+                        inputs,
+                        results,
+                        step.spec.nodes[i].shape,
+                        step.spec.nodes[i].dtype,
+                    )
+                    for p, i in zip(step.inputs, step.spec.inputs, strict=True)
+                ]
+                values = run_spec(step.spec, operands)
+                for p, o, value in zip(step.outputs, step.spec.outputs, values, strict=True):
+                    node = step.spec.nodes[o]
+                    self._tensor(local, p, inputs, results, node.shape, node.dtype).copy_(value)
+            else:
+                step(local.address)
+
+    def _tensor(
+        self,
+        local: _Local,
+        place: Place,
+        inputs: Sequence[torch.Tensor],
+        results: list[Any],
+        shape: tuple[int, ...],
+        dtype: str,
+    ) -> torch.Tensor:
+        """The buffer at ``place`` as a dense tensor of ``shape`` (memory order)."""
+        slot = self.compiled.plan.slots[place.slot]
+        if slot.kind == "workspace":
+            assert local.workspace is not None
+            count = 1
+            for d in shape:
+                count *= d
+            nbytes = count * DTYPES[dtype].itemsize
+            return (
+                local.workspace[place.offset : place.offset + nbytes]
+                .view(DTYPES[dtype])
+                .view(shape)
+            )
+        if slot.kind == "output":
+            spec, tensor = self._outputs[slot.index], results[slot.index]
+            return tensor.permute(spec.order)  # type: ignore[no-any-return]
+        if slot.index < len(self._inputs):
+            spec = self._inputs[slot.index]
+            return takeable(inputs[slot.index].detach(), spec.kernel_strides).permute(spec.order)
+        assert local.snapshot is not None
+        return local.snapshot.kept[slot.index - len(self._inputs)]
+
+    def _finish(self, inputs: Sequence[torch.Tensor], results: list[Any]) -> None:
+        for j, (kind, index) in self._copies:
+            source = results[index] if kind == "output" else inputs[index]
+            spec = self._outputs[j]
+            results[j] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(
+                source
+            )
+        for j in self._restride:
+            spec = self._outputs[j]
+            if results[j].stride() != spec.strides:
+                results[j] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(
+                    results[j]
+                )
+
+
+Step = tuple[
+    Callable[[list[Any]], Sequence[Any]], tuple[int, ...], tuple[int, ...], tuple[int, ...]
+]
+
+
+class GraphCall:
+    """A captured graph as steps over numbered values; a boxed callable, as AOTAutograd wants it."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        n_values: int,
+        constants: dict[int, Any],
+        outputs: Sequence[Any],
+    ) -> None:
+        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        self._boxed_call = True
+        self._steps = tuple(steps)
+        self._n_values = n_values
+        self._constants = tuple(constants.items())
+        self._outputs = tuple((o.index, None) if isinstance(o, Value) else (-1, o) for o in outputs)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        values: list[Any] = [*args, *[None] * (self._n_values - len(args))]
+        if isinstance(args, list):
+            args.clear()
+        for index, constant in self._constants:
+            values[index] = constant
+        for run, reads, writes, dead in self._steps:
+            for index, value in zip(writes, run([values[i] for i in reads]), strict=True):
+                values[index] = value
+            for index in dead:
+                values[index] = None
+        return [values[index] if index >= 0 else constant for index, constant in self._outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A numbered value among the outputs."""
+
+    index: int
+
+
+def profiled(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` under a name that ``torch.profiler`` shows; one attribute read when none is on."""
+    profiler = torch.autograd.profiler
+
+    def call(inputs: list[Any]) -> Any:
+        if profiler._is_profiler_enabled:
+            with torch._C._profiler._RecordFunctionFast(name):
+                return run(inputs)
+        return run(inputs)
+
+    return call
+
+
+def eager_step(
+    nodes: Sequence[fx.Node], reads: Sequence[fx.Node], writes: Sequence[fx.Node]
+) -> fx.GraphModule:
+    """The nodes as a module of their own, from ``reads`` to a tuple of ``writes``."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in reads:
+        copies[node] = graph.placeholder(node.name)
+    for node in nodes:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(tuple(copies[n] for n in writes))
+    return fx.GraphModule(torch.nn.Module(), graph)

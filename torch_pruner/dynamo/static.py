@@ -1,0 +1,179 @@
+"""Parameters in the form kernels want: packed, or computed from parameters alone.
+
+They are renewed when a parameter changes. A parameter counts as unchanged while it is the same
+tensor object with the same storage address and the same version, which every in-place operation
+raises. (Writing through ``.data`` or numpy does not raise it.)
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torch_pruner.dynamo.tensors import DTYPES
+from torch_pruner.graph.reference import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping, Sequence
+
+    from torch_pruner.compiler.driver import CompiledGraph
+    from torch_pruner.graph.packing import PackLayout
+
+Array = npt.NDArray[Any]
+
+_Layout = tuple["PackLayout", tuple[int, ...] | None]
+_Memory = tuple[torch.UntypedStorage, int, int | None]
+
+_shared_lock = threading.Lock()
+# For each tensor and layout, the memory that was packed and the packed copy.
+_shared: MutableMapping[torch.Tensor, dict[_Layout, tuple[_Memory, torch.Tensor]]]
+_shared = WeakIdKeyDictionary()
+
+
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """A view of a CPU tensor; bfloat16 by way of its bits."""
+    plain = tensor.detach().resolve_neg()
+    if plain.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        bits: Array = plain.view(torch.int16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    array: Array = plain.numpy()
+    return array
+
+
+def from_numpy(array: Array, dtype: str) -> torch.Tensor:
+    """A copy in memory that torch allocated, and so aligned."""
+    plain = np.asarray(array, order="C")  # ascontiguousarray would give a scalar a dimension
+    if not plain.flags.writeable:  # torch warns of those, though nothing is written here
+        plain = plain.copy()
+    if dtype == "bfloat16":
+        bits = torch.from_numpy(plain.view(np.int16))
+        return torch.empty(array.shape, dtype=torch.bfloat16).copy_(bits.view(torch.bfloat16))
+    source = torch.from_numpy(plain)
+    return torch.empty(array.shape, dtype=DTYPES[dtype]).copy_(source)
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """The version counter, or None for an inference tensor, which has none."""
+    return None if tensor.is_inference() else tensor._version
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Derived tensors, their addresses by slot, and the parameters they were made from.
+
+    ``storages`` keep the memory of the parameters: a new one at the same address would look
+    unchanged.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    storages: tuple[torch.UntypedStorage, ...]
+    versions: tuple[int | None, ...]
+    addresses: tuple[int, ...]
+    table: tuple[tuple[int, int], ...]  # (slot, address)
+    kept: tuple[torch.Tensor, ...]
+
+    def valid(self, inputs: Sequence[torch.Tensor], indices: Sequence[int]) -> bool:
+        """Whether the parameters among ``inputs`` are those of the snapshot, unchanged."""
+        known = zip(indices, self.tensors, self.versions, self.addresses, strict=True)
+        for i, tensor, version, address in known:
+            now = inputs[i]
+            if now is not tensor or version is None:
+                return False
+            if now._version != version or now.data_ptr() != address:
+                return False
+        return True
+
+
+class StaticInputs:
+    """The static inputs of one compiled graph. Safe for concurrent calls."""
+
+    def __init__(
+        self,
+        compiled: CompiledGraph,
+        n_inputs: int,
+        static: Sequence[int],
+        orders: Sequence[tuple[int, ...]],
+    ) -> None:
+        self._compiled = compiled
+        self._n_inputs = n_inputs
+        self._orders = orders
+        self.indices = tuple(static)
+        self._slots = [
+            (k, slot)
+            for k, slot in enumerate(compiled.plan.slots)
+            if slot.kind in ("input", "packed")
+            and (slot.index in set(static) or slot.index >= n_inputs)
+        ]
+        self._lock = threading.Lock()
+        self._current: Snapshot | None = None
+
+    def current(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
+        """The snapshot for ``inputs``, made anew when a parameter changed."""
+        snapshot = self._current
+        if snapshot is not None and snapshot.valid(inputs, self.indices):
+            return snapshot
+        with self._lock:
+            snapshot = self._current
+            if snapshot is None or not snapshot.valid(inputs, self.indices):
+                snapshot = self._current = self._make(inputs)
+        return snapshot
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held beside the parameters themselves."""
+        return sum(t.nbytes for t in self._current.kept) if self._current else 0
+
+    def _make(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
+        prepared: list[torch.Tensor] = []
+        compiled = self._compiled
+        if compiled.prepare is not None:
+            arrays = [to_numpy(inputs[i]) for i in compiled.sources]
+            results = evaluate(compiled.prepare, arrays)
+            dtypes = [compiled.prepare.nodes[o].dtype for o in compiled.prepare.outputs]
+            prepared = [from_numpy(a, d) for a, d in zip(results, dtypes, strict=True)]
+        kept, table = list(prepared), []
+        for k, slot in self._slots:
+            own = slot.index < self._n_inputs
+            tensor = inputs[slot.index] if own else prepared[slot.index - self._n_inputs]
+            if slot.pack is not None:
+                tensor = _packed(tensor, slot.pack, self._orders[slot.index] if own else None)
+                kept.append(tensor)
+            elif own:
+                dense = tensor.permute(self._orders[slot.index])
+                if not dense.is_contiguous() or tensor.data_ptr() % 64 or tensor.is_neg():
+                    tensor = torch.empty(dense.shape, dtype=dense.dtype).copy_(dense.detach())
+                    kept.append(tensor)
+            table.append((k, tensor.data_ptr()))
+        mine = tuple(inputs[i] for i in self.indices)
+        return Snapshot(
+            mine, tuple(t.untyped_storage() for t in mine), tuple(version_of(t) for t in mine),
+            tuple(t.data_ptr() for t in mine), tuple(table), tuple(kept),
+        )  # fmt: skip
+
+
+def _packed(
+    tensor: torch.Tensor, layout: PackLayout, order: tuple[int, ...] | None
+) -> torch.Tensor:
+    """The packed copy, shared between all graphs that want this layout of the parameter."""
+    memory = tensor.untyped_storage(), tensor.data_ptr(), version_of(tensor)
+    with _shared_lock:
+        known = _shared.get(tensor, {}).get((layout, order))
+    if known is not None and memory[2] is not None and known[0] == memory:
+        return known[1]
+    dense = tensor if order is None else tensor.detach().permute(order)
+    packed = from_numpy(layout.pack(to_numpy(dense)), _dtype_name(tensor.dtype))
+    with _shared_lock:
+        _shared.setdefault(tensor, {})[layout, order] = (memory, packed)
+    return packed
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return next(name for name, d in DTYPES.items() if d == dtype)

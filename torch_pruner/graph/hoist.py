@@ -1,0 +1,112 @@
+"""Splits off what depends on parameters alone: it is computed once, not at every call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ops import OpKind
+
+_MAX_GROWTH = 4  # a hoisted value may be this many times larger than what it is made from
+
+
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """``prepare`` maps static inputs to new static inputs of ``graph``.
+
+    ``sources`` are the indices of what it reads in the original graph.
+    """
+
+    graph: Graph
+    prepare: Graph | None
+    sources: tuple[int, ...]
+
+
+def hoist_static(graph: Graph) -> Hoisted:
+    """Move computed static values out of ``graph``.
+
+    Its inputs keep their indices; new ones are appended.
+    """
+    static = _static_nodes(graph)
+    users = graph.users()
+    outputs = set(graph.outputs)
+    cut = [
+        i
+        for i in sorted(static)
+        if graph.nodes[i].kind not in (OpKind.LEAF, OpKind.VIEW)
+        and (
+            i in outputs
+            or any(u not in static or graph.nodes[u].kind is OpKind.VIEW for u in users[i])
+        )
+        and (i in outputs or _leaves(graph, users, static, i))
+    ]
+    if not cut:
+        return Hoisted(graph, None, ())
+    prepare, sources = _extract(graph, cut)
+    first = len(graph.inputs)
+    builder = Builder()
+    new: dict[int, int] = {}
+    for i, node in enumerate(graph.nodes):
+        if i in cut:
+            new[i] = builder.input(first + cut.index(i), node.shape, node.dtype, static=True)
+        else:
+            new[i] = builder.append(
+                node.op, (new[j] for j in node.inputs), node.shape, node.dtype, **dict(node.attrs)
+            )
+    return Hoisted(builder.finish([new[o] for o in graph.outputs]), prepare, sources)
+
+
+def _static_nodes(graph: Graph) -> set[int]:
+    """Nodes that depend on static inputs (at least one) and constants only, and did not grow."""
+    static: set[int] = set()
+    size: dict[int, int] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op == "input":
+            if node.attr("static"):
+                static.add(i)
+                size[i] = node.numel
+        elif node.inputs and any(j in static for j in node.inputs):
+            others = (j for j in node.inputs if j not in static)
+            origin = sum(size[j] for j in node.inputs if j in static)
+            if (
+                all(graph.nodes[j].op == "const" for j in others)
+                and node.numel <= _MAX_GROWTH * origin
+            ):
+                static.add(i)
+                size[i] = origin
+    return static
+
+
+def _leaves(graph: Graph, users: list[list[int]], static: set[int], node: int) -> bool:
+    """Whether a reader outside the static part sees ``node``, directly or through static views."""
+    for u in users[node]:
+        if u not in static:
+            return True
+        if graph.nodes[u].kind is OpKind.VIEW and (
+            u in graph.outputs or _leaves(graph, users, static, u)
+        ):
+            return True
+    return False
+
+
+def _extract(graph: Graph, wanted: list[int]) -> tuple[Graph, tuple[int, ...]]:
+    needed: set[int] = set()
+    stack = list(wanted)
+    while stack:
+        i = stack.pop()
+        if i not in needed:
+            needed.add(i)
+            stack.extend(graph.nodes[i].inputs)
+    builder = Builder()
+    new: dict[int, int] = {}
+    sources: list[int] = []
+    for i in sorted(needed):
+        node = graph.nodes[i]
+        if node.op == "input":
+            new[i] = builder.input(len(sources), node.shape, node.dtype, static=True)
+            sources.append(node.attr("index"))
+        else:
+            new[i] = builder.append(
+                node.op, (new[j] for j in node.inputs), node.shape, node.dtype, **dict(node.attrs)
+            )
+    return builder.finish([new[i] for i in wanted]), tuple(sources)

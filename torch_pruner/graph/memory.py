@@ -1,0 +1,146 @@
+"""Places every buffer of a fused graph: inputs, outputs by address, the rest in one workspace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.graph.fuse import FusedGraph
+    from torch_pruner.graph.packing import PackLayout
+    from torch_pruner.graph.signature import Signature
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One entry of the address table.
+
+    ``index`` counts inputs or outputs; the workspace is one slot.
+    """
+
+    kind: str  # "input" | "packed" | "output" | "workspace"
+    index: int = 0
+    pack: PackLayout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a kernel argument lives: a slot and an offset in bytes."""
+
+    slot: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """``arguments[k]`` are the places of kernel k's parameters (inputs, outputs, scratch).
+
+    ``outputs[j]`` is the slot of output j; several outputs may be one node and then one slot.
+    """
+
+    slots: tuple[Slot, ...]
+    arguments: tuple[tuple[Place, ...], ...]
+    outputs: tuple[int, ...]
+    workspace_bytes: int
+
+
+@dataclass(slots=True)
+class _Planner:
+    fused: FusedGraph
+    slots: list[Slot] = field(default_factory=list)
+    known: dict[object, int] = field(default_factory=dict)
+    free: list[tuple[int, int]] = field(default_factory=list)  # (offset, size), sorted
+    top: int = 0
+
+    def slot(self, slot: Slot, key: object) -> int:
+        if key not in self.known:
+            self.known[key] = len(self.slots)
+            self.slots.append(slot)
+        return self.known[key]
+
+    def allocate(self, nbytes: int) -> int:
+        """The lowest gap that fits, else the end."""
+        size = _round_up(nbytes)
+        for i, (offset, gap) in enumerate(self.free):
+            if gap >= size:
+                self.free[i : i + 1] = [(offset + size, gap - size)] if gap > size else []
+                return offset
+        offset, self.top = self.top, self.top + size
+        return offset
+
+    def release(self, offset: int, nbytes: int) -> None:
+        spans = sorted([*self.free, (offset, _round_up(nbytes))])
+        merged: list[tuple[int, int]] = []
+        for start, size in spans:
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((start, size))
+        self.free = merged
+
+
+def plan_memory(fused: FusedGraph, signatures: Sequence[Signature]) -> MemoryPlan:
+    """Lay out the buffers of ``fused`` for kernels with these signatures, reusing dead memory."""
+    planner = _Planner(fused)
+    nodes = fused.graph.nodes
+    workspace = planner.slot(Slot("workspace"), "workspace")
+    output_index: dict[int, int] = {}
+    for j, node in enumerate(fused.graph.outputs):
+        output_index.setdefault(node, j)
+    last_use = _last_uses(fused)
+    offsets: dict[int, int] = {}
+    arguments = []
+    for k, (kernel, takes) in enumerate(zip(fused.kernels, signatures, strict=True)):
+        places = []
+        for node, pack in zip(kernel.inputs, takes.packs, strict=True):
+            if nodes[node].op == "input":
+                index = nodes[node].attr("index")
+                slot = Slot("packed", index, pack) if pack else Slot("input", index)
+                places.append(Place(planner.slot(slot, slot)))
+            elif node in output_index:
+                places.append(Place(planner.known["output", node]))
+            else:
+                places.append(Place(workspace, offsets[node]))
+        for node, spec in zip(kernel.outputs, takes.outputs, strict=True):
+            if node in output_index:
+                places.append(
+                    Place(planner.slot(Slot("output", output_index[node]), ("output", node)))
+                )
+            else:
+                offsets[node] = planner.allocate(spec.nbytes)
+                places.append(Place(workspace, offsets[node]))
+        scratch = [(planner.allocate(spec.nbytes), spec.nbytes) for spec in takes.scratch]
+        places.extend(Place(workspace, offset) for offset, _ in scratch)
+        arguments.append(tuple(places))
+        for offset, nbytes in scratch:
+            planner.release(offset, nbytes)
+        for node in (*kernel.inputs, *kernel.outputs):
+            if node in offsets and last_use[node] == k:
+                planner.release(offsets.pop(node), nodes[node].nbytes)
+    outputs = tuple(_output_slot(planner, fused, node) for node in fused.graph.outputs)
+    return MemoryPlan(tuple(planner.slots), tuple(arguments), outputs, planner.top)
+
+
+def _output_slot(planner: _Planner, fused: FusedGraph, node: int) -> int:
+    if (made := planner.known.get(("output", node))) is not None:
+        return made
+    source = fused.graph.nodes[node]
+    assert source.op == "input", "an output that no kernel writes"
+    slot = Slot("input", source.attr("index"))
+    return planner.slot(slot, slot)
+
+
+def _last_uses(fused: FusedGraph) -> Mapping[int, int]:
+    last: dict[int, int] = {}
+    for k, kernel in enumerate(fused.kernels):
+        for node in (*kernel.inputs, *kernel.outputs):
+            last[node] = k
+    return last
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT

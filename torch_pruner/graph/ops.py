@@ -1,0 +1,112 @@
+"""The operators of the graph IR: a closed table that importers target and emitters implement.
+
+Every operator is one of seven kinds. ``POINTWISE`` reads its operands at the output's own index;
+``VIEW`` reads one operand at a permuted or affine index; ``INJECTIVE`` reads at computed indices;
+``REDUCE``, ``WINDOW`` and ``CONTRACT`` sum or select over axes that the output lacks; ``LEAF`` has
+no operand.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class OpKind(StrEnum):
+    """How an operator's output element depends on its operands' elements."""
+
+    LEAF = "leaf"
+    POINTWISE = "pointwise"
+    VIEW = "view"
+    INJECTIVE = "injective"
+    REDUCE = "reduce"
+    WINDOW = "window"
+    CONTRACT = "contract"
+
+
+# Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes)
+#          const: attr value (number, or the strings "nan", "inf", "-inf"); shape is always ()
+#          iota:  attr dim; element = index along that dim (integer dtype)
+LEAVES = ("input", "const", "iota")
+
+UNARY = (
+    "neg", "abs", "sign", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
+    "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
+    "acosh", "atanh", "erf", "erfc", "sigmoid", "relu", "floor", "ceil", "trunc",
+    "round",  # half to even
+    "isnan", "isinf", "logical_not", "bitwise_not",
+    "cast",  # to the node's dtype; float -> int truncates, any -> bool is != 0
+)  # fmt: skip
+
+BINARY = (
+    "add", "sub", "mul",
+    "div",  # floating only
+    # Python semantics (sign of the divisor); integer division by zero must not trap
+    "floordiv", "mod",
+    "truncdiv", "fmod",  # C semantics (sign of the dividend)
+    "pow", "atan2", "maximum", "minimum",  # maximum/minimum propagate NaN
+    "eq", "ne", "lt", "le", "gt", "ge",  # -> bool
+    "logical_and", "logical_or", "logical_xor",  # bool operands
+    "bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "shift_right",
+)  # fmt: skip
+
+TERNARY = ("where",)  # (bool condition, a, b)
+
+# Views.  reshape: same number of elements, row-major
+#         permute: attr perm (output dim i is input dim perm[i])
+#         broadcast: numpy rules, operand rank <= output rank
+#         slice: attrs starts, steps (one per dim; output shape gives the stops) | flip: attr dims
+VIEWS = ("reshape", "permute", "broadcast", "slice", "flip")
+
+# Injective.  pad: attrs lo, hi (per dim, >= 0), value | cat: attr dim, n operands
+#   take: (x, index), attr dim: out[a.., i.., b..] = x[a.., index[i..], b..]; a negative index
+#     counts from the end
+#   gather: (x, index), attr dim: torch.gather, index rank = x rank
+INJECTIVE = ("pad", "cat", "take", "gather")
+
+# Reduce.  sum, prod, max, min, any, all: attr axes (sorted tuple); reduced dims are dropped;
+#     max/min propagate NaN
+#   argmax, argmin: attr axes (one axis), first occurrence, int64; NaN counts as the largest
+#     (argmax) or the smallest (argmin)
+REDUCE = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+
+# Window.  window_max, window_sum over the trailing len(kernel) dims: attrs kernel, stride, lo, hi,
+#     dilation.
+#   Padding contributes -inf (lowest for integers) or 0. Output shape is given by the node
+#     (ceil_mode is the importer's).
+WINDOW = ("window_max", "window_sum")
+
+# Contract.  matmul: (..., M, K) x (..., K, N), equal leading dims
+#   conv: (N, C, *S) x (O, C/groups, *R): attrs stride, lo, hi (padding), dilation, groups
+#   conv_transpose: (N, C, *S) x (C, O/groups, *R): attrs stride, lo (padding), dilation, groups;
+#     output shape is given
+#   Accumulation is float32 for float32/float16/bfloat16, float64 for float64, the same integer type
+#     for integers.
+CONTRACT = ("matmul", "conv", "conv_transpose")
+
+KINDS: dict[str, OpKind] = {
+    **dict.fromkeys(LEAVES, OpKind.LEAF),
+    **dict.fromkeys((*UNARY, *BINARY, *TERNARY), OpKind.POINTWISE),
+    **dict.fromkeys(VIEWS, OpKind.VIEW),
+    **dict.fromkeys(INJECTIVE, OpKind.INJECTIVE),
+    **dict.fromkeys(REDUCE, OpKind.REDUCE),
+    **dict.fromkeys(WINDOW, OpKind.WINDOW),
+    **dict.fromkeys(CONTRACT, OpKind.CONTRACT),
+}
+
+# Pointwise operators that cost more than a few instructions: not worth computing twice.
+EXPENSIVE = frozenset(
+    (
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
+        "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid",
+        "pow", "atan2", "div", "sqrt", "rsqrt", "floordiv", "mod", "truncdiv", "fmod",
+    )
+)  # fmt: skip
+
+COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
+ITEMSIZE: dict[str, int] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+DTYPES = tuple(ITEMSIZE)
+FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))

@@ -1,0 +1,96 @@
+"""What a scheduled kernel takes: packed inputs and scratch, from graph and decisions alone.
+
+A warm start plans memory and packs weights from this alone; the emitters build their parameters
+from it, so the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.contraction import constant_operand, contraction_of
+from torch_pruner.graph.ops import ITEMSIZE
+from torch_pruner.graph.packing import PackLayout
+from torch_pruner.graph.rows import row_domain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.graph.ir import Graph, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec:
+    """Shape and dtype of one kernel parameter."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Parameters in order: inputs by index, outputs, scratch.
+
+    ``packs[i]`` is None for an input taken as it is.
+    """
+
+    inputs: tuple[BufferSpec, ...]
+    outputs: tuple[BufferSpec, ...]
+    scratch: tuple[BufferSpec, ...]
+    packs: tuple[PackLayout | None, ...]
+
+
+def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signature:
+    """The parameters of ``spec`` scheduled by ``sketch`` with ``decisions``."""
+    packs: list[PackLayout | None] = [None] * len(spec.inputs)
+    scratch: tuple[BufferSpec, ...] = ()
+    if sketch == "contraction":
+        scratch = _contraction(spec, decisions, packs)
+    elif sketch == "rows":
+        scratch = _rows(spec, decisions)
+    nodes = spec.nodes
+    inputs = tuple(
+        BufferSpec(p.shape if p else nodes[i].shape, nodes[i].dtype)
+        for i, p in zip(spec.inputs, packs, strict=True)
+    )
+    outputs = tuple(BufferSpec(nodes[o].shape, nodes[o].dtype) for o in spec.outputs)
+    return Signature(inputs, outputs, scratch, tuple(packs))
+
+
+def _contraction(
+    spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]
+) -> tuple[BufferSpec, ...]:
+    """Scratch in order: the panel of an operand packed at run time, the padded input."""
+    con = contraction_of(spec)
+    block = decisions["vl"] * decisions["nv"]
+    shape = (con.groups, -(-con.n // block), con.depth, block)
+    scratch: list[BufferSpec] = []
+    if (constant := constant_operand(spec, con)) is not None:
+        index, view = constant
+        packs[index] = PackLayout(view, con.form, con.groups, block, shape)
+    elif decisions["pack"] or con.n % block:  # unpacked panels must not reach past a row's end
+        scratch.append(BufferSpec(shape, spec.nodes[con.b].dtype))
+    if con.conv is not None and con.conv.copies_input:
+        channels = spec.nodes[con.a].shape[1]
+        scratch.append(BufferSpec((con.m[0], *con.conv.padded, channels), spec.nodes[con.a].dtype))
+    return tuple(scratch)
+
+
+def row_tasks(spec: Graph, decisions: Mapping[str, int]) -> tuple[int, int]:
+    """(rows of one parallel task, number of tasks) of a row kernel."""
+    rows = row_domain(spec).rows
+    chunk = max(1, min(decisions["chunk"], rows)) if decisions["par"] else rows
+    return chunk, -(-rows // chunk)
+
+
+def _rows(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
+    """One row of scratch per parallel task for every value kept between passes."""
+    domain = row_domain(spec)
+    tasks = row_tasks(spec, decisions)[1]
+    return tuple(BufferSpec((tasks, domain.width), spec.nodes[k].dtype) for k in domain.kept_values)

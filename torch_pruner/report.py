@@ -1,0 +1,339 @@
+"""What one or more compilations did: values, their JSON, and their text for people.
+
+In: numbers that the compiler and the backend collect. Out: ``Report``, the table that ``print``
+shows, and the one line that is logged. Knows neither torch nor TVM. Times are seconds in values
+and in JSON; text shows us, ms or s.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch_pruner.log import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Source = Literal["tuned", "library", "cache", "untuned"]
+# When two graphs share a kernel, the merged task shows the first of these that applies.
+SOURCES: tuple[Source, ...] = ("tuned", "library", "cache", "untuned")
+COLUMNS = 100
+_ROWS_SHOWN = 20
+_GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """One kernel. ``workload`` is its digest, ``digest`` that of the schedule it got.
+
+    ``latency_before_s`` is of what the kernel replaces; a latency is None where nothing was timed.
+    ``trials`` counts the candidates measured for it, before this compilation too.
+    """
+
+    name: str
+    workload: str
+    weight: int
+    flops: float
+    source: Source
+    latency_before_s: float | None
+    latency_after_s: float | None
+    trials: int
+    digest: str
+    sketch: str = ""
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster the kernel became, where both latencies are known."""
+        if self.latency_before_s is None or not self.latency_after_s:
+            return None
+        return self.latency_before_s / self.latency_after_s
+
+    def merge(self, other: TaskReport) -> TaskReport:
+        """The same kernel in two graphs: weights add, the better source is shown."""
+        best, rest = sorted((self, other), key=lambda t: SOURCES.index(t.source))
+        before = rest.latency_before_s if best.latency_before_s is None else best.latency_before_s
+        after = rest.latency_after_s if best.latency_after_s is None else best.latency_after_s
+        weight, trials = self.weight + other.weight, max(self.trials, other.trials)
+        return replace(
+            best, weight=weight, trials=trials, latency_before_s=before, latency_after_s=after
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpFallback:
+    """An operator left to the fallback: which, the kind of reason, and the reason in words."""
+
+    node: str
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """One compiled graph. ``weight_bytes`` is held by packed copies of weights,
+    ``workspace_bytes`` by buffers between kernels."""
+
+    name: str
+    ops_total: int
+    ops_compiled: int
+    flops_total: float
+    flops_compiled: float
+    regions: int
+    ops_fallback: tuple[OpFallback, ...] = ()
+    tasks: tuple[TaskReport, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    trials: int = 0
+    notes: tuple[str, ...] = ()
+    weight_bytes: int = 0
+    workspace_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(replace(self, seconds=_phases([self.seconds])))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What compiling did, graph by graph; the properties are sums over ``graphs``."""
+
+    graphs: tuple[GraphReport, ...] = ()
+
+    @property
+    def ops_total(self) -> int:
+        return sum(g.ops_total for g in self.graphs)
+
+    @property
+    def ops_compiled(self) -> int:
+        return sum(g.ops_compiled for g in self.graphs)
+
+    @property
+    def ops_fallback(self) -> tuple[OpFallback, ...]:
+        return tuple(f for g in self.graphs for f in g.ops_fallback)
+
+    @property
+    def flops_total(self) -> float:
+        return sum(g.flops_total for g in self.graphs)
+
+    @property
+    def flops_compiled(self) -> float:
+        return sum(g.flops_compiled for g in self.graphs)
+
+    @property
+    def tasks(self) -> tuple[TaskReport, ...]:
+        """Every distinct kernel once, in the order of first use."""
+        merged: dict[str, TaskReport] = {}
+        for task in (t for g in self.graphs for t in g.tasks):
+            known = merged.get(task.workload)
+            merged[task.workload] = task if known is None else known.merge(task)
+        return tuple(merged.values())
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Number of distinct kernels by source, every source present."""
+        found = [t.source for t in self.tasks]
+        return {source: found.count(source) for source in SOURCES}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, every phase present."""
+        return _phases(g.seconds for g in self.graphs)
+
+    @property
+    def trials(self) -> int:
+        return sum(g.trials for g in self.graphs)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(n for g in self.graphs for n in g.notes))
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(g.weight_bytes for g in self.graphs)
+
+    @property
+    def workspace_bytes(self) -> int:
+        return sum(g.workspace_bytes for g in self.graphs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every graph was compiled, with no operator left to the fallback and no kernel
+        untuned. A graph that eager runs as a whole has no operators, and a note that says why."""
+        compiled = bool(self.graphs) and all(g.ops_total for g in self.graphs)
+        return compiled and not self.ops_fallback and not self.sources["untuned"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The graphs, and the sums over them under the same names as the properties."""
+        return {
+            "ops_total": self.ops_total,
+            "ops_compiled": self.ops_compiled,
+            "ops_fallback": [asdict(f) for f in self.ops_fallback],
+            "flops_total": self.flops_total,
+            "flops_compiled": self.flops_compiled,
+            "tasks": [asdict(t) for t in self.tasks],
+            "sources": self.sources,
+            "seconds": self.seconds,
+            "trials": self.trials,
+            "notes": list(self.notes),
+            "weight_bytes": self.weight_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "graphs": [g.to_json() for g in self.graphs],
+        }
+
+    def summary(self) -> str:
+        """The line that is logged for every compilation."""
+        count, phases = self.sources, self.seconds
+        spent = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())
+        left = self.ops_total - self.ops_compiled
+        return (
+            f"{self.ops_compiled} of {self.ops_total} operators compiled, {left} left to the"
+            f" fallback; kernels: {count['tuned']} tuned, {count['cache']} from cache,"
+            f" {count['library']} from the library, {count['untuned']} untuned;"
+            f" {self.trials} trials; {sum(phases.values()):.2f} s ({spent})"
+        )
+
+    def __str__(self) -> str:
+        parts = [self._graph_lines(), self._task_table(), self._fallback_lines()]
+        notes = [textwrap.wrap(f"note: {note}", COLUMNS) for note in self.notes]
+        parts += [[line for note in notes for line in note], self._totals()]
+        return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+    def _graph_lines(self) -> list[str]:
+        if not self.graphs:
+            return ["nothing was compiled"]
+        headers = ("graph", "operators", "compiled", "FLOPs", "compiled", "regions", "kernels")
+        rows = [
+            (
+                g.name,
+                str(g.ops_total),
+                percent(g.ops_compiled, g.ops_total),
+                flops_text(g.flops_total),
+                percent(g.flops_compiled, g.flops_total),
+                str(g.regions),
+                str(len(g.tasks)),
+            )
+            for g in self.graphs
+        ]
+        return table(headers, rows, align="<>>>>>>")
+
+    def _task_table(self) -> list[str]:
+        if not (tasks := self.tasks):
+            return []
+        headers = ("kernel", "source", "weight", "FLOPs", "before", "after", "gain", "trials")
+        rows = [
+            (
+                t.name,
+                t.source,
+                str(t.weight),
+                flops_text(t.flops),
+                time_text(t.latency_before_s),
+                time_text(t.latency_after_s),
+                "-" if t.gain is None else f"{t.gain:.2f}x",
+                str(t.trials),
+                t.sketch or t.digest[:8] or "-",
+            )
+            for t in tasks
+        ]
+        return table((*headers, "schedule"), rows, align="<<>>>>>><")
+
+    def _fallback_lines(self) -> list[str]:
+        """Reasons with how often each applies, the most frequent first."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for f in self.ops_fallback:
+            groups.setdefault((f.kind, f.detail), []).append(f.node)
+        if not groups:
+            return []
+        lines = [f"left to the fallback: {len(self.ops_fallback)} operators"]
+        ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
+        for (kind, detail), nodes in ranked[:_ROWS_SHOWN]:
+            more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+            text = f"{nodes[0]}{more}: {kind}: {detail}"
+            lines += textwrap.wrap(text, COLUMNS, initial_indent="  ", subsequent_indent=" " * 6)
+        if len(ranked) > _ROWS_SHOWN:
+            lines.append(f"  and {len(ranked) - _ROWS_SHOWN} other reasons (all in to_json())")
+        return lines
+
+    def _totals(self) -> list[str]:
+        count, phases = self.sources, self.seconds
+        kernels = ", ".join(f"{n} {name}" for name, n in count.items())
+        lines = [f"kernels: {kernels}; {self.trials} trials"]
+        timed = [t for t in self.tasks if t.gain is not None]
+        if timed:
+            before = sum(t.weight * (t.latency_before_s or 0.0) for t in timed)
+            after = sum(t.weight * (t.latency_after_s or 0.0) for t in timed)
+            lines.append(
+                f"kernels timed before and after, by weight: {time_text(before)}"
+                f" -> {time_text(after)} ({before / after:.2f}x)"
+            )
+        spent = ", ".join(f"{name} {s:.2f}" for name, s in phases.items() if s >= 0.005)
+        if spent:
+            lines.append(f"seconds: {sum(phases.values()):.2f} ({spent})")
+        if self.weight_bytes or self.workspace_bytes:
+            packed, work = bytes_text(self.weight_bytes), bytes_text(self.workspace_bytes)
+            lines.append(f"memory: {packed} in packed copies of weights, {work} workspace")
+        return lines
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, align: str) -> list[str]:
+    """Lines of a table of at most ``COLUMNS`` columns.
+
+    ``align`` has ``<`` or ``>`` for each column. The first column is shortened where the table
+    would be too wide.
+    """
+    lines = [tuple(headers), *(tuple(row) for row in rows)]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    widths[0] = min(widths[0], max(8, COLUMNS - sum(widths[1:]) - _GAP * (len(widths) - 1)))
+
+    def text(line: Sequence[str]) -> str:
+        cells = zip(line, align, widths, strict=True)
+        padded = (f"{shorten(cell, width):{side}{width}}" for cell, side, width in cells)
+        return shorten((" " * _GAP).join(padded).rstrip())
+
+    return [text(line) for line in lines]
+
+
+def shorten(text: str, width: int = COLUMNS) -> str:
+    """``text`` in at most ``width`` characters; dots show that some are missing."""
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def time_text(seconds: float | None) -> str:
+    """A latency in the unit that suits it."""
+    if seconds is None:
+        return "-"
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.1f} us"
+    return f"{1e3 * seconds:.2f} ms" if seconds < 1.0 else f"{seconds:.2f} s"
+
+
+def flops_text(flops: float) -> str:
+    """A number of floating-point operations with a decimal prefix."""
+    return _scaled(flops, 1000, ("", " k", " M", " G", " T", " P"))
+
+
+def bytes_text(size: int) -> str:
+    """A size with a binary prefix."""
+    return _scaled(size, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def percent(part: float, whole: float) -> str:
+    """A share, rounded so that only the whole is 100 %."""
+    if not whole:
+        return "-"
+    share = 100.0 * part / whole
+    return f"{share:.0f} %" if part in (0, whole) else f"{min(max(share, 0.1), 99.9):.1f} %"
+
+
+def _scaled(value: float, base: int, units: Sequence[str]) -> str:
+    index = 0
+    while value >= base and index < len(units) - 1:
+        value, index = value / base, index + 1
+    return f"{value:.0f}{units[index]}" if index == 0 else f"{value:.1f}{units[index]}"
+
+
+def _phases(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total = dict.fromkeys(PHASES, 0.0)
+    for part in parts:
+        for name, seconds in part.items():
+            total[name] += seconds
+    return total

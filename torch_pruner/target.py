@@ -1,0 +1,353 @@
+"""What code is generated for, and on which device: plain values, found out without torch or TVM.
+
+``TargetSpec`` is TVM's target in dict form plus the constants that analytical models need.
+``DeviceFingerprint`` names the physical device, for cache keys. Both come from ``/proc/cpuinfo``
+and sysfs; what cannot be read gets a modest default: an unknown machine is slow, not broken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.exc import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Attr = bool | int | str | tuple[str, ...]
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+# The flags of /proc/cpuinfo that a name promises LLVM, as far as generated code can use them.
+_V2 = frozenset({"sse4_1", "sse4_2", "ssse3", "popcnt", "cx16"})
+_V3 = _V2 | {"avx", "avx2", "fma", "bmi1", "bmi2", "f16c", "abm", "movbe"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_ICELAKE = _V4 | {"avx512_vnni", "avx512vbmi", "avx512_vbmi2", "avx512ifma", "avx512_bitalg"}
+_ICELAKE |= {"avx512_vpopcntdq", "gfni", "vaes", "vpclmulqdq"}
+_ZEN4 = _ICELAKE | {"avx512_bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class CpuModel:
+    """Constants of one microarchitecture. ``fma_per_cycle`` counts FMAs of full vector width."""
+
+    mcpu: str
+    vector_bytes: int
+    fma_per_cycle: int
+    frequency_hz: float  # under sustained vector work, where the kernel does not tell
+    needs: frozenset[str] = frozenset()
+
+    @property
+    def vector_registers(self) -> int:
+        return 32 if self.vector_bytes == 64 or self.mcpu == "generic" else 16
+
+    def attrs(self) -> dict[str, Any]:
+        """What TVM's target says about this microarchitecture."""
+        if self not in _INTEL or self.vector_bytes < 64:
+            return {"mcpu": self.mcpu}
+        # LLVM prefers half the vector width there, for the clock's sake; kernels lose by that.
+        return {"mcpu": self.mcpu, "mattr": ["-prefer-256-bit"]}
+
+
+# First match wins within a family; a name whose flags a hypervisor hides is passed over.
+_AMD = (
+    (0x1A, CpuModel("znver5", 64, 2, 3.9e9, _ZEN4 | {"avx_vnni"})),
+    (0x19, CpuModel("znver4", 64, 1, 3.6e9, _ZEN4)),  # two 256-bit pipes make one 512-bit FMA
+    (0x19, CpuModel("znver3", 32, 2, 3.4e9, _V3 | {"vaes", "vpclmulqdq"})),
+    (0x17, CpuModel("znver2", 32, 2, 3.2e9, _V3 | {"clwb"})),
+    (0x17, CpuModel("znver1", 32, 1, 3.0e9, _V3)),
+)
+_INTEL = (
+    CpuModel("sapphirerapids", 64, 2, 3.0e9, _ZEN4 | {"avx512_fp16", "avx_vnni"}),
+    CpuModel("icelake-server", 64, 2, 2.8e9, _ICELAKE),
+    CpuModel("cascadelake", 64, 2, 2.8e9, _V4 | {"avx512_vnni"}),
+    CpuModel("skylake-avx512", 64, 2, 2.6e9, _V4),
+    CpuModel("haswell", 32, 2, 2.8e9, _V3),
+)
+_GENERIC_X86 = (
+    CpuModel("x86-64-v4", 64, 1, 2.5e9, _V4),
+    CpuModel("x86-64-v3", 32, 2, 2.5e9, _V3),
+    CpuModel("x86-64-v2", 16, 1, 2.5e9, _V2),
+    CpuModel("x86-64", 16, 1, 2.5e9),
+)
+_GENERIC = CpuModel("generic", 16, 2, 2.5e9)
+_AARCH64_TRIPLES = {"Darwin": "arm64-apple-darwin"}
+_BY_NAME = {m.mcpu: m for m in (*(m for _, m in _AMD), *_INTEL, *_GENERIC_X86, _GENERIC)}
+# What kernels may use and therefore time differently; other flags differ between equal devices.
+_ISA_FLAGS = frozenset(
+    {
+        *("sse4_2", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_vnni", "avx512_bf16"),
+        *("avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "asimd", "asimdhp", "sve", "bf16"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuProbe:
+    """What the operating system tells about the processor; empty or zero where it does not."""
+
+    vendor: str
+    name: str
+    family: int
+    model: int
+    flags: frozenset[str]
+    physical_cores: int
+    logical_cores: int
+    usable_cores: int  # by this process: affinity
+    max_frequency_hz: float
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    machine: str
+
+    @staticmethod
+    def read(root: Path = Path("/")) -> CpuProbe:
+        """Read ``/proc/cpuinfo`` and ``/sys`` below ``root``, skipping what cannot be read."""
+        cpus = _cpuinfo(root / "proc/cpuinfo")
+        first = cpus[0] if cpus else {}
+        logical = len(cpus) or os.cpu_count() or 1
+        cores = {(c["physical id"], c["core id"]) for c in cpus if "core id" in c}
+        sysfs = root / "sys/devices/system/cpu/cpu0"
+        caches = _cache_sizes(sysfs / "cache")
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+        return CpuProbe(
+            vendor=first.get("vendor_id", first.get("CPU implementer", "")),
+            name=first.get("model name", "") or platform.processor() or platform.machine(),
+            family=_number(first.get("cpu family", "")),
+            model=_number(first.get("model", "")),
+            flags=frozenset((first.get("flags") or first.get("Features") or "").split()),
+            physical_cores=len(cores) or logical,
+            logical_cores=logical,
+            usable_cores=usable,
+            max_frequency_hz=1e3 * _number(_text(sysfs / "cpufreq/cpuinfo_max_freq")),
+            l1_bytes=caches.get(1, 0),
+            l2_bytes=caches.get(2, 0),
+            l3_bytes=caches.get(3, 0),
+            machine=platform.machine().lower(),
+        )
+
+    def cpu_model(self) -> CpuModel:
+        """The most specific microarchitecture whose instructions are all there."""
+        if self.machine not in ("x86_64", "amd64"):
+            return _GENERIC
+        if self.vendor == "AuthenticAMD":
+            named = tuple(m for family, m in _AMD if self.family >= family)
+        else:
+            named = _INTEL if self.vendor == "GenuineIntel" else ()
+        return next(m for m in (*named, *_GENERIC_X86) if m.needs <= self.flags)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """A TVM target and the constants of its device that analytical models read.
+
+    ``attrs`` is TVM's target dict in canonical form (sorted; lists as tuples). Caches: ``l1_bytes``
+    and ``l2_bytes`` per core, ``l3_bytes`` in all. Rates are estimates good for ranking.
+    """
+
+    kind: str
+    attrs: tuple[tuple[str, Attr], ...]
+    cores: int
+    vector_bytes: int
+    vector_registers: int
+    fma_per_cycle: int
+    frequency_hz: float
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    dram_bytes_per_s: float
+    bf16_dot: bool
+
+    @staticmethod
+    def detect(threads: int | None = None, probe: CpuProbe | None = None) -> TargetSpec:
+        """This machine's CPU, for kernels that run on ``threads`` (default: every usable core)."""
+        probe = probe or CpuProbe.read()
+        model = probe.cpu_model()
+        return _cpu_spec({"kind": "llvm", **model.attrs()}, model, probe, threads)
+
+    @staticmethod
+    def from_dict(target: Mapping[str, Any], threads: int | None = None) -> TargetSpec:
+        """A TVM target as the user wrote it, with the constants of its ``mcpu``.
+
+        Without ``mcpu`` it is this machine's. An ``mcpu`` that is not in the tables counts as one
+        with 128-bit vectors, which makes ranking poorer and code no worse.
+
+        Raises:
+            OptionError: The dict is not a target that this package generates code for.
+        """
+        for key, value in target.items():
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            if not isinstance(key, str) or not all(isinstance(p, (bool, int, str)) for p in parts):
+                problem = f"attribute {key!r} must be a string, a number or a list, not {value!r}"
+                raise OptionError("target", problem)
+        if target.get("kind") != "llvm":
+            problem = f"kind {target.get('kind')!r} is not supported; give a dict with kind 'llvm'"
+            raise OptionError("target", problem)
+        probe = CpuProbe.read()
+        if "mcpu" not in target:
+            model = probe.cpu_model()
+            return _cpu_spec({**model.attrs(), **target}, model, probe, threads)
+        mcpu = str(target["mcpu"])
+        model = _BY_NAME.get(mcpu, CpuModel(mcpu, 16, 1, _GENERIC.frequency_hz))
+        return _cpu_spec(target, model, probe, threads)
+
+    @staticmethod
+    def resolve(option: str, threads: int | None = None) -> TargetSpec:
+        """The target that ``Config.target`` means: ``auto``, or the JSON text of a target dict."""
+        if option == "auto":
+            return TargetSpec.detect(threads)
+        return TargetSpec.from_dict(json.loads(option), threads)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind == "cuda"
+
+    @property
+    def mcpu(self) -> str:
+        return str(dict(self.attrs).get("mcpu", ""))
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of ``dtype`` in one vector register."""
+        return self.vector_bytes // ITEMSIZE[dtype]
+
+    def peak_flops(self, dtype: str, threads: int | None = None) -> float:
+        """Operations per second (an FMA is two); 16-bit types are float32's but for bf16 dots."""
+        wide = dtype == "bfloat16" and self.bf16_dot
+        lanes = self.lanes(dtype if wide or dtype == "float64" else "float32")
+        workers = min(threads or self.cores, self.cores)
+        return 2.0 * lanes * self.fma_per_cycle * self.frequency_hz * workers
+
+    def tvm_target(self) -> dict[str, Any]:
+        """The dict form that TVM's ``Target`` takes."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in self.attrs}
+
+    def to_json(self) -> dict[str, Any]:
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**data, "attrs": self.tvm_target()}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> TargetSpec:
+        """Inverse of ``to_json``. Raises ``ValueError`` on anything that is not a target."""
+        try:
+            return TargetSpec(**{**data, "attrs": _canonical(data["attrs"])})
+        except (TypeError, KeyError, AttributeError) as err:
+            raise ValueError(f"not a target: {err}") from err
+
+    def key(self) -> str:
+        """The text that names this target in cache keys: what decides code, not what ranks it."""
+        return json.dumps(self.tvm_target(), sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFingerprint:
+    """The physical device that ran a kernel. Equal fingerprints promise comparable timings."""
+
+    kind: str
+    name: str
+    model: str
+    isa: tuple[str, ...]
+    physical_cores: int
+    logical_cores: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+
+    @staticmethod
+    def detect(probe: CpuProbe | None = None) -> DeviceFingerprint:
+        """The CPU of this machine."""
+        cpu = probe or CpuProbe.read()
+        return DeviceFingerprint(
+            kind="cpu",
+            name=cpu.name,
+            model=f"{cpu.vendor or cpu.machine}-{cpu.family}-{cpu.model}",
+            isa=tuple(sorted(_ISA_FLAGS & cpu.flags)),
+            physical_cores=cpu.physical_cores,
+            logical_cores=cpu.logical_cores,
+            l1_bytes=cpu.l1_bytes,
+            l2_bytes=cpu.l2_bytes,
+            l3_bytes=cpu.l3_bytes,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "isa": list(self.isa)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> DeviceFingerprint:
+        """Inverse of ``to_json``. Raises ``ValueError`` on anything that is not a fingerprint."""
+        try:
+            return DeviceFingerprint(**{**data, "isa": tuple(str(f) for f in data["isa"])})
+        except (TypeError, KeyError) as err:
+            raise ValueError(f"not a device fingerprint: {err}") from err
+
+    def digest(self) -> str:
+        """sha256 of the canonical JSON: equal in any process on equal devices."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cpu_spec(
+    attrs: Mapping[str, Any], model: CpuModel, probe: CpuProbe, threads: int | None
+) -> TargetSpec:
+    cores = max(1, min(probe.physical_cores, probe.usable_cores))
+    defaults: dict[str, Any] = {"num-cores": threads or cores}
+    if probe.machine in ("aarch64", "arm64"):
+        defaults["mtriple"] = _AARCH64_TRIPLES.get(platform.system(), "aarch64-linux-gnu")
+    l2_bytes = probe.l2_bytes or 512 << 10
+    return TargetSpec(
+        kind="llvm",
+        attrs=_canonical({**defaults, **attrs}),
+        cores=cores,
+        vector_bytes=model.vector_bytes,
+        vector_registers=model.vector_registers,
+        fma_per_cycle=model.fma_per_cycle,
+        frequency_hz=probe.max_frequency_hz or model.frequency_hz,
+        l1_bytes=probe.l1_bytes or 32 << 10,
+        l2_bytes=l2_bytes,
+        l3_bytes=probe.l3_bytes or l2_bytes * cores,
+        dram_bytes_per_s=min(20e9 * cores, 40e9),
+        bf16_dot="avx512_bf16" in model.needs,
+    )
+
+
+def _canonical(attrs: Mapping[str, Any]) -> tuple[tuple[str, Attr], ...]:
+    return tuple(
+        (k, tuple(v) if isinstance(v, (list, tuple)) else v) for k, v in sorted(attrs.items())
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _cpuinfo(path: Path) -> list[dict[str, str]]:
+    """One dict for each logical processor."""
+    cpus: list[dict[str, str]] = []
+    for block in _text(path).split("\n\n"):
+        rows = (line.partition(":") for line in block.splitlines() if ":" in line)
+        cpu = {key.strip(): value.strip() for key, _, value in rows}
+        if "processor" in cpu:
+            cpus.append(cpu)
+    return cpus
+
+
+def _cache_sizes(folder: Path) -> dict[int, int]:
+    """Bytes of the data or unified cache of each level."""
+    sizes: dict[int, int] = {}
+    for index in sorted(folder.glob("index*")):
+        text, level = _text(index / "size"), _number(_text(index / "level"))
+        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:].upper(), 1)
+        if level and _text(index / "type") in ("Data", "Unified"):
+            sizes[level] = _number(text.rstrip("KkMm")) * unit
+    return sizes

@@ -1,0 +1,55 @@
+"""The builder that workers use: candidates to machine code, in process. Knows TVM's threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen._tvm import tvm
+from torch_pruner.codegen.build import compile_kernel
+from torch_pruner.codegen.kernel import ScheduledKernel, schedule
+from torch_pruner.tuner.measure.builder import BuiltKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Candidate
+
+BIG_CORES = 1  # TVM's affinity mode: any core, biggest first
+
+
+class TvmBuilder:
+    """Implements ``builder.Builder``."""
+
+    def __init__(self) -> None:
+        self._threads = 0
+        self._configure: Callable[[int, int], None] = tvm.get_global_func(
+            "runtime.config_threadpool"
+        )
+
+    def build(
+        self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
+    ) -> BuiltKernel:
+        kernel = scheduled(spec, target, candidate)
+        built = compile_kernel(kernel, target)
+        return BuiltKernel(
+            bind=built.bind,  # takes the scratch that the worker adds in place of its own
+            packs=kernel.packs,
+            outputs=[(b.shape, b.dtype) for b in kernel.outputs],
+            scratch=[(b.shape, b.dtype) for b in kernel.scratch],
+        )
+
+    def set_threads(self, threads: int) -> None:
+        if threads != self._threads:
+            self._configure(BIG_CORES, threads)
+            self._threads = threads
+
+
+def scheduled(spec: Graph, target: TargetSpec, candidate: Candidate) -> ScheduledKernel:
+    """The kernel that a candidate of any strategy stands for."""
+    if candidate.sketch == "stock":
+        from torch_pruner.codegen.stock import schedule_stock  # imports MetaSchedule: seconds
+
+        return schedule_stock(spec, candidate.trace, target)
+    return schedule(spec, candidate.sketch, dict(candidate.decisions))

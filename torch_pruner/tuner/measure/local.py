@@ -1,0 +1,360 @@
+"""Measure on this machine: workers build in parallel, then one at a time times what it built.
+
+Candidates go to long-lived worker processes (``worker.py``) in two phases. While anything builds
+nothing is timed, and one worker times while the others wait, because kernels use every thread of
+the machine. A worker that hangs, crashes or runs over its limit costs its candidate a ``timeout``
+or ``run_error``; what else it held is built again elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing.connection
+import os
+import signal
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch_pruner.exc import MeasureError, WorkerDied
+from torch_pruner.log import PhaseTimer, logger
+from torch_pruner.target import DeviceFingerprint
+from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
+from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
+from torch_pruner.tuner.measure.process import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.tuner.measure.protocol import Message
+
+log = logger(__name__)
+
+TVM_BUILDER = "torch_pruner.tuner.measure._tvm:TvmBuilder"
+MAX_LOST = 3  # times that a job's worker may die without a culprit
+MAX_STARTS = 3  # in a row without an answer, before the executor gives up
+WINDOW = 2  # builds on their way to one worker: it never waits for its parent
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that a step may take before its worker is killed."""
+
+    start_s: float = 120.0
+    task_s: float = 120.0
+    build_s: float = 20.0
+    run_s: float = 10.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process, what it knows and what it owes answers for."""
+
+    process: WorkerProcess
+    ready: bool = False
+    tasks: set[str] = field(default_factory=set)
+    owes: deque[str | int] = field(default_factory=deque)  # task names and job numbers, in order
+    built: list[int] = field(default_factory=list)
+    since: float = 0.0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The jobs of one ``measure`` call and their results so far."""
+
+    inputs: Sequence[MeasureInput]
+    names: list[str]
+    results: dict[int, MeasureResult] = field(default_factory=dict)
+    queue: deque[int] = field(default_factory=deque)
+    lost: Counter[int] = field(default_factory=Counter)
+
+    def settle(self, job: int, status: MeasureStatus, error: str) -> None:
+        candidate = self.inputs[job].candidate
+        self.results[job] = MeasureResult(candidate, status, (), error)
+
+
+class LocalExecutor(MeasureExecutor):
+    """Contract of ``MeasureExecutor`` on the CPU of this machine; one ``measure`` at a time."""
+
+    def __init__(
+        self,
+        threads: int,
+        evaluator: EvaluatorSpec | None = None,
+        *,
+        n_workers: int | None = None,
+        limits: Limits | None = None,
+        seed: int = 0,
+        builder: str = TVM_BUILDER,
+    ) -> None:
+        self.threads = threads
+        self.evaluator = evaluator or EvaluatorSpec()
+        self.device = DeviceFingerprint.detect()
+        self.limits = limits or Limits()
+        self.seed = seed
+        self._timer = PhaseTimer()
+        self.n_measured = 0
+        self._builder = builder
+        self._n_workers = n_workers or min(2, os.cpu_count() or 1)
+        self._workers: list[_Worker] = []
+        self._best: dict[str, float] = {}
+        self._failed_starts = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _kill_all, self._workers)
+
+    @property
+    def phase_seconds(self) -> Mapping[str, float]:
+        return {name: self._timer.seconds[name] for name in ("build", "measure")}
+
+    def start(self) -> None:
+        with self._lock:
+            self._reap()
+            self._respawn()
+
+    def close(self) -> None:
+        self._closed = True
+        _kill_all(self._workers)
+
+    def measure(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+        with self._lock:
+            names = [f"{i.task.workload}/{i.task.threads}" for i in inputs]
+            batch = _Batch(inputs, names, queue=deque(range(len(inputs))))
+            try:
+                self._reap()
+                while batch.queue:
+                    with self._timer.phase("build"):
+                        self._build(batch)
+                    with self._timer.phase("measure"):
+                        self._time(batch)
+            except BaseException:
+                _kill_all(self._workers)  # their answers would come in the next call
+                raise
+            self.n_measured += len(inputs)
+            return [batch.results[job] for job in range(len(inputs))]
+
+    # Workers
+
+    def _reap(self) -> None:
+        for worker in [w for w in self._workers if not w.process.alive]:
+            self._discard(worker)
+
+    def _respawn(self) -> None:
+        if self._closed:
+            raise MeasureError("the measurement executor is closed; create a new one")
+        count = str(self.threads)
+        environment = {
+            "TVM_NUM_THREADS": count,
+            "TVM_BIND_THREADS": "0",
+            "OMP_NUM_THREADS": count,
+            "OPENBLAS_NUM_THREADS": count,
+        }
+        while len(self._workers) < self._n_workers:
+            process = WorkerProcess(self._builder, environment)
+            self._workers.append(_Worker(process, since=time.monotonic()))
+
+    def _discard(self, worker: _Worker) -> str:
+        """End a worker; returns what it said last."""
+        self._workers.remove(worker)
+        if not worker.ready:
+            self._failed_starts += 1
+        worker.process.kill()
+        words = worker.process.last_words()
+        worker.process.forget()
+        if self._failed_starts >= MAX_STARTS:
+            raise MeasureError(
+                f"{MAX_STARTS} measurement workers in a row did not start;"
+                " run `torch-pruner doctor`. "
+                f"The last one said: {words or 'nothing'}"
+            )
+        return words
+
+    def _died(self, worker: _Worker, batch: _Batch, status: MeasureStatus, err: WorkerDied) -> None:
+        # Candidates do not kill with SIGKILL: the system (memory) or an operator did.
+        self._lose(worker, batch, status, str(err), blame=err.exitcode != -signal.SIGKILL)
+
+    def _lose(
+        self,
+        worker: _Worker,
+        batch: _Batch,
+        status: MeasureStatus,
+        why: str,
+        *,
+        blame: bool = True,
+    ) -> None:
+        """Settle the job that a dead or stuck worker was busy with; queue again its others."""
+        words = self._discard(worker)
+        error = f"{why}\n{words}" if words else why
+        if worker.ready and worker.owes and blame:
+            culprit = worker.owes[0]
+            log.debug("worker %d lost with %s: %s", worker.process.pid, culprit, why)
+            if isinstance(culprit, str):
+                self._settle_task(batch, culprit, status, error)
+            else:
+                batch.settle(culprit, status, error)
+        for job in dict.fromkeys((*worker.built, *(o for o in worker.owes if isinstance(o, int)))):
+            if job in batch.results:
+                continue
+            batch.lost[job] += 1
+            if batch.lost[job] >= MAX_LOST:  # it may be the one that kills, a little later
+                batch.settle(job, MeasureStatus.RUN_ERROR, f"lost {MAX_LOST} workers; {error}")
+            else:
+                batch.queue.append(job)
+
+    def _settle_task(self, batch: _Batch, name: str, status: MeasureStatus, error: str) -> None:
+        for job, own in enumerate(batch.names):
+            if own == name and job not in batch.results:
+                batch.settle(job, status, f"no reference to check against: {error}")
+        batch.queue = deque(j for j in batch.queue if j not in batch.results)
+
+    def _limit_s(self, worker: _Worker, job_s: float) -> float:
+        if not worker.ready:
+            return self.limits.start_s
+        return self.limits.task_s if isinstance(worker.owes[0], str) else job_s
+
+    def _wait(self, busy: Sequence[_Worker], batch: _Batch, job_s: float) -> list[_Worker]:
+        """Workers that have something to say; those over their limit are lost on the way."""
+        now = time.monotonic()
+        left = min(w.since + self._limit_s(w, job_s) - now for w in busy)
+        ready = multiprocessing.connection.wait([w.process.fileno() for w in busy], max(0.0, left))
+        if not ready:
+            now = time.monotonic()
+            for worker in busy:
+                limit = self._limit_s(worker, job_s)
+                if now - worker.since >= limit:
+                    what = f"no answer within {limit:g} s"
+                    self._lose(worker, batch, MeasureStatus.TIMEOUT, what)
+        return [w for w in busy if w in self._workers and w.process.fileno() in ready]
+
+    def _receive(self, worker: _Worker) -> list[Message]:
+        messages = worker.process.receive()
+        if messages:
+            worker.since = time.monotonic()
+        return messages
+
+    # Phases
+
+    def _build(self, batch: _Batch) -> None:
+        """Until every queued job is built somewhere or settled."""
+        for worker in self._workers:
+            worker.built.clear()
+        while True:
+            self._respawn()
+            for worker in [w for w in self._workers if w.ready]:
+                if not worker.process.alive and not worker.owes:
+                    self._lose(worker, batch, MeasureStatus.RUN_ERROR, "the idle worker died")
+                    continue
+                # A worker that dies here is noticed below, after what it still said was read.
+                with contextlib.suppress(WorkerDied):
+                    self._feed(worker, batch)
+            # A worker that is still starting counts as busy: it would disturb the timing.
+            busy = [w for w in self._workers if w.owes or not w.ready]
+            if not busy:
+                if batch.queue:
+                    continue
+                return
+            for worker in self._wait(busy, batch, self.limits.build_s):
+                try:
+                    for message in self._receive(worker):
+                        self._on_built(worker, batch, message)
+                except WorkerDied as err:
+                    self._died(worker, batch, MeasureStatus.BUILD_ERROR, err)
+
+    def _feed(self, worker: _Worker, batch: _Batch) -> None:
+        while batch.queue and len(worker.owes) < WINDOW:
+            if not worker.owes:
+                worker.since = time.monotonic()
+            job = batch.queue.popleft()
+            name, task = batch.names[job], batch.inputs[job].task
+            fresh = name not in worker.tasks
+            if fresh:
+                worker.tasks.add(name)
+                worker.owes.append(name)
+            worker.owes.append(job)
+            if fresh:
+                worker.process.send(_define(name, task, self.seed))
+            jobs = [{"job": job, "candidate": batch.inputs[job].candidate.to_json()}]
+            worker.process.send({"cmd": "build", "task": name, "jobs": jobs})
+
+    def _on_built(self, worker: _Worker, batch: _Batch, message: Message) -> None:
+        if "hello" in message:
+            worker.ready = True
+            self._failed_starts = 0
+            return
+        owed = worker.owes.popleft()
+        if isinstance(owed, str):
+            if not message["ok"]:
+                worker.tasks.discard(owed)
+                self._settle_task(batch, owed, MeasureStatus.RUN_ERROR, message["error"])
+        elif message["ok"]:
+            worker.built.append(owed)
+        elif owed not in batch.results:
+            batch.settle(owed, MeasureStatus(message["status"]), message["error"])
+
+    def _time(self, batch: _Batch) -> None:
+        """One worker after the other times what it has built; a lost worker's rest is queued."""
+        for worker in list(self._workers):
+            jobs = [j for j in worker.built if j not in batch.results]
+            if not jobs:
+                continue
+            if not worker.process.alive:
+                self._lose(worker, batch, MeasureStatus.RUN_ERROR, "the idle worker died")
+                continue
+            worker.owes.extend(jobs)
+            worker.since = time.monotonic()
+            with contextlib.suppress(WorkerDied):
+                worker.process.send(self._time_message(batch, jobs))
+            try:
+                while worker.owes and worker in self._workers:
+                    for ready in self._wait([worker], batch, self.limits.run_s):
+                        for message in self._receive(ready):
+                            self._on_timed(ready, batch, message)
+            except WorkerDied as err:
+                self._died(worker, batch, MeasureStatus.RUN_ERROR, err)
+                continue
+            if worker in self._workers:
+                with contextlib.suppress(WorkerDied):
+                    worker.process.send({"cmd": "drop", "jobs": list(worker.built)})
+                worker.built.clear()
+
+    def _time_message(self, batch: _Batch, jobs: Sequence[int]) -> Message:
+        rows = []
+        for job in jobs:
+            best = self._best.get(batch.names[job], math.inf)
+            rows.append(
+                {"job": job, "best_s": best if math.isfinite(best) else None, "check": True}
+            )
+        return {"cmd": "time", "jobs": rows, "evaluator": self.evaluator.to_json()}
+
+    def _on_timed(self, worker: _Worker, batch: _Batch, message: Message) -> None:
+        job = worker.owes.popleft()
+        assert isinstance(job, int), "tasks are defined while building"
+        if not message["ok"]:
+            batch.settle(job, MeasureStatus(message["status"]), message["error"])
+            return
+        seconds = tuple(float(s) for s in message["run_secs"])
+        result = MeasureResult(batch.inputs[job].candidate, MeasureStatus.OK, seconds)
+        batch.results[job] = result
+        name = batch.names[job]
+        self._best[name] = min(self._best.get(name, math.inf), result.latency_s)
+
+
+def _define(name: str, task: Task, seed: int) -> Message:
+    return {
+        "cmd": "task",
+        "task": name,
+        "spec": task.spec.to_json(),
+        "target": task.target.to_json(),
+        "threads": task.threads,
+        "seed": seed,
+    }
+
+
+def _kill_all(workers: list[_Worker]) -> None:
+    while workers:
+        worker = workers.pop()
+        worker.process.kill()
+        worker.process.forget()

@@ -1,0 +1,217 @@
+"""The child process of ``LocalExecutor``: builds candidates, checks them, times them.
+
+Started as ``python -m torch_pruner.tuner.measure.worker --builder module:factory``. Messages come
+on standard input and leave on what was standard output; both are moved to other descriptors first,
+so nothing that a kernel or a compiler prints can corrupt the stream. Exits when its input ends,
+ignores Ctrl-C (its parent decides), may be killed at any moment. Any exception of a candidate is a
+reply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO
+
+from torch_pruner.graph.ir import Graph
+from torch_pruner.graph.reference import evaluate
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate, MeasureStatus
+from torch_pruner.tuner.measure import check
+from torch_pruner.tuner.measure.base import EvaluatorSpec
+from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
+from torch_pruner.tuner.measure.timing import time_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch_pruner.tuner.measure.builder import Array, Builder, BuiltKernel, Pack
+
+DATA_BYTES = 1 << 30  # of task inputs and references kept at once
+MAX_COPIES = 128
+MAX_ERROR = 4000
+
+
+@dataclass(slots=True)
+class WorkerTask:
+    """A task with the data its candidates run on."""
+
+    spec: Graph
+    target: TargetSpec
+    threads: int
+    inputs: list[Array]
+    reference: Sequence[Array]
+    arrays: dict[tuple[int, Pack | None, int], list[Array]] = field(default_factory=dict)
+    expected: dict[tuple[float, float], list[check.Expectation]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (*self.inputs, *self.reference))
+
+
+class Worker:
+    """Executes commands; knows nothing of pipes."""
+
+    def __init__(self, builder: Builder, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.builder = builder
+        self.clock = clock
+        self.sources: dict[str, tuple[Graph, TargetSpec, int, int]] = {}
+        self.data: OrderedDict[str, WorkerTask] = OrderedDict()
+        self.built: dict[int, tuple[str, BuiltKernel]] = {}
+
+    def task(self, message: Message) -> Message:
+        """Define a task; its inputs and reference outputs are made now, once."""
+        name = str(message["task"])
+        self.sources[name] = (
+            Graph.from_json(message["spec"]),
+            TargetSpec.from_json(message["target"]),
+            int(message["threads"]),
+            int(message["seed"]),
+        )
+        self._data(name)
+        return {"ok": True}
+
+    def _data(self, name: str) -> WorkerTask:
+        if name in self.data:
+            self.data.move_to_end(name)
+            return self.data[name]
+        spec, target, threads, seed = self.sources[name]
+        inputs = check.random_inputs(spec, seed)
+        reference = evaluate(spec, inputs)
+        self.data[name] = WorkerTask(spec, target, threads, inputs, reference)
+        while len(self.data) > 1 and sum(t.nbytes for t in self.data.values()) > DATA_BYTES:
+            self.data.popitem(last=False)
+        return self.data[name]
+
+    def build(self, task: str, job: int, candidate: Candidate) -> Message:
+        spec, target, threads, _ = self.sources[task]
+        begin = self.clock()
+        try:
+            kernel = self.builder.build(spec, target, threads, candidate)
+        except Exception as err:
+            return _failure(MeasureStatus.BUILD_ERROR, err)
+        self.built[job] = (task, kernel)
+        return {"ok": True, "seconds": self.clock() - begin}
+
+    def time(self, job: int, evaluator: EvaluatorSpec, best_s: float, checked: bool) -> Message:
+        name, kernel = self.built[job]
+        try:
+            task = self._data(name)
+            self.builder.set_threads(task.threads)
+            outputs = [check.aligned(*spec) for spec in kernel.outputs]
+            scratch = [check.aligned(*spec) for spec in kernel.scratch]
+            rows = self._rows(task, kernel, evaluator.flush_bytes)
+            calls = [kernel.bind([*row, *outputs, *scratch]) for row in rows]
+            calls[0]()
+            if checked:
+                key = (evaluator.rtol, evaluator.atol)
+                if key not in task.expected:
+                    task.expected[key] = check.expectations(task.spec, task.reference, evaluator)
+                if error := check.mismatch(task.expected[key], outputs):
+                    return {"ok": False, "status": MeasureStatus.WRONG_RESULT, "error": error}
+            seconds = time_calls(calls, evaluator, best_s, self.clock, _preemptions)
+        except Exception as err:
+            return _failure(MeasureStatus.RUN_ERROR, err)
+        return {"ok": True, "run_secs": list(seconds)}
+
+    def _rows(self, task: WorkerTask, kernel: BuiltKernel, flush: int) -> list[list[Array]]:
+        """The inputs of each of the calls that are timed in turn."""
+        static = [bool(task.spec.nodes[i].attr("static")) for i in task.spec.inputs]
+        weights = sum(a.nbytes for a, s in zip(task.inputs, static, strict=True) if s)
+        copies = min(MAX_COPIES, max(1, math.ceil(flush / weights))) if weights else 1
+        columns = []
+        for i, (value, pack) in enumerate(zip(task.inputs, kernel.packs, strict=True)):
+            own = copies if static[i] else 1
+            key = (i, pack, own)
+            if key not in task.arrays:
+                packed = value if pack is None else pack.pack(value)
+                free = [k for k in task.arrays if k[0] == i]  # of the last candidate's layout
+                spare = [a for k in free for a in task.arrays.pop(k)]
+                task.arrays[key] = check.aligned_copies(packed, own, spare)
+            arrays = task.arrays[key]
+            columns.append(arrays if own == copies else arrays * copies)
+        return [[column[k] for column in columns] for k in range(copies)]
+
+    def handle(self, message: Message, reply: Callable[[Message], None]) -> None:
+        """Execute one command and send its replies."""
+        command = message["cmd"]
+        if command == "task":
+            try:
+                answer = self.task(message)
+            except Exception as err:
+                answer = _failure(MeasureStatus.RUN_ERROR, err)
+            reply({"task": message["task"], **answer})
+        elif command == "build":
+            for job in message["jobs"]:
+                candidate = Candidate.from_json(job["candidate"])
+                reply({"job": job["job"], **self.build(message["task"], job["job"], candidate)})
+        elif command == "time":
+            evaluator = EvaluatorSpec.from_json(message["evaluator"])
+            best: dict[str, float] = {}
+            for job in message["jobs"]:
+                name = self.built[job["job"]][0]
+                known = min(best.get(name, math.inf), job["best_s"] or math.inf)
+                answer = self.time(job["job"], evaluator, known, bool(job["check"]))
+                if answer["ok"]:
+                    best[name] = min(known, *answer["run_secs"])
+                reply({"job": job["job"], **answer})
+        elif command == "drop":
+            for number in message["jobs"]:
+                self.built.pop(number, None)
+        else:
+            raise ValueError(f"unknown command {command!r}")
+
+
+def _preemptions() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _failure(status: MeasureStatus, error: Exception) -> Message:
+    text = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
+    return {"ok": False, "status": status, "error": text[-MAX_ERROR:]}
+
+
+def _read(stream: BinaryIO, messages: queue.SimpleQueue[Message]) -> None:
+    """Feed the queue; end the process, whatever it is busy with, when the parent is gone."""
+    try:
+        while (message := read_frame(stream)) is not None:
+            messages.put(message)
+    finally:
+        os._exit(0)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    commands = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--builder", required=True)
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(commands, messages), daemon=True).start()
+
+    def reply(message: Message) -> None:
+        replies.write(encode(message))
+        replies.flush()
+
+    module, _, factory = parser.parse_args(argv).builder.partition(":")
+    worker = Worker(getattr(importlib.import_module(module), factory)())
+    reply({"hello": os.getpid()})
+    while True:
+        worker.handle(messages.get(), reply)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Search strategies. ``base.py`` is the seam."""

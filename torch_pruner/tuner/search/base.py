@@ -1,0 +1,44 @@
+"""The search seam: a strategy is asked for candidates and told what became of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from torch_pruner.task import Candidate, MeasureResult, Task
+    from torch_pruner.tuner.sketch.base import Sketch
+
+
+class SearchStrategy(ABC):
+    """Chooses which candidates of one task to measure.
+
+    Contract: pure with respect to the outside world (no clock, disk or device); every random choice
+    comes from the ``rng`` of ``start``. ``propose`` returns at most ``n`` candidates, never one
+    that it has proposed before or that is in the history; ``[]`` means that the space is exhausted.
+    Results may be observed in any grouping, and some proposals may never be observed.
+    """
+
+    @abstractmethod
+    def start(
+        self,
+        task: Task,
+        sketches: Sequence[Sketch],
+        *,
+        rng: np.random.Generator,
+        history: Sequence[MeasureResult] = (),
+    ) -> None:
+        """Begin with a task. ``history`` holds what is known of it from before."""
+
+    def draft(self) -> None:
+        """Refresh what ``propose`` chooses from. A call of its own, so that it can be timed."""
+
+    @abstractmethod
+    def propose(self, n: int) -> list[Candidate]: ...
+
+    @abstractmethod
+    def observe(self, results: Sequence[MeasureResult]) -> None: ...

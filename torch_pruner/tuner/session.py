@@ -1,0 +1,238 @@
+"""The only loop that measures: asks strategies for candidates, has them timed, tells everyone.
+
+In: tasks, a strategy for each, an executor and a budget. Out: the best schedule of every task,
+which is there at any moment, also after Ctrl-C. Knows no files: a caller who wants results kept
+passes ``on_result``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.log import PhaseTimer, logger
+from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
+from torch_pruner.tuner.roofline import roofline_s
+from torch_pruner.tuner.scheduler import GradientScheduler, TaskProgress
+
+if TYPE_CHECKING:
+    from torch_pruner.config import Budget
+    from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.search.base import SearchStrategy
+    from torch_pruner.tuner.sketch.base import Sketch
+
+log = logger(__name__)
+
+History = Mapping[str, Sequence[MeasureResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """What tuning found for one task; ``best`` is None when nothing was measured or worked."""
+
+    task: Task
+    best: MeasureResult | None
+    draft: Candidate | None  # the first choice before anything was measured
+    first_s: float  # latency of the best of the first batch; infinite where there is none
+    trials: int
+    failed: int
+    stopped: str
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """The schedule to use: the best measured one, else the draft."""
+        return self.best.candidate if self.best else self.draft
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResult:
+    """The outcome for each workload, and what it cost."""
+
+    tasks: Mapping[str, TaskOutcome]
+    trials: int
+    seconds: Mapping[str, float]  # by phase
+    stopped: str
+    interrupted: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """A task being tuned."""
+
+    task: Task
+    strategy: SearchStrategy
+    progress: TaskProgress
+    queued: list[Candidate]
+    best: MeasureResult | None = None
+    draft: Candidate | None = None
+    first_s: float = math.inf
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class TuningSession:
+    """Tunes ``tasks`` (distinct workloads) until the first part of ``budget`` is used up.
+
+    The same seed gives the same proposals for the same measured latencies, whatever the order of
+    tasks. ``history`` holds earlier results by workload: they are not repeated, and they count as
+    trials, so that a session that was killed is continued and not begun anew.
+    """
+
+    tasks: Sequence[Task]
+    strategy_factory: Callable[[Task], SearchStrategy]
+    sketches_for: Callable[[Task], Sequence[Sketch]]
+    executor: MeasureExecutor
+    budget: Budget
+    on_result: Callable[[Task, MeasureResult], None] = lambda task, result: None
+    seed: int = 0
+    history: History = field(default_factory=dict)
+    bound_s: Callable[[Task], float] = roofline_s
+    batch_size: int = 8
+    first_batch_size: int = 4  # small: every task gets one before any gets a second
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+    clock: Callable[[], float] = time.monotonic
+    best: dict[str, MeasureResult] = field(default_factory=dict, init=False)
+    trials: int = field(default=0, init=False)
+    _begin: float = field(default=0.0, init=False)
+    _runs: list[_Run] = field(default_factory=list, init=False)
+
+    def run(self) -> SessionResult:
+        """Tune. Returns what was found when Ctrl-C ends it; ``interrupted`` tells."""
+        self._begin = self.clock()
+        stopped, interrupted = "", False
+        try:
+            with self.timer.phase("draft"):
+                self._runs.extend(self._start(task) for task in self.tasks)
+            stopped = self._loop()
+        except KeyboardInterrupt:
+            log.warning("tuning interrupted after %d trials; keeping the best so far", self.trials)
+            stopped, interrupted = "interrupted", True
+        outcomes = {run.task.workload: _outcome(run) for run in self._runs}
+        return SessionResult(outcomes, self.trials, self.timer.seconds, stopped, interrupted)
+
+    def _start(self, task: Task) -> _Run:
+        known = self.history.get(task.workload, ())
+        strategy = self.strategy_factory(task)
+        sketches = self.sketches_for(task)
+        # By content and not by position: a task's proposals do not depend on its neighbours.
+        seeds = np.random.SeedSequence([self.seed, int(task.workload[:16], 16)])
+        strategy.start(task, sketches, rng=np.random.default_rng(seeds), history=known)
+        first = strategy.propose(1)
+        progress = TaskProgress(
+            weight=task.weight,
+            predicted_s=_predicted_s(sketches, first),
+            bound_s=self.bound_s(task),
+            max_trials=self.budget.trials_per_task,
+            trials=len(known),
+        )
+        if progress.max_trials is not None and progress.trials >= progress.max_trials:
+            progress.stopped = "trials used up"
+        run = _Run(task, strategy, progress, first, draft=first[0] if first else None)
+        good = [r for r in known if r.status is MeasureStatus.OK]
+        if good:
+            run.best = self.best[task.workload] = min(good, key=lambda r: r.latency_s)
+            progress.best_s = run.best.latency_s
+        return run
+
+    def _loop(self) -> str:
+        scheduler = GradientScheduler([run.progress for run in self._runs])
+        while True:
+            if self._trials_left() <= 0:
+                return "trials used up"
+            if self.budget.trials_per_task == 0:
+                return "trials used up"
+            if self.budget.time_s is not None and self._elapsed_s() >= self.budget.time_s:
+                return "time used up"
+            i = scheduler.next()
+            if i is None:
+                return "nothing left to gain"
+            run = self._runs[i]
+            batch = self._propose(run)
+            if not batch:
+                scheduler.exhausted(i)
+                continue
+            results = self._measure(run, batch)
+            best_s = min(r.latency_s for r in results)
+            scheduler.report(i, len(results), best_s)
+
+    def _trials_left(self) -> float:
+        """Of the graph's budget, after this session's trials and those of its history."""
+        if self.budget.trials is None:
+            return math.inf
+        return self.budget.trials - sum(run.progress.trials for run in self._runs)
+
+    def _elapsed_s(self) -> float:
+        return self.clock() - self._begin
+
+    def _batch_size(self, run: _Run) -> int:
+        """As many trials as every part of the budget still allows."""
+        limits: list[float] = [self.batch_size if run.progress.batches else self.first_batch_size]
+        limits.append(self._trials_left())
+        if self.budget.trials_per_task is not None:
+            limits.append(self.budget.trials_per_task - run.progress.trials)
+        if self.budget.time_s is not None and self.trials:
+            per_trial = self._elapsed_s() / self.trials
+            left = self.budget.time_s - self._elapsed_s()
+            limits.append(max(1, int(left / max(per_trial, 1e-9))))
+        return max(1, int(min(limits)))
+
+    def _propose(self, run: _Run) -> list[Candidate]:
+        size = self._batch_size(run)
+        with self.timer.phase("draft"):
+            run.strategy.draft()
+        with self.timer.phase("verify"):
+            if len(run.queued) < size:
+                run.queued.extend(run.strategy.propose(size - len(run.queued)))
+        batch, run.queued = run.queued[:size], run.queued[size:]
+        return batch
+
+    def _measure(self, run: _Run, batch: Sequence[Candidate]) -> list[MeasureResult]:
+        before = self.executor.phase_seconds.get("build", 0.0)
+        with self.timer.phase("measure"):
+            results = self.executor.measure([MeasureInput(run.task, c) for c in batch])
+        building = self.executor.phase_seconds.get("build", 0.0) - before
+        self.timer.add("build", building)
+        self.timer.add("measure", -building)
+        self.trials += len(results)
+        first = run.progress.batches == 0
+        for result in results:
+            if result.status is not MeasureStatus.OK:
+                run.failed += 1
+                log.debug("task %s: %s: %s", run.task.name, result.status, result.error)
+            elif run.best is None or result.latency_s < run.best.latency_s:
+                run.best = self.best[run.task.workload] = result
+            if first:
+                run.first_s = min(run.first_s, result.latency_s)
+            self.on_result(run.task, result)
+        with self.timer.phase("train"):
+            run.strategy.observe(results)
+        return results
+
+
+def _predicted_s(sketches: Sequence[Sketch], first: Sequence[Candidate]) -> float:
+    """The analytic latency of the first proposal; a guess of a millisecond for other spaces."""
+    for sketch in sketches:
+        for candidate in first:
+            if candidate.sketch == sketch.name:
+                taken = dict(candidate.decisions)
+                row = np.array([[taken[n] for n in sketch.names]], dtype=np.int64)
+                return float(sketch.symbols(row).latency_s[0])
+    return 1e-3
+
+
+def _outcome(run: _Run) -> TaskOutcome:
+    progress = run.progress
+    return TaskOutcome(
+        task=run.task,
+        best=run.best,
+        draft=run.draft,
+        first_s=run.first_s,
+        trials=progress.trials,
+        failed=run.failed,
+        stopped=progress.stopped or "budget used up",
+    )

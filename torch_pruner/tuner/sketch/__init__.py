@@ -1,0 +1,49 @@
+"""Search spaces: which schedules exist for a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.rows import full_node, row_domain
+from torch_pruner.tuner.sketch.base import Sketch, Symbols
+from torch_pruner.tuner.sketch.contraction import ContractionSketch
+from torch_pruner.tuner.sketch.sweeps import ColumnsSketch, InjectiveSketch, RowsSketch
+
+if TYPE_CHECKING:
+    from torch_pruner.task import Task
+
+__all__ = [
+    "ColumnsSketch",
+    "ContractionSketch",
+    "InjectiveSketch",
+    "RowsSketch",
+    "Sketch",
+    "Symbols",
+    "sketches_for",
+]
+
+SEARCH_SPACE_VERSION = 1
+
+
+def sketches_for(task: Task) -> list[Sketch]:
+    """Every sketch that can express the task, most specific first. Never empty."""
+    spec = task.spec
+    kinds = {n.kind for n in spec.nodes}
+    if OpKind.CONTRACT in kinds:
+        return [ContractionSketch(task)]
+    if OpKind.WINDOW in kinds:
+        return [ColumnsSketch(task)]
+    if OpKind.REDUCE not in kinds:
+        return [InjectiveSketch(task)]
+    found: list[Sketch] = []
+    domain = row_domain(spec)
+    if all(full_node(spec, o, domain.shape) is None for o in spec.outputs) and _same_shape(task):
+        found.append(ColumnsSketch(task))
+    if not any(n.op.startswith("arg") for n in spec.nodes):
+        found.append(RowsSketch(task))
+    return found
+
+
+def _same_shape(task: Task) -> bool:
+    return len({task.spec.nodes[o].shape for o in task.spec.outputs}) == 1

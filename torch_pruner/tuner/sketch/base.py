@@ -1,0 +1,88 @@
+"""The sketch seam: schedules of one task as integers, with a closed-form estimate of each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.task import Task
+
+Decisions = npt.NDArray[np.int64]
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """The symbols of Pruner (ASPLOS 2025, section 4.1) read for the CPU, one value per point.
+
+    Level 0 is the register file, level 1 a core with its caches, level 2 the chip with its memory.
+    ``latency_s`` is the draft model's estimate in seconds, built from the symbols and the target's
+    constants.
+    """
+
+    s1_registers: Array  # L0MemAlloc: vector registers a tile needs
+    s2_tile_ops: Array  # L0CompCount: vector operations of one tile
+    s3_cache_bytes: Array  # L1MemAlloc: bytes a tile keeps re-reading
+    s4_tasks: Array  # L1ParaInfo: parallel tasks
+    s5_traffic_bytes: Array  # L2MemFootprint: bytes moved below the level-1 cache
+    s6_rounds: Array  # L2ParaInfo: tasks that the busiest core gets
+    s7_contiguous_bytes: Array  # L2TransDim: length of one contiguous read
+    s8_ops: Array  # L2CompCount: floating-point operations, padding included
+    latency_s: Array
+
+
+class Sketch(ABC):
+    """A schedule template of one task with open decisions.
+
+    Contract: ``domains[j]`` holds the options of decision ``names[j]``; a point is a row of values,
+    one per decision. ``valid`` and ``symbols`` are vectorised, build nothing and agree on the order
+    of rows; ``default`` is valid. ``codegen.schedule`` emits every valid point.
+    """
+
+    name: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
+    version: ClassVar[int] = 1
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @property
+    @abstractmethod
+    def domains(self) -> tuple[Decisions, ...]: ...
+
+    @abstractmethod
+    def symbols(self, decisions: Decisions) -> Symbols: ...
+
+    def valid(self, decisions: Decisions) -> Mask:
+        """Which rows can be emitted. Default: all."""
+        return np.ones(len(decisions), dtype=bool)
+
+    @abstractmethod
+    def default(self) -> Decisions:
+        """One valid point (d,), sensible without any measurement."""
+
+    def named(self, point: Decisions) -> Mapping[str, int]:
+        return dict(zip(self.names, (int(v) for v in point), strict=True))
+
+    def columns(self, decisions: Decisions) -> dict[str, Any]:
+        """The decisions by name, each a float column."""
+        return {n: decisions[:, j].astype(np.float64) for j, n in enumerate(self.names)}
+
+    def best_predicted(self, limit: int = 4096) -> Decisions:
+        """The valid point of least predicted latency among (at most ``limit``, spread) points."""
+        grid = np.stack(np.meshgrid(*self.domains, indexing="ij"), axis=-1).reshape(
+            -1, len(self.names)
+        )
+        if len(grid) > limit:
+            grid = grid[np.linspace(0, len(grid) - 1, limit).astype(int)]
+        grid = grid[self.valid(grid)]
+        best: Decisions = grid[int(np.argmin(self.symbols(grid).latency_s))]
+        return best

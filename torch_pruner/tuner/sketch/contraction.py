@@ -1,0 +1,171 @@
+"""The space of register-tiled contractions, and the Symbol-based Analyzer's reading of it for CPUs.
+
+Decisions: ``tm`` rows and ``nv`` vectors of a register tile, ``mc`` row chunks, ``order`` of panels
+and chunks among parallel tasks, ``ku`` unrolling of the reduction, ``pack`` a second operand that
+is not constant, ``par``.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.graph.contraction import constant_operand, contraction_of
+from torch_pruner.graph.ops import ITEMSIZE, OpKind
+from torch_pruner.tuner.sketch import machine
+from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbols
+
+if TYPE_CHECKING:
+    from torch_pruner.task import Task
+
+
+class ContractionSketch(Sketch):
+    """See the module. One sketch serves matmul and convolution of every kind."""
+
+    name = "contraction"
+    names = ("vl", "tm", "nv", "mc", "order", "ku", "pack", "par")
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.con = contraction_of(task.spec)
+        self.constant = constant_operand(task.spec, self.con) is not None
+        self.itemsize = ITEMSIZE[self.con.acc_dtype]
+        self.lanes = max(1, task.target.vector_bytes // self.itemsize)
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        con, lanes = self.con, self.lanes
+        vectors = -(-con.n // lanes)
+        rows = [t for t in range(1, 17) if t <= con.rows] or [1]
+        chunks = [c for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if c <= con.rows] or [1]
+        columns = [v for v in (1, 2, 3, 4, 6) if v <= vectors] or [1]
+        unroll = [u for u in (1, 2, 4) if u <= con.k[-1]] or [1]
+        parallel = [0, 1] if self.task.threads > 1 else [0]
+        pack = [1] if self.constant else [0, 1]
+        return tuple(
+            np.array(d, dtype=np.int64)
+            for d in ([lanes], rows, columns, chunks, [0, 1], unroll, pack, parallel)
+        )
+
+    def valid(self, decisions: Decisions) -> Mask:
+        c = self.columns(decisions)
+        con, registers = self.con, self.task.target.vector_registers
+        tiles = np.ceil(con.rows / c["tm"])
+        blocks = np.ceil(con.n / (c["nv"] * self.lanes))
+        fits = c["tm"] * c["nv"] + c["nv"] + 1 <= registers
+        chunked = (c["mc"] == 1) | (c["mc"] <= tiles)
+        direct = (c["pack"] == 1) | (con.n % (c["nv"] * self.lanes) == 0)
+        tasks = con.groups * blocks * c["mc"]
+        shared = (c["par"] == 0) | (tasks >= 2)
+        serial = (c["par"] == 1) | (c["mc"] == 1)  # chunks only serve parallelism
+        ordered = (c["order"] == 0) | (c["mc"] > 1)
+        result: Mask = fits & chunked & direct & shared & serial & ordered
+        return result
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        c, con, target = self.columns(decisions), self.con, self.task.target
+        spec, threads, size = self.task.spec, self.task.threads, self.itemsize
+        bn = c["nv"] * self.lanes
+        tiles, blocks = np.ceil(con.rows / c["tm"]), np.ceil(con.n / bn)
+        per_chunk = np.ceil(tiles / c["mc"])
+        tasks = con.groups * blocks * c["mc"]
+
+        registers = c["tm"] * c["nv"] + c["nv"] + 1  # S1
+        fmas = c["tm"] * c["nv"]
+        fma_cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
+        second = spec.nodes[con.b].dtype
+        row_loads = fmas if con.form == "depthwise" else c["tm"]
+        load_cycles = (row_loads + c["nv"]) / machine.LOADS_PER_CYCLE
+        direct = (c["pack"] == 0) & ~np.bool_(self._columns_contiguous())
+        load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
+        convert = 1.0 if second in ("bfloat16", "float16") else 0.0
+        step = (
+            np.maximum(fma_cycles + convert * (c["nv"] + c["tm"]) * 0.5, load_cycles)
+            + 0.5 / c["ku"]
+        )
+        crossing = np.where(con.m[-1] % c["tm"] == 0, 0.0, 0.05 if con.conv is not None else 0.0)
+        ragged = np.where(con.n % bn == 0, 0.0, 6.0 * bn)
+        tile_cycles = con.depth * step * (1 + crossing)
+        tile_cycles = tile_cycles + c["tm"] * c["nv"] * (2 + self._epilogue()) + 20 + ragged
+
+        panel = con.depth * bn * ITEMSIZE[second]
+        rows_bytes = (
+            c["tm"] * con.depth * size if con.conv is None else c["tm"] * con.k[-1] * size * 2
+        )
+        held = panel + rows_bytes  # S3
+        kernel = max(1.0, float(np.prod(con.k[:-1])))
+        a_bytes = con.rows * con.depth * size / kernel  # each input element once
+        tile_cycles = tile_cycles + np.where(
+            held > 0.8 * target.l1_bytes,
+            np.maximum(0, panel / machine.bytes_per_cycle(held, target) - 0.6 * tile_cycles),
+            0,
+        )
+        rows_reread = np.where(c["order"] == 0, a_bytes / c["mc"], rows_bytes)
+        chunk_bytes = panel + a_bytes / c["mc"] / con.groups
+        stream = chunk_bytes / machine.bytes_per_cycle(panel + rows_reread, target) * 0.3
+
+        task_s = (per_chunk * tile_cycles + stream) / target.frequency_hz
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], threads)
+        seconds = seconds + self._preparation(c["pack"], c["par"])
+        traffic = con.groups * (blocks * panel + np.where(c["order"] == 0, blocks, 1) * a_bytes)
+        weights = con.groups * con.n * con.depth * ITEMSIZE[second]
+        floor = weights / target.dram_bytes_per_s if self.constant else 0.0
+        ones = np.ones(len(decisions))
+        return Symbols(
+            registers,
+            fmas * con.depth,
+            held,
+            tasks,
+            traffic,
+            rounds,
+            np.where(c["pack"] == 1, bn, self.lanes) * ITEMSIZE[second],
+            2.0 * con.groups * blocks * bn * tiles * c["tm"] * con.depth,
+            np.maximum(seconds, floor * ones),
+        )
+
+    def default(self) -> Decisions:
+        return self.best_predicted(20_000)
+
+    def _columns_contiguous(self) -> bool:
+        """Whether the second operand's columns lie next to each other where it is read in place."""
+        spec, at = self.task.spec, self.con.b
+        last = len(spec.nodes[at].shape) - 1
+        if self.con.form != "matmul":
+            return False
+        while spec.nodes[at].kind is OpKind.VIEW:
+            node = spec.nodes[at]
+            if node.op == "permute":
+                last = node.attr("perm")[last]
+            elif node.op == "reshape" and spec.nodes[node.inputs[0]].shape[-1:] != node.shape[-1:]:
+                last = (
+                    len(spec.nodes[node.inputs[0]].shape) - 1 if last == len(node.shape) - 1 else -1
+                )
+            elif node.op == "reshape":
+                last += len(spec.nodes[node.inputs[0]].shape) - len(node.shape)
+            elif node.op == "broadcast":
+                last -= len(node.shape) - len(spec.nodes[node.inputs[0]].shape)
+            at = node.inputs[0]
+            if last < 0:
+                return False
+        return last == len(spec.nodes[at].shape) - 1
+
+    def _epilogue(self) -> float:
+        after = set(range(self.con.anchor + 1, len(self.task.spec.nodes)))
+        return machine.pointwise_cycles(self.task.spec, after)
+
+    def _preparation(self, pack: Decisions, parallel: Decisions) -> Array:
+        """Seconds for copies made before the loop: padded input, packed second operand."""
+        con, target = self.con, self.task.target
+        cores = np.where(parallel == 1, self.task.threads, 1)
+        cycles = np.zeros(len(pack))
+        if con.conv is not None and con.conv.copies_input:
+            elements = (
+                con.m[0] * float(np.prod(con.conv.padded)) * self.task.spec.nodes[con.a].shape[1]
+            )
+            cycles = cycles + elements * self.itemsize / 16.0
+        if not self.constant:
+            cycles = cycles + np.where(pack == 1, con.groups * con.n * con.depth * 1.5, 0.0)
+        seconds: Array = cycles / cores / target.frequency_hz
+        return seconds + np.where((cycles > 0) & (parallel == 1), machine.LAUNCH_S, 0.0)

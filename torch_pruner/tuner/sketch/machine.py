@@ -1,0 +1,70 @@
+"""Costs of a CPU core as the draft model sees them: pure functions of target constants.
+
+The units are cycles, bytes and seconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_pruner.graph.ops import EXPENSIVE, ITEMSIZE, OpKind
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.target import TargetSpec
+
+Array = npt.NDArray[Any]
+
+LAUNCH_S = 5e-6  # starting and joining a parallel loop
+TASK_S = 5e-8  # handing one task to a worker
+FMA_LATENCY = 4.0  # cycles from operands to result
+LOADS_PER_CYCLE = 2.0
+EXPENSIVE_CYCLES = 12.0  # one vector of a division, an exponential, an error function
+
+
+def bytes_per_cycle(working_set: Array, target: TargetSpec) -> Array:
+    """Sustained read bandwidth of a core from the cache level that holds ``working_set`` bytes."""
+    return np.select(
+        [
+            working_set <= 0.8 * target.l1_bytes,
+            working_set <= 0.8 * target.l2_bytes,
+            working_set <= target.l3_bytes,
+        ],
+        [64.0, 28.0, 10.0],
+        default=target.dram_bytes_per_s / target.frequency_hz / max(target.cores, 1),
+    )
+
+
+def parallel_seconds(
+    tasks: Array, task_s: Array, parallel: Array, threads: int
+) -> tuple[Array, Array]:
+    """(seconds, tasks of the busiest core).
+
+    Whole tasks are dealt to threads, so a remainder leaves cores idle.
+    """
+    rounds = np.where(parallel > 0, np.ceil(tasks / threads), tasks)
+    overhead = np.where(parallel > 0, LAUNCH_S + TASK_S * rounds, 0.0)
+    return rounds * task_s + overhead, rounds
+
+
+def pointwise_cycles(spec: Graph, nodes: set[int]) -> float:
+    """Cycles to compute one vector through the given elementwise nodes."""
+    cycles = 0.0
+    for i in nodes:
+        node = spec.nodes[i]
+        if node.kind is OpKind.POINTWISE:
+            cycles += EXPENSIVE_CYCLES if node.op in EXPENSIVE else 1.0
+        elif node.kind is OpKind.INJECTIVE:
+            cycles += 4.0
+    return cycles
+
+
+def input_bytes(spec: Graph) -> float:
+    return float(sum(spec.nodes[i].numel * ITEMSIZE[spec.nodes[i].dtype] for i in spec.inputs))
+
+
+def output_bytes(spec: Graph) -> float:
+    return float(sum(spec.nodes[i].numel * ITEMSIZE[spec.nodes[i].dtype] for i in spec.outputs))

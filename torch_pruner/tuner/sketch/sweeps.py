@@ -1,0 +1,200 @@
+"""The spaces of kernels that sweep over memory: elementwise, columns and rows."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.graph.ops import ITEMSIZE, OpKind
+from torch_pruner.graph.rows import RowDomain, row_domain
+from torch_pruner.tuner.sketch import machine
+from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbols
+
+if TYPE_CHECKING:
+    from torch_pruner.task import Task
+
+_PER_THREAD = (1, 2, 4, 16)  # parallel tasks for each thread
+
+
+class _Sweep(Sketch):
+    """Shared by all: vectors of ``vl`` lanes, ``chunk`` steps per parallel task, ``par``."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        nodes = task.spec.nodes
+        item = max(
+            (ITEMSIZE[nodes[i].dtype] for i in (*task.spec.inputs, *task.spec.outputs)), default=4
+        )
+        self.vl = max(1, task.target.vector_bytes // max(item, 4))
+
+    @property
+    def steps(self) -> int:
+        """Vectors (or rows) that parallel tasks share out."""
+        return max(1, self._steps())
+
+    def _steps(self) -> int:
+        shape = self.task.spec.nodes[self.task.spec.outputs[0]].shape
+        return math.prod(shape) // self.vl
+
+    def _chunks(self) -> list[int]:
+        threads = self.task.threads
+        return sorted({max(1, -(-self.steps // (threads * k))) for k in _PER_THREAD})
+
+    def _parallel(self) -> list[int]:
+        return [0, 1] if self.task.threads > 1 and self.steps > 1 else [0]
+
+    def valid(self, decisions: Decisions) -> Mask:
+        chunk, par = decisions[:, self.names.index("chunk")], decisions[:, self.names.index("par")]
+        result: Mask = (par == 1) | (chunk == int(max(self._chunks())))
+        return result
+
+    def default(self) -> Decisions:
+        return self.best_predicted()
+
+    def _estimate(
+        self, decisions: Decisions, cycles_per_step: Array | float, steps: float, work: float
+    ) -> Symbols:
+        target, threads, spec = self.task.target, self.task.threads, self.task.spec
+        chunk = decisions[:, self.names.index("chunk")].astype(np.float64)
+        par = decisions[:, self.names.index("par")]
+        moved = machine.input_bytes(spec) + machine.output_bytes(spec)
+        tasks = np.where(par == 1, np.ceil(steps / chunk), 1.0)
+        share = np.where(par == 1, chunk, steps)
+        bandwidth = machine.bytes_per_cycle(np.full(len(decisions), moved), target)
+        memory = share / max(steps, 1) * moved / bandwidth
+        task_s = np.maximum(share * cycles_per_step, memory) / target.frequency_hz
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, par, threads)
+        full = np.ones(len(decisions))
+        return Symbols(
+            full, full * cycles_per_step, full * moved / max(steps, 1), tasks, full * moved, rounds,
+            full * target.vector_bytes, full * work, seconds,
+        )  # fmt: skip
+
+
+class InjectiveSketch(_Sweep):
+    """Kernels without a reduction."""
+
+    name = "injective"
+    names = ("vl", "chunk", "par")
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        return tuple(
+            np.array(d, dtype=np.int64) for d in ([self.vl], self._chunks(), self._parallel())
+        )
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        spec = self.task.spec
+        cycles = (
+            1.0 + machine.pointwise_cycles(spec, set(range(len(spec.nodes)))) + len(spec.inputs)
+        )
+        return self._estimate(decisions, cycles, self.steps, spec.nodes[spec.outputs[0]].numel)
+
+
+class ColumnsSketch(_Sweep):
+    """Every output element has its own accumulator; the output's innermost axis is vectorised."""
+
+    name = "columns"
+    names = ("vl", "chunk", "par")
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        return tuple(
+            np.array(d, dtype=np.int64) for d in ([self.vl], self._chunks(), self._parallel())
+        )
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        spec = self.task.spec
+        depth = 0.0
+        for node in spec.nodes:
+            if node.kind is OpKind.WINDOW:
+                depth += math.prod(node.attr("kernel"))
+            elif node.kind is OpKind.REDUCE:
+                source = spec.nodes[node.inputs[0]].shape
+                depth += math.prod(source[a] for a in node.attr("axes"))
+        per_element = 1.0 + machine.pointwise_cycles(spec, set(range(len(spec.nodes))))
+        gather = 1.0 if _inner_axis_kept(self.task) else self.vl * 1.0
+        cycles = depth * max(machine.FMA_LATENCY, per_element) * gather
+        return self._estimate(
+            decisions, cycles, self.steps, depth * spec.nodes[spec.outputs[0]].numel
+        )
+
+
+class RowsSketch(_Sweep):
+    """Rows reduced by vector lanes; ``lanes`` vectors accumulate side by side."""
+
+    name = "rows"
+    names = ("vl", "lanes", "chunk", "par")
+
+    @cached_property
+    def rows(self) -> RowDomain:
+        return row_domain(self.task.spec)
+
+    def _steps(self) -> int:
+        return self.rows.rows
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        width = self.rows.shape[self.rows.axes[-1]]
+        lanes = [n for n in (1, 2, 4) if n * self.vl <= width] or [1]
+        return tuple(
+            np.array(d, dtype=np.int64)
+            for d in ([self.vl], lanes, self._chunks(), self._parallel())
+        )
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        spec, rows = self.task.spec, self.rows
+        lanes = decisions[:, 1].astype(np.float64)
+        vectors = math.ceil(rows.width / self.vl)
+        ops = machine.pointwise_cycles(spec, set(range(len(spec.nodes))))
+        passes = len(rows.reductions)
+        gather = (
+            self.vl * 1.0
+            if _inner_axis_kept(self.task) and len(rows.axes) < len(rows.shape)
+            else 1.0
+        )
+        serial = passes * np.maximum(machine.FMA_LATENCY / lanes, 1.0) * gather
+        tail = passes * (10 + lanes * self.vl)
+        scalar_rest = (rows.shape[rows.axes[-1]] % self.vl) * (passes + ops) / max(vectors, 1)
+        cycles = vectors * (ops + serial + 2) + tail + scalar_rest
+        return self._estimate(decisions, cycles, self.steps, float(rows.rows * rows.width * passes))
+
+
+def _inner_axis_kept(task: Task) -> bool:
+    """Whether the axis that lies innermost in memory survives the (first) reduction."""
+    spec = task.spec
+    for node in spec.nodes:
+        if node.kind is OpKind.WINDOW:
+            source = node.inputs[0]
+            inner = innermost_axis(task, source)
+            return inner < len(spec.nodes[source].shape) - len(node.attr("kernel"))
+        if node.kind is OpKind.REDUCE:
+            return innermost_axis(task, node.inputs[0]) not in node.attr("axes")
+    return True
+
+
+def innermost_axis(task: Task, node: int) -> int:
+    """The axis of ``node`` along which its (largest) operand is contiguous in memory."""
+    spec = task.spec
+    shape = spec.nodes[node].shape
+    position: list[int] = list(
+        range(len(shape))
+    )  # axis of the visited node -> axis of the start, -1 where lost
+    at = node
+    while spec.nodes[at].inputs:
+        n = spec.nodes[at]
+        child = max(n.inputs, key=lambda j: spec.nodes[j].numel)
+        source = spec.nodes[child].shape
+        if n.op == "permute":
+            moved = [-1] * len(source)
+            for k, p in enumerate(n.attr("perm")):
+                moved[p] = position[k]
+            position = moved
+        elif len(source) != len(n.shape):
+            break
+        at = child
+    real = [position[k] for k, d in enumerate(spec.nodes[at].shape) if d > 1 and k < len(position)]
+    return real[-1] if real and real[-1] >= 0 else len(shape) - 1
