@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,9 +14,10 @@ from torch_pruner import exc
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 log = logger(__name__)
+aten = torch.ops.aten
 
 # Relative to the largest magnitude of an output: what reordered sums may differ by; a bug differs
 # by far more.
@@ -23,6 +25,19 @@ _BOUNDS = {
     torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2,
     torch.complex128: 1e-7, torch.complex64: 1e-3,
 }  # fmt: skip
+_UNWRITTEN = frozenset(
+    (
+        aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,
+        aten.new_empty_strided,
+    )
+)  # fmt: skip
+# These read only the shape of their first input.
+_OVERWRITES = frozenset(
+    (
+        aten.fill, aten.full_like, aten.new_full, aten.new_ones, aten.new_zeros, aten.ones_like,
+        aten.zero, aten.zeros_like,
+    )
+)  # fmt: skip
 _SHIFT = 1 / 64  # of the bound: by how much inputs are shifted to see how an output reacts
 _REACTIONS = 4.0  # an output may be off by this many times its reaction
 
@@ -50,9 +65,7 @@ class CheckedCall:
         self._checked = False
 
     def __call__(self, args: list[Any]) -> Any:
-        # What draws random numbers is not compared: wrappers around a graph (checkpointing) may
-        # move the generator between the two runs, and a mask that differs then says nothing.
-        if self._checked or self._draws:
+        if self._checked:
             return self._call(args)
         with self._lock:
             if not self._checked:
@@ -98,7 +111,7 @@ class CheckedCall:
         _rewind(state)
         reactions = differences(run_eager(gm, [_shifted(v) for v in inputs]), expected)
         for k in bad:
-            reaction = reactions[k] if reactions[k] < float("inf") else 0.0
+            reaction = reactions[k] if reactions[k] < math.inf else 0.0
             allowed = max(self._bounds[k], _REACTIONS * reaction)
             if not errors[k] <= allowed:
                 return exc.ResultMismatch(self._name, k, errors[k], allowed)
@@ -109,7 +122,11 @@ def _may_draw(op: Any) -> bool:
     """Whether an operator may use the random number generator; another thread may be using it."""
     if not isinstance(op, torch._ops.OpOverload):
         return isinstance(op, torch._ops.OperatorBase)
-    return op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags
+    return op.namespace != "aten" or _draws(op)
+
+
+def _draws(op: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _rewind(state: torch.Tensor | None) -> None:
@@ -134,15 +151,37 @@ def _boxed_eager(gm: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
 def bounds_of(gm: fx.GraphModule) -> list[float]:
     """For every output of a graph, how far it may be off.
 
-    That is as far as the least precise float that it is computed from.
+    That is as far as the least precise float that it is computed from, and infinitely for memory
+    that nobody wrote: of the template of a dropout mask, which recomputation in the backward hands
+    from graph to graph, only the shape and strides mean anything.
     """
     loosest: dict[fx.Node, float] = {}
     for node in gm.graph.nodes:
+        if _is_unwritten(node, loosest):
+            loosest[node] = math.inf
+            continue
         values = tree_leaves(node.meta.get("val")) if node.op == "call_function" else ()
         own = [_BOUNDS.get(v.dtype, 0.0) for v in values if isinstance(v, torch.Tensor)]
-        loosest[node] = max([*own, *(loosest[a] for a in node.all_input_nodes)], default=0.0)
+        read = (loosest[a] for a in node.all_input_nodes)
+        loosest[node] = max([*own, *(b for b in read if b < math.inf)], default=0.0)
     outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
     return [loosest[o] if isinstance(o, fx.Node) else 0.0 for o in outputs]
+
+
+def _is_unwritten(node: fx.Node, bounds: Mapping[fx.Node, float]) -> bool:
+    """Whether elements of a value are, or are computed from, what memory held by chance."""
+    if node.op != "call_function":
+        return False
+    # Behind torch's operators that save or restore the generator stands the one that draws.
+    ops = [o for o in (node.target, *node.args) if isinstance(o, torch._ops.OpOverload)]
+    if any(o.overloadpacket in _UNWRITTEN for o in ops):
+        return True
+    if any(o.overloadpacket in _OVERWRITES or _draws(o) for o in ops):
+        return False
+    # A copy keeps nothing of what it writes to.
+    is_copy = any(o.overloadpacket is aten.copy for o in ops)
+    read = [node.args[1]] if is_copy else node.all_input_nodes
+    return any(bounds.get(a) == math.inf for a in read if isinstance(a, fx.Node))
 
 
 def differences(got: Sequence[Any], expected: Sequence[Any]) -> list[float]:
@@ -159,7 +198,7 @@ def _difference(a: Any, b: Any) -> float:
     if not isinstance(b, torch.Tensor) or b.layout is not torch.strided or b.is_quantized:
         return 0.0
     if a.shape != b.shape or a.dtype != b.dtype:
-        return float("inf")
+        return math.inf
     if b.numel() == 0 or b.is_meta:
         return 0.0
     if b.is_complex():
@@ -169,9 +208,9 @@ def _difference(a: Any, b: Any) -> float:
     x, y = a.detach().double(), b.detach().double()
     finite = torch.isfinite(y)
     if not torch.equal(torch.isnan(x), torch.isnan(y)):
-        return float("inf")
+        return math.inf
     if not torch.equal(x[torch.isinf(y)], y[torch.isinf(y)]):
-        return float("inf")
+        return math.inf
     if not finite.any():
         return 0.0
     difference = (x[finite] - y[finite]).abs().max().item()
