@@ -19,6 +19,7 @@ from torch_pruner.codegen.load import Entry, load_entries, set_threads
 from torch_pruner.compiler import kernels
 from torch_pruner.compiler.dump import dump_graph
 from torch_pruner.compiler.kernels import LIBRARY, Choice, Context, Vendor
+from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import Hoisted, hoist_static
 from torch_pruner.graph.memory import MemoryPlan, Place, plan_memory
@@ -101,7 +102,7 @@ class Compiler:
             for kernel, workload in zip(fused.kernels, workloads, strict=True):
                 known = tasks.get(workload)
                 if known is None:
-                    name = kernels.name_of(kernel.spec)
+                    name = name_of(kernel.spec)
                     known = Task(name, kernel.spec, self.context.target, self.context.threads, 0)
                 tasks[workload] = replace(known, weight=known.weight + 1)
         return Lowered(hoisted, fused, list(tasks.values()), workloads)

@@ -15,6 +15,7 @@ from torch_pruner import exc
 from torch_pruner.cache import EFFORTS, GraphKey, KernelEntry, KernelKey, KernelStore, TuningRecord
 from torch_pruner.compiler.executors import executor_for, release_later
 from torch_pruner.compiler.progress import ProgressLine
+from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.log import PhaseTimer, logger, warn_once
 from torch_pruner.report import Source, TaskReport
@@ -310,41 +311,6 @@ def worth_vendor(task: Task) -> bool:
     """Whether a library can have a better kernel: for large contractions of floating point."""
     contraction = any(n.kind is OpKind.CONTRACT and n.dtype in FLOATS for n in task.spec.nodes)
     return contraction and flops_of(task.spec) > 1e6
-
-
-def flops_of(spec: Graph) -> float:
-    """Floating-point operations of a kernel graph: two per multiply-add, one per other element."""
-    from torch_pruner.graph.contraction import contraction_of
-
-    total = 0.0
-    for node in spec.nodes:
-        if node.kind is OpKind.CONTRACT:
-            total += contraction_of(spec).flops
-        elif node.kind is OpKind.POINTWISE and node.dtype in FLOATS:
-            total += node.numel
-        elif node.kind is OpKind.REDUCE:
-            total += spec.nodes[node.inputs[0]].numel
-        elif node.kind is OpKind.WINDOW:
-            total += node.numel * math.prod(node.attr("kernel"))
-    return total
-
-
-def name_of(spec: Graph) -> str:
-    """A name for people: the operators that characterise the kernel and its largest output."""
-    anchors = [
-        n.op for n in spec.nodes if n.kind in (OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW)
-    ]
-    rest = [
-        n.op
-        for n in spec.nodes
-        if n.kind in (OpKind.POINTWISE, OpKind.INJECTIVE) and n.op != "cast"
-    ]
-    words = (
-        list(dict.fromkeys([*anchors, *rest]))
-        or [n.op for n in spec.nodes if n.kind is OpKind.VIEW][:1]
-    )
-    shape = "x".join(str(d) for d in spec.nodes[spec.outputs[0]].shape) or "scalar"
-    return "_".join(words[:4] or ["copy"]) + f"_{shape}"
 
 
 def report(task: Task, choice: Choice) -> TaskReport:

@@ -18,6 +18,7 @@ from torch_pruner.config import Config
 from torch_pruner.dynamo import backend, reports
 from torch_pruner.dynamo.build import spec_of
 from torch_pruner.dynamo.partition import Region, partition
+from torch_pruner.graph.describe import flops_of
 from torch_pruner.report import OpFallback, Report
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _explain_task(task: Task, compiler: Compiler, *, cached: bool) -> TaskExplan
         shape,
         out.dtype,
         task.weight,
-        kernels.flops_of(task.spec),
+        flops_of(task.spec),
         cached,
         differs,
     )

@@ -1,0 +1,45 @@
+"""What a kernel graph is called and how much it computes, for reports and decisions by size."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.contraction import contraction_of
+from torch_pruner.graph.ops import FLOATS, OpKind
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.ir import Graph
+
+
+def flops_of(spec: Graph) -> float:
+    """Floating-point operations of a kernel graph: two per multiply-add, one per other element."""
+    total = 0.0
+    for node in spec.nodes:
+        if node.kind is OpKind.CONTRACT:
+            total += contraction_of(spec).flops
+        elif node.kind is OpKind.POINTWISE and node.dtype in FLOATS:
+            total += node.numel
+        elif node.kind is OpKind.REDUCE:
+            total += spec.nodes[node.inputs[0]].numel
+        elif node.kind is OpKind.WINDOW:
+            total += node.numel * math.prod(node.attr("kernel"))
+    return total
+
+
+def name_of(spec: Graph) -> str:
+    """A name for people: the operators that characterise the kernel and its largest output."""
+    anchors = [
+        n.op for n in spec.nodes if n.kind in (OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW)
+    ]
+    rest = [
+        n.op
+        for n in spec.nodes
+        if n.kind in (OpKind.POINTWISE, OpKind.INJECTIVE) and n.op != "cast"
+    ]
+    words = (
+        list(dict.fromkeys([*anchors, *rest]))
+        or [n.op for n in spec.nodes if n.kind is OpKind.VIEW][:1]
+    )
+    shape = "x".join(str(d) for d in spec.nodes[spec.outputs[0]].shape) or "scalar"
+    return "_".join(words[:4] or ["copy"]) + f"_{shape}"
