@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch_pruner.graph.ir import Builder, Graph
 
 pytestmark = pytest.mark.tvm
 
-TILE = {"vl": 16, "tm": 8, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "par": 1}
+TILE = {"vl": 16, "tm": 8, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "par": 1, "ahead": 0}
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,9 @@ TILE = {"vl": 16, "tm": 8, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "pa
     [
         (K.linear(128, 768, 256), {}),
         (K.linear(37, 41, 50), {"tm": 6, "ku": 4, "mc": 3}),
+        (K.linear(37, 41, 50), {"tm": 6, "nv": 1, "ku": 4, "ahead": 1}),
+        (K.linear(37, 41, 90), {"tm": 6, "ku": 2, "mc": 3, "order": 1, "ahead": 1}),
+        (K.linear(1, 100, 64), {"tm": 1, "nv": 1, "par": 0, "ahead": 1}),
         (K.linear(37, 48, 50, static=False), {"tm": 6, "order": 1, "mc": 2}),
         (K.linear(37, 41, 50, static=False), {"tm": 6, "pack": 0}),
         (K.linear(1, 100, 64), {"tm": 1, "nv": 4, "par": 0}),
@@ -28,6 +32,7 @@ TILE = {"vl": 16, "tm": 8, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "pa
         (K.conv(16, 14, 40, 1, 1, 0), {"tm": 14, "mc": 2}),
         (K.conv(24, 7, 32, 3, 2, 1), {"tm": 5}),
         (K.conv(3, 32, 16, 7, 2, 3), {"nv": 1}),
+        (K.conv(24, 7, 64, 3, 1, 1), {"tm": 7, "ku": 4, "ahead": 1}),
         (K.conv(32, 14, 32, 3, 1, 1, 32), {}),
         (K.conv(24, 14, 24, 5, 2, 2, 24), {"nv": 1}),
         (K.conv(16, 9, 32, 3, 2, 1, 4), {"nv": 1}),
@@ -41,6 +46,19 @@ def test_contractions(spec: Graph, changes: dict[str, int]) -> None:
     outputs, expected, _ = K.run(spec, "contraction", {**TILE, **changes})
     bound = 1e-2 if spec.nodes[spec.outputs[0]].dtype == "bfloat16" else 1e-5
     assert K.error(outputs, expected) < bound
+
+
+def test_the_next_panel_is_fetched_once_per_panel() -> None:
+    """Over the tiles of a panel every line of the next one, also when tiles do not divide."""
+    calls = []
+    for ahead in (0, 1):
+        decisions = {**TILE, "tm": 6, "ku": 4, "ahead": ahead}
+        built = K.run(K.linear(64, 512, 64), "contraction", decisions)[2]
+        text = built._library.inspect_source("ll")
+        calls.append(len(re.findall(r"call void @llvm\.prefetch", text)))
+    assert calls[0] == 0
+    steps, tiles, lines = 512 // 4, 11, 512 * 2
+    assert calls[1] * steps * tiles >= lines
 
 
 @pytest.mark.parametrize("width", [512, 197, 5])

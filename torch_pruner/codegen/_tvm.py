@@ -29,7 +29,7 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 
 __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Expr", "S", "Stmt", "T", "buffer",
-    "loop", "seq", "stack", "tvm", "when",
+    "loop", "prefetch", "seq", "stack", "tvm", "when",
 ]  # fmt: skip
 
 
@@ -62,3 +62,10 @@ def stack(buf: Buffer) -> Stmt:
 def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
     """A conditional statement."""
     return S.IfThenElse(condition, then, otherwise)
+
+
+def prefetch(buf: Buffer, at: Expr) -> Stmt:
+    """Fetch the cache line of element ``at`` for reading; it may lie outside of the buffer."""
+    address = T.address_of(buf[at])
+    read, keep, data = (T.const(v, "int32") for v in (0, 3, 1))
+    return S.Evaluate(T.call_intrin("void", "tirx.prefetch", address, read, keep, data))

@@ -9,16 +9,11 @@ columns and dropped at the store.
 from __future__ import annotations
 
 import itertools
-import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen._tvm import (
-    PARALLEL,
-    SERIAL,
     UNROLLED,
     VECTORIZED,
-    Buffer,
     Expr,
     Stmt,
     T,
@@ -29,8 +24,9 @@ from torch_pruner.codegen._tvm import (
     when,
 )
 from torch_pruner.codegen.kernel import Emitted, parameters
+from torch_pruner.codegen.operands import Nest, a_at, b_at, pack_panel, pad_input, panel_fetcher
 from torch_pruner.codegen.reader import Index, Reader, imm, linear, reshape_index, unlinear
-from torch_pruner.codegen.values import load, store, value_dtype
+from torch_pruner.codegen.values import store, value_dtype
 from torch_pruner.graph.contraction import Contraction, contraction_of
 
 if TYPE_CHECKING:
@@ -38,37 +34,6 @@ if TYPE_CHECKING:
 
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
-
-
-@dataclass(slots=True)
-class _Nest:
-    """Everything the parts of one emission share."""
-
-    spec: Graph
-    con: Contraction
-    reader: Reader
-    vl: int
-    tm: int
-    nv: int
-    ku: int
-    parallel: bool
-    panel: Buffer | None  # packed second operand (given or made in the kernel)
-    padded: Buffer | None
-    # The register tile; indices are constants once loops are unrolled: LLVM keeps it in registers.
-    acc: Buffer
-    out: Buffer
-
-    @property
-    def bn(self) -> int:
-        return self.vl * self.nv
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.con.n // self.bn)
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.con.rows // self.tm)
 
 
 def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
@@ -80,7 +45,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
     rest = list(scratch)
     padded = rest.pop() if con.conv is not None and con.conv.copies_input else None
     panel = inputs[constant] if constant is not None else (rest.pop() if rest else None)
-    nest = _Nest(
+    nest = Nest(
         spec,
         con,
         Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
@@ -89,6 +54,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         nv,
         decisions["ku"],
         bool(decisions["par"]),
+        bool(decisions["ahead"]) and constant is not None,
         panel,
         padded,
         buffer(tm * nv * vl, con.acc_dtype, "acc", scope="local"),
@@ -96,18 +62,14 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
     )
     body = []
     if padded is not None:
-        body.append(_pad_input(nest))
+        body.append(pad_input(nest))
     if constant is None and panel is not None:
-        body.append(_pack_panel(nest))
+        body.append(pack_panel(nest))
     body.append(_compute(nest, decisions["mc"], decisions["order"]))
     return Emitted(seq(body), inputs, [out], scratch)
 
 
-def _kind(nest: _Nest) -> object:
-    return PARALLEL if nest.parallel else SERIAL
-
-
-def _compute(nest: _Nest, chunks: int, order: int) -> Stmt:
+def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
     con = nest.con
     per_chunk = -(-nest.tiles // min(chunks, nest.tiles))
     chunks = -(-nest.tiles // per_chunk)  # none is empty: the guard below relies on it
@@ -120,15 +82,16 @@ def _compute(nest: _Nest, chunks: int, order: int) -> Stmt:
 
         def tile(t: Expr) -> Stmt:
             at = chunk * per_chunk + t
-            body = _tile(nest, g, nb, at)
+            turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
+            body = _tile(nest, g, nb, at, turn)
             return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
         return loop(per_chunk, tile, name="t")
 
-    return loop(con.groups * nest.blocks * chunks, task, _kind(nest), name="p")
+    return loop(con.groups * nest.blocks * chunks, task, nest.kind, name="p")
 
 
-def _row(nest: _Nest, tile: Expr, i: Expr, *, clamp: bool) -> Index:
+def _row(nest: Nest, tile: Expr, i: Expr, *, clamp: bool) -> Index:
     """Indices of row ``i`` of a tile.
 
     When tiles fit the innermost row axis, neighbours differ by a constant.
@@ -144,7 +107,8 @@ def _row(nest: _Nest, tile: Expr, i: Expr, *, clamp: bool) -> Index:
     return unlinear(flat, m)
 
 
-def _tile(nest: _Nest, g: Expr, nb: Expr, tile: Expr) -> Stmt:
+def _tile(nest: Nest, g: Expr, nb: Expr, tile: Expr, turn: tuple[Expr, int]) -> Stmt:
+    """One register tile; ``turn`` is which of how many tiles of a panel it is."""
     con, vl, bn = nest.con, nest.vl, nest.bn
     zero = T.const(0, con.acc_dtype)
 
@@ -160,19 +124,22 @@ def _tile(nest: _Nest, g: Expr, nb: Expr, tile: Expr) -> Stmt:
         def step(i: Expr, j: Expr, v: Expr) -> Stmt:
             lane = j * vl + v
             at = i * bn + lane
-            a = _a(nest, g, _row(nest, tile, i, clamp=True), k, nb * bn + lane).astype(
+            a = a_at(nest, g, _row(nest, tile, i, clamp=True), k, nb * bn + lane).astype(
                 con.acc_dtype
             )
-            b = _b(nest, g, nb, k, nb * bn + lane, lane).astype(con.acc_dtype)
+            b = b_at(nest, g, nb, k, nb * bn + lane, lane).astype(con.acc_dtype)
             return store(nest.acc, at, nest.acc[at] + a * b)
 
         return each(step)
 
     init = each(lambda i, j, v: store(nest.acc, i * bn + j * vl + v, zero))
-    return seq([stack(nest.acc), init, _reduce(nest, update), _write(nest, g, nb, tile)])
+    ahead = panel_fetcher(nest, g, nb, turn) if nest.ahead else None
+    return seq([stack(nest.acc), init, _reduce(nest, update, ahead), _write(nest, g, nb, tile)])
 
 
-def _reduce(nest: _Nest, update: Callable[[Index], Stmt]) -> Stmt:
+def _reduce(
+    nest: Nest, update: Callable[[Index], Stmt], ahead: Callable[[Expr], Stmt] | None
+) -> Stmt:
     """Loops over the reduction axes; the innermost is unrolled by ``ku`` with a remainder."""
     *outer, last = nest.con.k
     ku = min(nest.ku, last)
@@ -181,8 +148,13 @@ def _reduce(nest: _Nest, update: Callable[[Index], Stmt]) -> Stmt:
         def block(first: Expr, count: int) -> Stmt:
             return loop(count, lambda u: update((*prefix, first + u)), UNROLLED, "u")
 
+        def step(ko: Expr) -> Stmt:
+            if ahead is None:
+                return block(ko * ku, ku)
+            return seq([ahead(linear((*prefix, ko), (*outer, last // ku))), block(ko * ku, ku)])
+
         done = last - last % ku
-        parts = [loop(last // ku, lambda ko: block(ko * ku, ku), name="k") if done else None]
+        parts = [loop(last // ku, step, name="k") if done else None]
         parts.append(block(imm(done), last % ku) if last % ku else None)
         return seq(parts)
 
@@ -194,123 +166,7 @@ def _reduce(nest: _Nest, update: Callable[[Index], Stmt]) -> Stmt:
     return nested((), tuple(outer))
 
 
-def _a(nest: _Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:
-    con, conv = nest.con, nest.con.conv
-    if conv is None:
-        return nest.reader.at(con.a, (*unlinear(g, con.batch), *row, *k))
-    if con.form == "depthwise":
-        channel, offsets = T.min(column, imm(con.n - 1)) if con.n % nest.bn else column, k
-    else:
-        channel, offsets = g * con.k[-1] + k[-1], k[:-1]
-    image, *place = row
-    at = tuple(
-        o * s + r * d for o, s, r, d in zip(place, conv.stride, offsets, conv.dilation, strict=True)
-    )
-    if nest.padded is None:
-        return nest.reader.at(con.a, (image, channel, *at))
-    channels = nest.spec.nodes[con.a].shape[1]
-    return load(nest.padded, linear((image, *at, channel), (con.m[0], *conv.padded, channels)))
-
-
-def _b(nest: _Nest, g: Expr, nb: Expr, k: Index, column: Expr, lane: Expr) -> Expr:
-    con = nest.con
-    if nest.panel is not None:
-        base = (g * nest.blocks + nb) * con.depth + linear(k, con.k)
-        return load(nest.panel, base * nest.bn + lane)
-    return _operand(nest, g, k, column)
-
-
-def _operand(nest: _Nest, g: Expr, k: Index, column: Expr) -> Expr:
-    """The second operand where the graph has it (not packed)."""
-    con = nest.con
-    if con.conv is None:
-        return nest.reader.at(con.b, (*unlinear(g, con.batch), *k, column))
-    if con.form == "depthwise":
-        return nest.reader.at(con.b, (column, imm(0), *k))
-    *offsets, channel = k
-    if con.form == "conv_transpose":
-        flipped = tuple(r - 1 - o for o, r in zip(offsets, con.conv.kernel, strict=True))
-        return nest.reader.at(con.b, (g * con.k[-1] + channel, column, *flipped))
-    return nest.reader.at(con.b, (g * con.n + column, channel, *offsets))
-
-
-def _pack_panel(nest: _Nest) -> Stmt:
-    """Copy a second operand that is not constant into panels, once per call."""
-    con, bn = nest.con, nest.bn
-    panel = nest.panel
-    assert panel is not None
-
-    def block(p: Expr) -> Stmt:
-        g, nb = unlinear(p, (con.groups, nest.blocks))
-
-        def element(flat: Expr, v: Expr) -> Stmt:
-            column = nb * bn + v
-            value = _operand(nest, g, unlinear(flat, con.k), column)
-            if con.n % bn:
-                zero = T.const(0, value_dtype(nest.spec.nodes[con.b].dtype))
-                value = T.if_then_else(column < con.n, value, zero)
-            return store(panel, (p * con.depth + flat) * bn + v, value)
-
-        return loop(
-            bn, lambda v: loop(con.depth, lambda flat: element(flat, v), name="k"), name="v"
-        )
-
-    return loop(con.groups * nest.blocks, block, _kind(nest), name="p")
-
-
-def _pad_input(nest: _Nest) -> Stmt:
-    """Copy the input channels-last with its padding and the zeros between dilated elements."""
-    con, conv, padded = nest.con, nest.con.conv, nest.padded
-    assert conv is not None
-    assert padded is not None
-    x = nest.spec.nodes[con.a]
-    images, channels, *extent = x.shape
-    zero = T.const(0, value_dtype(x.dtype))
-    shape = (images, *conv.padded, channels)
-    lines = (images, *conv.padded[:-1])
-
-    def line(p: Expr) -> Stmt:
-        image, *outer = unlinear(p, lines)
-
-        def point(w: Expr) -> Stmt:
-            inside, source = [], []
-            for q, lo, d, size in zip((*outer, w), conv.lo, conv.dilate_input, extent, strict=True):
-                shifted = q - lo
-                if lo > 0:
-                    inside.append(shifted >= 0)
-                inside.append(shifted < (size - 1) * d + 1)
-                if d != 1:
-                    inside.append(T.floormod(shifted, d) == 0)
-                source.append(T.floordiv(shifted, d) if d != 1 else shifted)
-            base = linear((image, *outer, w, imm(0)), shape)
-
-            def copy(value: Callable[[Expr], Expr]) -> Stmt:
-                return _channels(channels, nest.vl, lambda c: store(padded, base + c, value(c)))
-
-            read = nest.reader.scope(
-                lambda: [copy(lambda c: nest.reader.at(con.a, (image, c, *source)))]
-            )
-            return when(T.all(*inside), read, copy(lambda c: zero))
-
-        return loop(conv.padded[-1], point, name="w")
-
-    return loop(math.prod(lines), line, _kind(nest), name="line")
-
-
-def _channels(count: int, vl: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """Vectors over ``count`` elements and a scalar remainder."""
-    parts = []
-    whole = count // vl
-    if whole:
-        parts.append(
-            loop(whole, lambda o: loop(vl, lambda v: body(o * vl + v), VECTORIZED, "v"), name="c")
-        )
-    if count % vl:
-        parts.append(loop(count % vl, lambda v: body(whole * vl + v), name="c"))
-    return seq(parts)
-
-
-def _write(nest: _Nest, g: Expr, nb: Expr, tile: Expr) -> Stmt:
+def _write(nest: Nest, g: Expr, nb: Expr, tile: Expr) -> Stmt:
     """The epilogue: every element of the tile through the rest of the graph, stored once."""
     con, vl, bn = nest.con, nest.vl, nest.bn
     path = output_path(nest.spec, con.anchor)
@@ -342,7 +198,7 @@ def _write(nest: _Nest, g: Expr, nb: Expr, tile: Expr) -> Stmt:
     return loop(nest.tm, row, UNROLLED, "i")
 
 
-def _read_tile(nest: _Nest, at: Expr) -> None:
+def _read_tile(nest: Nest, at: Expr) -> None:
     """Let the epilogue read the contraction's result from element ``at`` of the register tile."""
     dtype = value_dtype(nest.spec.nodes[nest.con.anchor].dtype)
     nest.reader.overrides[nest.con.anchor] = lambda _: nest.acc[at].astype(dtype)

@@ -36,8 +36,8 @@ log = logger(__name__)
 LIBRARY = "library"  # the sketch name of a vendor kernel
 # A vendor kernel is a step of its own with another thread pool: its idle workers spin against ours.
 VENDOR_MARGIN, VENDOR_SWITCH_S = 1.1, 20e-6
-CODEGEN_VERSION = 2  # raise it whenever the same decisions generate other code
-SPACE_VERSION = 1  # raise it whenever the sketches' options change
+CODEGEN_VERSION = 3  # raise it whenever the same decisions generate other code
+SPACE_VERSION = 2  # raise it whenever the sketches' options change
 
 
 class Vendor(Protocol):

@@ -2,7 +2,7 @@
 
 Decisions: ``tm`` rows and ``nv`` vectors of a register tile, ``mc`` row chunks, ``order`` of panels
 and chunks among parallel tasks, ``ku`` unrolling of the reduction, ``pack`` a second operand that
-is not constant, ``par``.
+is not constant, ``par``, ``ahead`` fetching the next panel of constant operands early.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ContractionSketch(Sketch):
     """See the module. One sketch serves matmul and convolution of every kind."""
 
     name = "contraction"
-    names = ("vl", "tm", "nv", "mc", "order", "ku", "pack", "par")
+    names = ("vl", "tm", "nv", "mc", "order", "ku", "pack", "par", "ahead")
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -44,9 +44,10 @@ class ContractionSketch(Sketch):
         unroll = [u for u in (1, 2, 4) if u <= con.k[-1]] or [1]
         parallel = [0, 1] if self.task.threads > 1 else [0]
         pack = [1] if self.constant else [0, 1]
+        ahead = [0, 1] if self.constant else [0]
         return tuple(
             np.array(d, dtype=np.int64)
-            for d in ([lanes], rows, columns, chunks, [0, 1], unroll, pack, parallel)
+            for d in ([lanes], rows, columns, chunks, [0, 1], unroll, pack, parallel, ahead)
         )
 
     def valid(self, decisions: Decisions) -> Mask:
@@ -61,7 +62,8 @@ class ContractionSketch(Sketch):
         shared = (c["par"] == 0) | (tasks >= 2)
         serial = (c["par"] == 1) | (c["mc"] == 1)  # chunks only serve parallelism
         ordered = (c["order"] == 0) | (c["mc"] > 1)
-        result: Mask = fits & chunked & direct & shared & serial & ordered
+        follows = (c["ahead"] == 0) | (con.groups * blocks > 1)  # there is a next panel
+        result: Mask = fits & chunked & direct & shared & serial & ordered & follows
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -83,7 +85,7 @@ class ContractionSketch(Sketch):
         convert = 1.0 if second in ("bfloat16", "float16") else 0.0
         step = (
             np.maximum(fma_cycles + convert * (c["nv"] + c["tm"]) * 0.5, load_cycles)
-            + 0.5 / c["ku"]
+            + (0.5 + 0.5 * c["ahead"]) / c["ku"]
         )
         crossing = np.where(con.m[-1] % c["tm"] == 0, 0.0, 0.05 if con.conv is not None else 0.0)
         ragged = np.where(con.n % bn == 0, 0.0, 6.0 * bn)
@@ -106,7 +108,13 @@ class ContractionSketch(Sketch):
         chunk_bytes = panel + a_bytes / c["mc"] / con.groups
         stream = chunk_bytes / machine.bytes_per_cycle(panel + rows_reread, target) * 0.3
 
-        task_s = (per_chunk * tile_cycles + stream) / target.frequency_hz
+        # Constants come from memory: waiting for a panel is in part hidden by the work on it.
+        cold = (
+            panel / machine.memory_bytes_per_cycle(target) / np.where(c["order"] == 0, c["mc"], 1)
+        )
+        exposed = cold * np.where(c["ahead"] == 1, 0.1, 0.6) if self.constant else 0.0
+
+        task_s = (per_chunk * tile_cycles + stream + exposed) / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], threads)
         seconds = seconds + self._preparation(c["pack"], c["par"])
         traffic = con.groups * (blocks * panel + np.where(c["order"] == 0, blocks, 1) * a_bytes)

@@ -34,8 +34,13 @@ def bytes_per_cycle(working_set: Array, target: TargetSpec) -> Array:
             working_set <= target.l3_bytes,
         ],
         [64.0, 28.0, 10.0],
-        default=target.dram_bytes_per_s / target.frequency_hz / max(target.cores, 1),
+        default=memory_bytes_per_cycle(target),
     )
+
+
+def memory_bytes_per_cycle(target: TargetSpec) -> float:
+    """What one core reads from memory while the others read, too."""
+    return target.dram_bytes_per_s / target.frequency_hz / max(target.cores, 1)
 
 
 def parallel_seconds(

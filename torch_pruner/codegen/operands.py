@@ -1,0 +1,208 @@
+"""The operands of a contraction as its tiles read them: in place, packed into panels, or padded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen._tvm import (
+    PARALLEL,
+    SERIAL,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    Stmt,
+    T,
+    loop,
+    prefetch,
+    seq,
+    when,
+)
+from torch_pruner.codegen.reader import Index, Reader, imm, linear, unlinear
+from torch_pruner.codegen.values import load, store, value_dtype
+from torch_pruner.graph.ops import ITEMSIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.graph.contraction import Contraction
+    from torch_pruner.graph.ir import Graph
+
+
+@dataclass(slots=True)
+class Nest:
+    """Everything the parts of one emission share."""
+
+    spec: Graph
+    con: Contraction
+    reader: Reader
+    vl: int
+    tm: int
+    nv: int
+    ku: int
+    parallel: bool
+    ahead: bool  # fetch the next panel while this one is in use
+    panel: Buffer | None  # packed second operand (given or made in the kernel)
+    padded: Buffer | None
+    # The register tile; indices are constants once loops are unrolled: LLVM keeps it in registers.
+    acc: Buffer
+    out: Buffer
+
+    @property
+    def kind(self) -> object:
+        """Of loops over tasks."""
+        return PARALLEL if self.parallel else SERIAL
+
+    @property
+    def bn(self) -> int:
+        return self.vl * self.nv
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.con.n // self.bn)
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.con.rows // self.tm)
+
+
+def a_at(nest: Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:
+    con, conv = nest.con, nest.con.conv
+    if conv is None:
+        return nest.reader.at(con.a, (*unlinear(g, con.batch), *row, *k))
+    if con.form == "depthwise":
+        channel, offsets = T.min(column, imm(con.n - 1)) if con.n % nest.bn else column, k
+    else:
+        channel, offsets = g * con.k[-1] + k[-1], k[:-1]
+    image, *place = row
+    at = tuple(
+        o * s + r * d for o, s, r, d in zip(place, conv.stride, offsets, conv.dilation, strict=True)
+    )
+    if nest.padded is None:
+        return nest.reader.at(con.a, (image, channel, *at))
+    channels = nest.spec.nodes[con.a].shape[1]
+    return load(nest.padded, linear((image, *at, channel), (con.m[0], *conv.padded, channels)))
+
+
+def b_at(nest: Nest, g: Expr, nb: Expr, k: Index, column: Expr, lane: Expr) -> Expr:
+    con = nest.con
+    if nest.panel is not None:
+        base = (g * nest.blocks + nb) * con.depth + linear(k, con.k)
+        return load(nest.panel, base * nest.bn + lane)
+    return _operand(nest, g, k, column)
+
+
+def _operand(nest: Nest, g: Expr, k: Index, column: Expr) -> Expr:
+    """The second operand where the graph has it (not packed)."""
+    con = nest.con
+    if con.conv is None:
+        return nest.reader.at(con.b, (*unlinear(g, con.batch), *k, column))
+    if con.form == "depthwise":
+        return nest.reader.at(con.b, (column, imm(0), *k))
+    *offsets, channel = k
+    if con.form == "conv_transpose":
+        flipped = tuple(r - 1 - o for o, r in zip(offsets, con.conv.kernel, strict=True))
+        return nest.reader.at(con.b, (g * con.k[-1] + channel, column, *flipped))
+    return nest.reader.at(con.b, (g * con.n + column, channel, *offsets))
+
+
+def pack_panel(nest: Nest) -> Stmt:
+    """Copy a second operand that is not constant into panels, once per call."""
+    con, bn = nest.con, nest.bn
+    panel = nest.panel
+    assert panel is not None
+
+    def block(p: Expr) -> Stmt:
+        g, nb = unlinear(p, (con.groups, nest.blocks))
+
+        def element(flat: Expr, v: Expr) -> Stmt:
+            column = nb * bn + v
+            value = _operand(nest, g, unlinear(flat, con.k), column)
+            if con.n % bn:
+                zero = T.const(0, value_dtype(nest.spec.nodes[con.b].dtype))
+                value = T.if_then_else(column < con.n, value, zero)
+            return store(panel, (p * con.depth + flat) * bn + v, value)
+
+        return loop(
+            bn, lambda v: loop(con.depth, lambda flat: element(flat, v), name="k"), name="v"
+        )
+
+    return loop(con.groups * nest.blocks, block, nest.kind, name="p")
+
+
+def pad_input(nest: Nest) -> Stmt:
+    """Copy the input channels-last with its padding and the zeros between dilated elements."""
+    con, conv, padded = nest.con, nest.con.conv, nest.padded
+    assert conv is not None
+    assert padded is not None
+    x = nest.spec.nodes[con.a]
+    images, channels, *extent = x.shape
+    zero = T.const(0, value_dtype(x.dtype))
+    shape = (images, *conv.padded, channels)
+    lines = (images, *conv.padded[:-1])
+
+    def line(p: Expr) -> Stmt:
+        image, *outer = unlinear(p, lines)
+
+        def point(w: Expr) -> Stmt:
+            inside, source = [], []
+            for q, lo, d, size in zip((*outer, w), conv.lo, conv.dilate_input, extent, strict=True):
+                shifted = q - lo
+                if lo > 0:
+                    inside.append(shifted >= 0)
+                inside.append(shifted < (size - 1) * d + 1)
+                if d != 1:
+                    inside.append(T.floormod(shifted, d) == 0)
+                source.append(T.floordiv(shifted, d) if d != 1 else shifted)
+            base = linear((image, *outer, w, imm(0)), shape)
+
+            def copy(value: Callable[[Expr], Expr]) -> Stmt:
+                return _channels(channels, nest.vl, lambda c: store(padded, base + c, value(c)))
+
+            read = nest.reader.scope(
+                lambda: [copy(lambda c: nest.reader.at(con.a, (image, c, *source)))]
+            )
+            return when(T.all(*inside), read, copy(lambda c: zero))
+
+        return loop(conv.padded[-1], point, name="w")
+
+    return loop(math.prod(lines), line, nest.kind, name="line")
+
+
+def _channels(count: int, vl: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """Vectors over ``count`` elements and a scalar remainder."""
+    parts = []
+    whole = count // vl
+    if whole:
+        parts.append(
+            loop(whole, lambda o: loop(vl, lambda v: body(o * vl + v), VECTORIZED, "v"), name="c")
+        )
+    if count % vl:
+        parts.append(loop(count % vl, lambda v: body(whole * vl + v), name="c"))
+    return seq(parts)
+
+
+def panel_fetcher(nest: Nest, g: Expr, nb: Expr, turn: tuple[Expr, int]) -> Callable[[Expr], Stmt]:
+    """Fetches a part of the next panel in every step of a tile, all of it in the panel's tiles.
+
+    Weights come from memory or a far cache; while a tile is computed there is time to wait for
+    them.
+    """
+    con, panel = nest.con, nest.panel
+    assert panel is not None
+    line = 64 // ITEMSIZE[nest.spec.nodes[con.b].dtype]
+    lines = -(-con.depth * nest.bn // line)
+    ku = min(nest.ku, con.k[-1])
+    steps = math.prod(con.k[:-1]) * (con.k[-1] // ku)
+    t, tiles = turn
+    each = -(-lines // (steps * tiles))
+    # Once all lines are there the rest of the tiles repeat the last of them, at next to no cost.
+    base = T.min(t * (steps * each), imm(max(0, lines - steps * each)))
+    following = (g * nest.blocks + nb + 1) * (con.depth * nest.bn)
+
+    def fetch(step: Expr) -> Stmt:
+        first = base + step * each
+        return seq([prefetch(panel, following + (first + j) * line) for j in range(each)])
+
+    return fetch
