@@ -133,7 +133,7 @@ class ConstantModel(CostModel):
 
 # What a candidate of FakeBuilder does, by its decision "mode".
 GOOD, BUILD_RAISES, BUILD_HANGS, BUILD_CRASHES, RUN_RAISES, RUN_HANGS, RUN_CRASHES = range(7)
-WRONG, JUNK, UNPRINTABLE, EXITS, DIES_LATER = range(7, 12)
+WRONG, JUNK, UNPRINTABLE, EXITS, DIES_LATER, CRASHES_LATER, HANGS_LATER = range(7, 14)
 
 
 class UnprintableError(Exception):
@@ -162,7 +162,15 @@ class FakeBuilder:
             os.write(1, b"\x00\x00\x00\x05junk!")
 
         def bind(arrays: Sequence[np.ndarray]) -> Callable[[], None]:
+            called = 0
+
             def call() -> None:
+                nonlocal called
+                called += 1
+                if mode == CRASHES_LATER and called > 1:
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                if mode == HANGS_LATER and called > 1:
+                    time.sleep(3600)
                 if mode == RUN_RAISES:
                     raise RuntimeError("device on fire")
                 if mode == RUN_HANGS:

@@ -83,6 +83,15 @@ def test_candidates_lost_with_a_worker_are_measured_anyway(executor) -> None:
     assert executor.n_measured == 8
 
 
+@pytest.mark.parametrize(
+    ("mode", "status"), [(fakes.CRASHES_LATER, S.RUN_ERROR), (fakes.HANGS_LATER, S.TIMEOUT)]
+)
+def test_one_that_fails_while_others_take_turns_is_found(executor, mode, status) -> None:
+    modes = [fakes.GOOD, fakes.GOOD, mode, fakes.GOOD, fakes.GOOD, fakes.GOOD]
+    statuses = [r.status for r in measure(executor, *modes)]
+    assert statuses == [S.OK, S.OK, status, S.OK, S.OK, S.OK]
+
+
 def test_two_tasks_in_one_batch(executor) -> None:
     tasks = [fakes.make_task(4), fakes.make_task(8)]
     inputs = [MeasureInput(t, fakes.candidate(tag=i)) for i in range(2) for t in tasks]

@@ -13,7 +13,7 @@ from torch_pruner.graph.reference import evaluate
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.protocol import FrameReader, ProtocolError, encode
-from torch_pruner.tuner.measure.timing import time_calls
+from torch_pruner.tuner.measure.timing import Stopwatch, time_together
 
 
 class Kernel:
@@ -30,9 +30,15 @@ class Kernel:
         return self.now
 
 
+def run(calls, spec, clock, best_s=float("inf"), preemptions=lambda: 0):
+    watch = Stopwatch(calls, spec, best_s, clock, preemptions)
+    time_together([watch])
+    return watch.run_secs
+
+
 def timed(seconds, best_s=float("inf"), **kwargs):
     kernel = Kernel(seconds)
-    return time_calls([kernel], EvaluatorSpec(**kwargs), best_s, kernel.clock), kernel
+    return run([kernel], EvaluatorSpec(**kwargs), kernel.clock, best_s), kernel
 
 
 def test_a_repeat_lasts_as_long_as_asked() -> None:
@@ -50,7 +56,7 @@ def test_a_slow_first_call_does_not_end_calibration() -> None:
         if kernel.n_calls == 2:
             kernel.seconds = 1e-6
 
-    times = time_calls([call], EvaluatorSpec(repeat=2, min_repeat_s=1e-3), np.inf, kernel.clock)
+    times = run([call], EvaluatorSpec(repeat=2, min_repeat_s=1e-3), kernel.clock)
     assert times == pytest.approx((1e-6, 1e-6), rel=1e-3)
     assert kernel.n_calls > 1000
 
@@ -72,22 +78,43 @@ def test_disturbed_repeats_are_replaced(busy, expected) -> None:
 
     def call() -> None:
         nonlocal count
+        repeat = (kernel.n_calls - 3) // 2  # after warm-up and calibration; each warms up again
+        kernel.seconds = 2e-3 if repeat < busy else 1e-3
+        count += 0 <= repeat < busy
         kernel()
-        if kernel.n_calls > 2:
-            count += kernel.n_calls <= busy + 2
-            kernel.seconds = 2e-3 if kernel.n_calls < busy + 2 else 1e-3
 
     spec = EvaluatorSpec(repeat=3, extra=6, min_repeat_s=1e-3)
-    times = time_calls([call], spec, np.inf, kernel.clock, lambda: count)
+    times = run([call], spec, kernel.clock, preemptions=lambda: count)
     assert times == pytest.approx(((2e-3 if busy > 9 else 1e-3),) * expected)
-    assert kernel.n_calls <= 2 + 9
+    assert kernel.n_calls <= 3 + 2 * 9
 
 
 def test_calls_rotate() -> None:
     kernel, order = Kernel(1e-3), []
     calls = [lambda i=i: (kernel(), order.append(i)) for i in range(3)]
-    time_calls(calls, EvaluatorSpec(repeat=1, min_repeat_s=7e-3, warmup=0), np.inf, kernel.clock)
-    assert order == [0, *(i % 3 for i in range(7))]
+    run(calls, EvaluatorSpec(repeat=1, min_repeat_s=7e-3, warmup=0), kernel.clock)
+    once, calibration, again = [0], [i % 3 for i in range(7)], [i % 3 for i in range(7)]
+    assert order == [*once, *calibration, 0, *again]
+
+
+def test_a_slow_moment_hits_all_that_are_timed_together() -> None:
+    """One takes half as long as the other, and the machine is five times slower for a while."""
+    now = 0.0
+
+    def kernel(seconds):
+        def call() -> None:
+            nonlocal now
+            now += seconds * (5 if 0.02 < now < 0.05 else 1)
+
+        return call
+
+    spec = EvaluatorSpec(repeat=9, min_repeat_s=2e-3)
+    watches = [Stopwatch([kernel(s)], spec, np.inf, lambda: now) for s in (2e-5, 1e-5)]
+    time_together(watches)
+    slow, fast = (w.run_secs for w in watches)
+    assert max(slow) > 2 * min(slow)
+    assert max(fast) > 2 * min(fast)
+    assert np.median(slow) == pytest.approx(2 * np.median(fast), rel=0.05)
 
 
 def test_inputs_are_reproducible_and_depend_on_the_seed() -> None:

@@ -24,7 +24,10 @@ class EvaluatorSpec:
     in cache; 0 keeps everything hot. A repeat during which another process took a core away is
     disturbed: up to ``extra`` more are run in their place, and only if all were disturbed do the
     fastest of them count. After the first repeat a candidate slower than ``early_out``
-    times the best one known is given no further repeats (0 turns that off). ``rtol`` and ``atol``
+    times the best one known is given no further repeats (0 turns that off). Candidates of a task
+    take turns, repeat by repeat, with the best of them that the worker knows: where that takes
+    longer than it once did, the machine is slower, and the others' times are divided by as much.
+    ``rtol`` and ``atol``
     are for float32; see ``measure/check.py`` for how they scale.
     """
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_pruner.exc import MeasureError, WorkerDied
+from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.target import DeviceFingerprint
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
@@ -37,6 +38,7 @@ log = logger(__name__)
 TVM_BUILDER = "torch_pruner.tuner.measure._tvm:TvmBuilder"
 MAX_LOST = 3  # times that a job's worker may die without a culprit
 MAX_STARTS = 3  # in a row without an answer, before the executor gives up
+GROUP_BYTES = 256 << 20  # of operands of candidates that are timed side by side
 WINDOW = 2  # builds on their way to one worker: it never waits for its parent
 
 
@@ -59,6 +61,7 @@ class _Worker:
     tasks: set[str] = field(default_factory=set)
     owes: deque[str | int] = field(default_factory=deque)  # task names and job numbers, in order
     built: list[int] = field(default_factory=list)
+    ran: set[int] = field(default_factory=set)  # jobs called once, whose times are owed
     since: float = 0.0
 
 
@@ -188,7 +191,9 @@ class LocalExecutor(MeasureExecutor):
         """Settle the job that a dead or stuck worker was busy with; queue again its others."""
         words = self._discard(worker)
         error = f"{why}\n{words}" if words else why
-        if worker.ready and worker.owes and blame:
+        # Of several that are timed in turns nobody is to blame; they are timed again, one by one.
+        together = len(worker.ran) > 1 and worker.owes[0] in worker.ran
+        if worker.ready and worker.owes and blame and not together:
             culprit = worker.owes[0]
             log.debug("worker %d lost with %s: %s", worker.process.pid, culprit, why)
             if isinstance(culprit, str):
@@ -213,7 +218,9 @@ class LocalExecutor(MeasureExecutor):
     def _limit_s(self, worker: _Worker, job_s: float) -> float:
         if not worker.ready:
             return self.limits.start_s
-        return self.limits.task_s if isinstance(worker.owes[0], str) else job_s
+        if isinstance(worker.owes[0], str):
+            return self.limits.task_s
+        return job_s * max(1, len(worker.ran))  # those are timed in turns
 
     def _wait(self, busy: Sequence[_Worker], batch: _Batch, job_s: float) -> list[_Worker]:
         """Workers that have something to say; those over their limit are lost on the way."""
@@ -298,40 +305,61 @@ class LocalExecutor(MeasureExecutor):
         """One worker after the other times what it has built; a lost worker's rest is queued."""
         for worker in list(self._workers):
             jobs = [j for j in worker.built if j not in batch.results]
-            if not jobs:
-                continue
-            if not worker.process.alive:
+            if jobs and not worker.process.alive:
                 self._lose(worker, batch, MeasureStatus.RUN_ERROR, "the idle worker died")
                 continue
-            worker.owes.extend(jobs)
-            worker.since = time.monotonic()
-            with contextlib.suppress(WorkerDied):
-                worker.process.send(self._time_message(batch, jobs))
-            try:
-                while worker.owes and worker in self._workers:
-                    for ready in self._wait([worker], batch, self.limits.run_s):
-                        for message in self._receive(ready):
-                            self._on_timed(ready, batch, message)
-            except WorkerDied as err:
-                self._died(worker, batch, MeasureStatus.RUN_ERROR, err)
-                continue
-            if worker in self._workers:
+            for group in self._groups(batch, jobs):
+                if worker in self._workers:
+                    self._time_group(worker, batch, group)
+            if jobs and worker in self._workers:
                 with contextlib.suppress(WorkerDied):
                     worker.process.send({"cmd": "drop", "jobs": list(worker.built)})
                 worker.built.clear()
 
-    def _time_message(self, batch: _Batch, jobs: Sequence[int]) -> Message:
-        rows = []
+    def _groups(self, batch: _Batch, jobs: Sequence[int]) -> list[list[int]]:
+        """Jobs of one task side by side, as far as memory goes; alone, if workers died with it."""
+        groups: list[list[int]] = []
+        room = 0
         for job in jobs:
-            best = self._best.get(batch.names[job], math.inf)
-            rows.append(
-                {"job": job, "best_s": best if math.isfinite(best) else None, "check": True}
-            )
-        return {"cmd": "time", "jobs": rows, "evaluator": self.evaluator.to_json()}
+            last = groups[-1][-1] if groups else job
+            alone = batch.lost[job] or batch.lost[last]
+            if last == job or alone or room <= 0 or batch.names[job] != batch.names[last]:
+                spec = batch.inputs[job].task.spec
+                operands = sum(n.numel * ITEMSIZE[n.dtype] for n in spec.nodes if not n.inputs)
+                room = GROUP_BYTES // max(operands, self.evaluator.flush_bytes, 1)
+                groups.append([])
+            groups[-1].append(job)
+            room -= 1
+        return groups
+
+    def _time_group(self, worker: _Worker, batch: _Batch, group: Sequence[int]) -> None:
+        worker.owes.extend(group)
+        worker.ran.clear()
+        worker.since = time.monotonic()
+        message = {
+            "cmd": "time",
+            "jobs": list(group),
+            "best_s": self._best.get(batch.names[group[0]]),
+            "evaluator": self.evaluator.to_json(),
+        }
+        with contextlib.suppress(WorkerDied):
+            worker.process.send(message)
+        try:
+            while worker.owes and worker in self._workers:
+                for ready in self._wait([worker], batch, self.limits.run_s):
+                    for reply in self._receive(ready):
+                        self._on_timed(ready, batch, reply)
+        except WorkerDied as err:
+            self._died(worker, batch, MeasureStatus.RUN_ERROR, err)
 
     def _on_timed(self, worker: _Worker, batch: _Batch, message: Message) -> None:
         job = worker.owes.popleft()
         assert isinstance(job, int), "tasks are defined while building"
+        if message.get("ran"):
+            worker.ran.add(job)
+            worker.owes.append(job)  # behind those not called yet: the first is the one being run
+            return
+        worker.ran.discard(job)
         if not message["ok"]:
             batch.settle(job, MeasureStatus(message["status"]), message["error"])
             return

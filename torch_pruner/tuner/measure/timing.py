@@ -1,4 +1,4 @@
-"""Time a kernel: calibrate the number of calls of a repeat, repeat, stop early on a hopeless one.
+"""Time kernels in turns: calibrate the calls of a repeat, repeat, stop early on a hopeless one.
 
 Pure but for the calls it makes: the clock is handed in, so the arithmetic is tested with an
 invented one.
@@ -34,44 +34,73 @@ def _run(calls: Sequence[Call], number: int, clock: Callable[[], float]) -> floa
     return clock() - begin
 
 
-def time_calls(
-    calls: Sequence[Call],
-    spec: EvaluatorSpec,
-    best_s: float,
-    clock: Callable[[], float],
-    preemptions: Callable[[], int] = lambda: 0,
-) -> tuple[float, ...]:
-    """Seconds per call, one per repeat (fewer when the kernel is far from ``best_s``).
+class Stopwatch:
+    """Times one kernel repeat by repeat, so that several can take turns.
 
     ``preemptions`` counts how often another process has taken a core from this one.
     """
-    for i in range(spec.warmup):
-        calls[i % len(calls)]()
-    limit = best_s * spec.early_out if spec.early_out > 0 else math.inf
-    once = _run(calls, 1, clock)
-    if once > max(limit / max(spec.early_out, 1.0) * HOPELESS, spec.min_repeat_s):
-        return (once,)
-    number = _calls_per_repeat(once, spec.min_repeat_s)
-    before = preemptions()
-    elapsed = _run(calls, number, clock)
-    while elapsed < spec.min_repeat_s * 0.5 and number < MAX_CALLS:
-        number = min(
-            MAX_CALLS, max(2 * number, _calls_per_repeat(elapsed / number, spec.min_repeat_s))
-        )
-        before = preemptions()
-        elapsed = _run(calls, number, clock)
-    clean: list[float] = []
-    disturbed: list[float] = []
-    while True:
-        (disturbed if preemptions() > before else clean).append(elapsed / number)
-        done = len(clean) + len(disturbed)
-        if len(clean) >= spec.repeat or done >= spec.repeat + spec.extra:
-            break
-        if min(*clean, *disturbed, math.inf) > limit and (clean or len(disturbed) >= spec.repeat):
-            break
-        before = preemptions()
-        elapsed = _run(calls, number, clock)
-    return tuple(clean or sorted(disturbed)[: spec.repeat])
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        spec: EvaluatorSpec,
+        best_s: float,
+        clock: Callable[[], float],
+        preemptions: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._calls, self._spec, self._clock, self._preemptions = calls, spec, clock, preemptions
+        self._limit = best_s * spec.early_out if spec.early_out > 0 else math.inf
+        self._clean: list[float] = []
+        self._disturbed: list[float] = []
+        self._number = 0
+        self.done = False
+
+    @property
+    def run_secs(self) -> tuple[float, ...]:
+        """Seconds per call, one per repeat (fewer when the kernel is far from ``best_s``)."""
+        return tuple(self._clean or sorted(self._disturbed)[: self._spec.repeat])
+
+    def repeat(self) -> None:
+        """One more repeat; the first finds out how many calls a repeat takes."""
+        if not self._number and not self._calibrate():
+            return
+        self._calls[0]()  # what ran before has taken the caches
+        before = self._preemptions()
+        self._note(_run(self._calls, self._number, self._clock), before)
+
+    def _calibrate(self) -> bool:
+        """Whether repeats are worth it: a call far slower than the best is all it gets."""
+        spec = self._spec
+        for i in range(spec.warmup):
+            self._calls[i % len(self._calls)]()
+        once = _run(self._calls, 1, self._clock)
+        if once > max(self._limit / max(spec.early_out, 1.0) * HOPELESS, spec.min_repeat_s):
+            self._clean, self.done = [once], True
+            return False
+        number = _calls_per_repeat(once, spec.min_repeat_s)
+        while number < MAX_CALLS:
+            elapsed = _run(self._calls, number, self._clock)
+            if elapsed >= spec.min_repeat_s * 0.5:
+                break
+            number = max(2 * number, _calls_per_repeat(elapsed / number, spec.min_repeat_s))
+        self._number = min(MAX_CALLS, number)
+        return True
+
+    def _note(self, elapsed: float, before: int) -> None:
+        kind = self._disturbed if self._preemptions() > before else self._clean
+        kind.append(elapsed / self._number)
+        spec, done = self._spec, len(self._clean) + len(self._disturbed)
+        if len(self._clean) >= spec.repeat or done >= spec.repeat + spec.extra:
+            self.done = True
+        elif min(*self._clean, *self._disturbed, math.inf) > self._limit:
+            self.done = bool(self._clean) or len(self._disturbed) >= spec.repeat
+
+
+def time_together(watches: Sequence[Stopwatch]) -> None:
+    """Let kernels take turns until each has its repeats: a slow moment hits all of them."""
+    while running := [w for w in watches if not w.done]:
+        for watch in running:
+            watch.repeat()
 
 
 def _calls_per_repeat(seconds: float, min_repeat_s: float) -> int:

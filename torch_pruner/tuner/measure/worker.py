@@ -16,11 +16,12 @@ import os
 import queue
 import resource
 import signal
+import statistics
 import sys
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from torch_pruner.graph.ir import Graph
@@ -30,15 +31,18 @@ from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
-from torch_pruner.tuner.measure.timing import time_calls
+from torch_pruner.tuner.measure.timing import Stopwatch, time_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.tuner.measure.builder import Array, Builder, BuiltKernel, Pack
 
+    Reply = Callable[[Message], None]
+
 DATA_BYTES = 1 << 30  # of task inputs and references kept at once
 MAX_COPIES = 128
+MAX_ANCHORS = 64
 MAX_ERROR = 4000
 
 
@@ -52,11 +56,20 @@ class WorkerTask:
     inputs: list[Array]
     reference: Sequence[Array]
     arrays: dict[tuple[int, Pack | None, int], list[Array]] = field(default_factory=dict)
+    spare: dict[int, list[Array]] = field(default_factory=dict)
     expected: dict[tuple[float, float], list[check.Expectation]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in (*self.inputs, *self.reference))
+
+
+@dataclass(slots=True)
+class Anchor:
+    """The best kernel of a task that this worker has timed, at its fastest."""
+
+    kernel: BuiltKernel
+    seconds: float
 
 
 class Worker:
@@ -68,6 +81,7 @@ class Worker:
         self.sources: dict[str, tuple[Graph, TargetSpec, int, int]] = {}
         self.data: OrderedDict[str, WorkerTask] = OrderedDict()
         self.built: dict[int, tuple[str, BuiltKernel]] = {}
+        self.anchors: OrderedDict[str, Anchor] = OrderedDict()
 
     def task(self, message: Message) -> Message:
         """Define a task; its inputs and reference outputs are made now, once."""
@@ -103,26 +117,80 @@ class Worker:
         self.built[job] = (task, kernel)
         return {"ok": True, "seconds": self.clock() - begin}
 
-    def time(self, job: int, evaluator: EvaluatorSpec, best_s: float, checked: bool) -> Message:
-        name, kernel = self.built[job]
+    def time(
+        self, jobs: Sequence[int], best_s: float, evaluator: EvaluatorSpec, reply: Reply
+    ) -> None:
+        """Time jobs of one task in turns, once each was called and its result checked."""
+        name = self.built[jobs[0]][0]
+        watches: dict[int, Stopwatch] = {}
+        for job in jobs:
+            try:
+                task = self._data(name)
+                self.builder.set_threads(task.threads)
+                watch, error = self._first_call(task, self.built[job][1], evaluator, best_s)
+            except Exception as err:
+                reply({"job": job, **_failure(MeasureStatus.RUN_ERROR, err)})
+                continue
+            if error:
+                status = MeasureStatus.WRONG_RESULT
+                reply({"job": job, "ok": False, "status": status, "error": error})
+            else:
+                watches[job] = watch
+                reply({"job": job, "ok": True, "ran": True})
         try:
-            task = self._data(name)
-            self.builder.set_threads(task.threads)
-            outputs = [check.aligned(*spec) for spec in kernel.outputs]
-            scratch = [check.aligned(*spec) for spec in kernel.scratch]
-            rows = self._rows(task, kernel, evaluator.flush_bytes)
-            calls = [kernel.bind([*row, *outputs, *scratch]) for row in rows]
-            calls[0]()
-            if checked:
-                key = (evaluator.rtol, evaluator.atol)
-                if key not in task.expected:
-                    task.expected[key] = check.expectations(task.spec, task.reference, evaluator)
-                if error := check.mismatch(task.expected[key], outputs):
-                    return {"ok": False, "status": MeasureStatus.WRONG_RESULT, "error": error}
-            seconds = time_calls(calls, evaluator, best_s, self.clock, _preemptions)
+            slower = self._together(name, watches, evaluator)
         except Exception as err:
-            return _failure(MeasureStatus.RUN_ERROR, err)
-        return {"ok": True, "run_secs": list(seconds)}
+            for job in watches:
+                reply({"job": job, **_failure(MeasureStatus.RUN_ERROR, err)})
+            return
+        for job, watch in watches.items():
+            reply({"job": job, "ok": True, "run_secs": [s / slower for s in watch.run_secs]})
+
+    def _first_call(
+        self, task: WorkerTask, kernel: BuiltKernel, evaluator: EvaluatorSpec, best_s: float
+    ) -> tuple[Stopwatch, str]:
+        """A stopwatch for the kernel, and what is wrong with its first result."""
+        outputs = [check.aligned(*spec) for spec in kernel.outputs]
+        scratch = [check.aligned(*spec) for spec in kernel.scratch]
+        rows = self._rows(task, kernel, evaluator.flush_bytes)
+        calls = [kernel.bind([*row, *outputs, *scratch]) for row in rows]
+        calls[0]()
+        key = (evaluator.rtol, evaluator.atol)
+        if key not in task.expected:
+            task.expected[key] = check.expectations(task.spec, task.reference, evaluator)
+        error = check.mismatch(task.expected[key], outputs)
+        return Stopwatch(calls, evaluator, best_s, self.clock, _preemptions), error or ""
+
+    def _together(
+        self, name: str, watches: Mapping[int, Stopwatch], evaluator: EvaluatorSpec
+    ) -> float:
+        """Time a group. Returns how many times slower the machine is than it has been.
+
+        The best kernel of the task so far runs along: what it takes longer than it once did, the
+        others take longer, too.
+        """
+        if not watches:
+            return 1.0
+        anchor = self.anchors.get(name)
+        everyone = list(watches.values())
+        slower = 1.0
+        if anchor is not None:
+            task, patient = self._data(name), replace(evaluator, early_out=0.0)
+            watch, _ = self._first_call(task, anchor.kernel, patient, math.inf)
+            time_together([watch, *everyone])
+            now = statistics.median(watch.run_secs)
+            anchor.seconds = min(anchor.seconds, now)
+            slower = now / anchor.seconds
+        else:
+            time_together(everyone)
+        best = min(watches, key=lambda j: statistics.median(watches[j].run_secs))
+        seconds = statistics.median(watches[best].run_secs) / slower
+        if anchor is None or seconds < anchor.seconds:
+            self.anchors[name] = Anchor(self.built[best][1], seconds)
+            self.anchors.move_to_end(name)
+            while len(self.anchors) > MAX_ANCHORS:
+                self.anchors.popitem(last=False)
+        return slower
 
     def _rows(self, task: WorkerTask, kernel: BuiltKernel, flush: int) -> list[list[Array]]:
         """The inputs of each of the calls that are timed in turn."""
@@ -135,14 +203,20 @@ class Worker:
             key = (i, pack, own)
             if key not in task.arrays:
                 packed = value if pack is None else pack.pack(value)
-                free = [k for k in task.arrays if k[0] == i]  # of the last candidate's layout
-                spare = [a for k in free for a in task.arrays.pop(k)]
-                task.arrays[key] = check.aligned_copies(packed, own, spare)
+                task.arrays[key] = check.aligned_copies(packed, own, task.spare.pop(i, []))
             arrays = task.arrays[key]
             columns.append(arrays if own == copies else arrays * copies)
         return [[column[k] for column in columns] for k in range(copies)]
 
-    def handle(self, message: Message, reply: Callable[[Message], None]) -> None:
+    def _tidy(self, name: str) -> None:
+        """Keep the memory of one layout per input for the next group: fresh pages cost."""
+        task = self._data(name)
+        for (i, pack, _), arrays in task.arrays.items():
+            if pack is not None:
+                task.spare[i] = arrays
+        task.arrays = {k: v for k, v in task.arrays.items() if k[1] is None}
+
+    def handle(self, message: Message, reply: Reply) -> None:
         """Execute one command and send its replies."""
         command = message["cmd"]
         if command == "task":
@@ -157,14 +231,8 @@ class Worker:
                 reply({"job": job["job"], **self.build(message["task"], job["job"], candidate)})
         elif command == "time":
             evaluator = EvaluatorSpec.from_json(message["evaluator"])
-            best: dict[str, float] = {}
-            for job in message["jobs"]:
-                name = self.built[job["job"]][0]
-                known = min(best.get(name, math.inf), job["best_s"] or math.inf)
-                answer = self.time(job["job"], evaluator, known, bool(job["check"]))
-                if answer["ok"]:
-                    best[name] = min(known, *answer["run_secs"])
-                reply({"job": job["job"], **answer})
+            self.time(message["jobs"], message["best_s"] or math.inf, evaluator, reply)
+            self._tidy(self.built[message["jobs"][0]][0])
         elif command == "drop":
             for number in message["jobs"]:
                 self.built.pop(number, None)

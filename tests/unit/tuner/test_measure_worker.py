@@ -1,0 +1,102 @@
+"""The worker without its pipes: groups, answers, and times taken at slow moments."""
+
+from __future__ import annotations
+
+import statistics
+from types import SimpleNamespace
+
+import pytest
+
+from tests import fakes
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate
+from torch_pruner.tuner.measure.base import EvaluatorSpec
+from torch_pruner.tuner.measure.builder import BuiltKernel
+from torch_pruner.tuner.measure.worker import Worker
+
+SPEC = EvaluatorSpec(repeat=3, min_repeat_s=1e-3, flush_bytes=1 << 12, early_out=0.0)
+
+
+class Machine:
+    """A builder and its clock: kernels take ``us`` of their candidate, times ``slowness``."""
+
+    def __init__(self) -> None:
+        self.now, self.slowness = 0.0, 1.0
+
+    def build(self, spec, target, threads, candidate):
+        good = fakes.FakeBuilder().build(spec, target, threads, fakes.candidate())
+        seconds = dict(candidate.decisions)["us"] * 1e-6
+
+        def bind(arrays):
+            right = good.bind(arrays)
+            done = SimpleNamespace(once=False)
+
+            def call():
+                self.now += seconds * self.slowness
+                if not done.once:
+                    right()
+                    done.once = True
+
+            return call
+
+        return BuiltKernel(bind, good.packs, good.outputs, good.scratch)
+
+    def set_threads(self, threads):
+        pass
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+@pytest.fixture
+def worker(machine):
+    worker = Worker(machine, lambda: machine.now)
+    task = {"task": "t", "threads": 1, "seed": 0}
+    task |= {"spec": fakes.linear_spec().to_json(), "target": TargetSpec.detect().to_json()}
+    assert worker.task(task)["ok"]
+    return worker
+
+
+def timed(worker, *us):
+    """Median microseconds of candidates that take turns."""
+    first = max(worker.built, default=-1) + 1
+    jobs = list(range(first, first + len(us)))
+    for job, value in zip(jobs, us, strict=True):
+        assert worker.build("t", job, Candidate("fake", (("us", value),)))["ok"]
+    replies = []
+    message = {"cmd": "time", "jobs": jobs, "best_s": None, "evaluator": SPEC.to_json()}
+    worker.handle(message, replies.append)
+    assert [r["job"] for r in replies] == [*jobs, *jobs]
+    assert all(r["ran"] for r in replies[: len(jobs)])
+    return [statistics.median(r["run_secs"]) * 1e6 for r in replies[len(jobs) :]]
+
+
+def test_times_are_in_the_order_asked(worker) -> None:
+    assert timed(worker, 30, 10, 20) == pytest.approx([30, 10, 20])
+
+
+def test_what_is_timed_at_a_slow_moment_is_put_right(worker, machine) -> None:
+    assert timed(worker, 30, 10) == pytest.approx([30, 10])
+    machine.slowness = 2.0
+    assert timed(worker, 15, 8) == pytest.approx([15, 8])
+    machine.slowness = 1.0
+    assert timed(worker, 9, 7) == pytest.approx([9, 7])
+
+
+def test_a_slow_beginning_is_made_up_for(worker, machine) -> None:
+    """Nothing tells that the first group was slow; later ones are not measured by it."""
+    machine.slowness = 2.0
+    assert timed(worker, 10) == pytest.approx([20])
+    machine.slowness = 1.0
+    assert timed(worker, 12) == pytest.approx([12])
+    machine.slowness = 3.0
+    assert timed(worker, 11) == pytest.approx([11])
+
+
+def test_kernels_that_are_dropped_stay_as_a_measure(worker, machine) -> None:
+    timed(worker, 10)
+    worker.handle({"cmd": "drop", "jobs": list(worker.built)}, lambda reply: None)
+    machine.slowness = 4.0
+    assert timed(worker, 20) == pytest.approx([20])
