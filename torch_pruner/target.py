@@ -7,11 +7,13 @@ and sysfs; what cannot be read gets a modest default: an unknown machine is slow
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import platform
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ class CpuModel:
     fma_per_cycle: int
     frequency_hz: float  # under sustained vector work, where the kernel does not tell
     needs: frozenset[str] = frozenset()
+    tiles: bool = False  # has AMX with bfloat16, where the flags do not hide it
 
     @property
     def vector_registers(self) -> int:
@@ -63,7 +66,7 @@ _AMD = (
     (0x17, CpuModel("znver1", 32, 1, 3.0e9, _V3)),
 )
 _INTEL = (
-    CpuModel("sapphirerapids", 64, 2, 3.0e9, _ZEN4 | {"avx512_fp16", "avx_vnni"}),
+    CpuModel("sapphirerapids", 64, 2, 3.0e9, _ZEN4 | {"avx512_fp16", "avx_vnni"}, tiles=True),
     CpuModel("icelake-server", 64, 2, 2.8e9, _ICELAKE),
     CpuModel("cascadelake", 64, 2, 2.8e9, _V4 | {"avx512_vnni"}),
     CpuModel("skylake-avx512", 64, 2, 2.6e9, _V4),
@@ -162,6 +165,7 @@ class TargetSpec:
     l3_bytes: int
     dram_bytes_per_s: float
     bf16_dot: bool
+    bf16_tiles: bool = False  # AMX; kernels also need ``tiles_allowed``
 
     @staticmethod
     def detect(threads: int | None = None, probe: CpuProbe | None = None) -> TargetSpec:
@@ -311,7 +315,21 @@ def _cpu_spec(
         l3_bytes=probe.l3_bytes or l2_bytes * cores,
         dram_bytes_per_s=min(20e9 * cores, 40e9),
         bf16_dot="avx512_bf16" in model.needs,
+        bf16_tiles=model.tiles and probe.flags >= {"amx_tile", "amx_bf16"},
     )
+
+
+@cache
+def tiles_allowed() -> bool:
+    """Ask Linux, once per process, for the tile registers of AMX: without that their use is fatal.
+
+    Covers every thread of the process. False where the CPU or the kernel does not have them.
+    """
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.syscall(arch_prctl, request_permission, tile_data)) == 0
 
 
 def _canonical(attrs: Mapping[str, Any]) -> tuple[tuple[str, Attr], ...]:

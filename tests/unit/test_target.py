@@ -76,6 +76,22 @@ def test_flags_that_a_hypervisor_hides_are_not_used() -> None:
     assert (spec.mcpu, spec.vector_bytes, spec.bf16_dot) == ("znver3", 32, False)
 
 
+def test_tiles_need_the_cpu_and_its_flags() -> None:
+    flags = [*SAPPHIRE, "amx_bf16"]
+    assert TargetSpec.detect(2, probe("GenuineIntel", 6, flags)).bf16_tiles
+    hidden = [f for f in flags if f != "amx_tile"]
+    assert not TargetSpec.detect(2, probe("GenuineIntel", 6, hidden)).bf16_tiles
+    other = TargetSpec.detect(2, probe("AuthenticAMD", 0x1A, [*ZEN4, "avx_vnni", "amx_bf16"]))
+    assert (other.bf16_dot, other.bf16_tiles) == (True, False)
+
+
+def test_flags_of_tiles_are_in_the_fingerprint() -> None:
+    """A kernel that uses them is not found on a machine without them."""
+    with_tiles = DeviceFingerprint.detect(probe("GenuineIntel", 6, [*SAPPHIRE, "amx_bf16"]))
+    without = DeviceFingerprint.detect(probe("GenuineIntel", 6, SAPPHIRE))
+    assert with_tiles.digest() != without.digest()
+
+
 def test_intel_avx512_uses_whole_vectors() -> None:
     for flags in (V4, ICELAKE, SAPPHIRE):
         spec = TargetSpec.detect(2, probe("GenuineIntel", 6, flags))

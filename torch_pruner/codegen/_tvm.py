@@ -29,7 +29,7 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 
 __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Expr", "S", "Stmt", "T", "buffer",
-    "loop", "prefetch", "seq", "stack", "tvm", "when",
+    "importing", "intrinsic", "loop", "prefetch", "seq", "stack", "tvm", "vector", "when",
 ]  # fmt: skip
 
 
@@ -69,3 +69,18 @@ def prefetch(buf: Buffer, at: Expr) -> Stmt:
     address = T.address_of(buf[at])
     read, keep, data = (T.const(v, "int32") for v in (0, 3, 1))
     return S.Evaluate(T.call_intrin("void", "tirx.prefetch", address, read, keep, data))
+
+
+def vector(at: Expr, lanes: int) -> Expr:
+    """Index of ``lanes`` neighbouring elements."""
+    return T.Ramp(at, T.const(1, "int32"), lanes)
+
+
+def intrinsic(name: str, *args: Expr) -> Stmt:
+    """An instruction of LLVM's that returns nothing."""
+    return S.Evaluate(T.call_llvm_intrin("void", name, *args))
+
+
+def importing(llvm_ir: str, body: Stmt) -> Stmt:
+    """``body``, which calls functions that are written in LLVM's language; they are inlined."""
+    return S.AttrStmt(T.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(llvm_ir), body)

@@ -39,10 +39,12 @@ def schedule(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Schedule
     Raises ``KeyError`` for an unknown sketch.
     """
     # Each emitter imports this module.
-    from torch_pruner.codegen import contraction, injective, reduction
+    from torch_pruner.codegen import contraction, dot, injective, reduction, tiles
 
     emitters = {
         "contraction": contraction.emit,
+        "dot": dot.emit,
+        "tiles": tiles.emit,
         "rows": reduction.emit_rows,
         "columns": reduction.emit_columns,
         "injective": injective.emit,

@@ -38,9 +38,22 @@ def store(buf: Buffer, index: Expr, value: Expr) -> Stmt:
     return S.BufferStore(buf, value, [index])
 
 
+def bits(value: Expr) -> Expr:
+    """The bits of a float32 rounded to bfloat16, as uint32."""
+    bind = Bindings()
+    return bind.close(_bits(bind, value))
+
+
+def held_bits(buf: Buffer, index: Expr) -> Expr:
+    """The bits of a bfloat16 in memory, as uint32."""
+    return buf[index].astype("uint32")
+
+
 def _bits(bind: Bindings, value: Expr) -> Expr:
     value = bind(value)
     raw = bind(T.reinterpret("uint32", value))
     odd = T.bitwise_and(T.shift_right(raw, T.const(16, "uint32")), T.const(1, "uint32"))
     rounded = T.shift_right(raw + odd + T.const(0x7FFF, "uint32"), T.const(16, "uint32"))
-    return T.Select(T.isnan(value), T.const(0x7FC0, "uint32"), rounded)
+    # By its bits: isnan of a vector becomes a branch for every lane.
+    nan = T.bitwise_and(raw, T.const(0x7FFFFFFF, "uint32")) > T.const(0x7F800000, "uint32")
+    return T.Select(nan, T.const(0x7FC0, "uint32"), rounded)

@@ -19,7 +19,7 @@ from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.log import PhaseTimer, logger, warn_once
 from torch_pruner.report import Source, TaskReport
-from torch_pruner.target import DeviceFingerprint, TargetSpec
+from torch_pruner.target import DeviceFingerprint, TargetSpec, tiles_allowed
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
 from torch_pruner.versions import installed_version
 
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 LIBRARY = "library"  # the sketch name of a vendor kernel
+TILES = "tiles"  # the sketch whose kernels need the system's leave
 # A vendor kernel is a step of its own with another thread pool: its idle workers spin against ours.
 VENDOR_MARGIN, VENDOR_SWITCH_S = 1.1, 20e-6
 CODEGEN_VERSION = 3  # raise it whenever the same decisions generate other code
-SPACE_VERSION = 2  # raise it whenever the sketches' options change
+SPACE_VERSION = 3  # raise it whenever the sketches' options change
 
 
 class Vendor(Protocol):
@@ -153,12 +154,19 @@ def look_up(
         entry = store.get_kernel(context.kernel_key(task.workload))
         if entry is not None and entry.effort and EFFORTS.index(entry.effort) >= wanted:
             candidate = Candidate.from_json(entry.candidate)
-            if candidate.sketch == LIBRARY and not config.library:
+            if not _usable(candidate, config):
                 continue
             found[task.workload] = Choice(
                 candidate, "cache", entry.latency_s, entry.baseline_s, entry.trials
             )
     return found
+
+
+def _usable(candidate: Candidate, config: Config) -> bool:
+    """Whether this process may run what another one found."""
+    if candidate.sketch == LIBRARY:
+        return config.library
+    return candidate.sketch != TILES or tiles_allowed()
 
 
 def _miss(task: Task, store: KernelStore, context: Context) -> exc.CacheMiss:
@@ -219,7 +227,10 @@ def _tune(
     from torch_pruner.tuner.sketch import sketches_for
 
     keys = {t.workload: context.kernel_key(t.workload) for t in tasks}
-    history = {w: [_result(r) for r in store.records(key)] for w, key in keys.items()}
+    history = {
+        w: [r for r in map(_result, store.records(key)) if _usable(r.candidate, config)]
+        for w, key in keys.items()
+    }
     best: dict[str, float] = {}
     line = ProgressLine(config.progress, len(tasks))
 

@@ -2,7 +2,7 @@
 
 A contraction reads its constant operand as panels: ``[group][column block][k][column]``, columns
 padded with zeros to whole blocks, so that the inner loop streams it with aligned vector loads and
-never strides.
+never strides. Instructions that multiply pairs along k want ``[k pair][column][2]`` instead.
 """
 
 from __future__ import annotations
@@ -35,23 +35,27 @@ class PackLayout:
     form: str
     groups: int
     block: int
-    shape: Shape  # of the packed array: (groups, n blocks, k, block)
+    shape: Shape  # of the packed array: (groups, n blocks, k / pair, block * pair)
+    pair: int = 1  # neighbours along k that lie together; k is padded to what ``shape`` holds
 
     def pack(self, array: Array) -> Array:
         """The packed copy of ``array`` (any dtype; the element type is kept)."""
         operand = to_gkn(evaluate(self.view, [array])[0], self.form, self.groups)
         groups, k, n = operand.shape
-        blocks = self.shape[1]
-        packed = np.zeros((groups, blocks, k, self.block), operand.dtype)
+        blocks, rows = self.shape[1:3]
+        packed = np.zeros((groups, blocks, rows * self.pair, self.block), operand.dtype)
         whole = n // self.block
-        packed[:, :whole] = (
+        packed[:, :whole, :k] = (
             operand[:, :, : whole * self.block]
             .reshape(groups, k, whole, self.block)
             .transpose(0, 2, 1, 3)
         )
         if whole < blocks:
-            packed[:, whole, :, : n - whole * self.block] = operand[:, :, whole * self.block :]
-        return packed
+            packed[:, whole, :k, : n - whole * self.block] = operand[:, :, whole * self.block :]
+        if self.pair == 1:
+            return packed
+        pairs = packed.reshape(groups, blocks, rows, self.pair, self.block)
+        return np.ascontiguousarray(pairs.swapaxes(3, 4)).reshape(self.shape)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -60,13 +64,15 @@ class PackLayout:
             "groups": self.groups,
             "block": self.block,
             "shape": list(self.shape),
+            "pair": self.pair,
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> PackLayout:
         shape = tuple(int(d) for d in data["shape"])
         view = Graph.from_json(data["view"])
-        return PackLayout(view, str(data["form"]), int(data["groups"]), int(data["block"]), shape)
+        groups, block, pair = (int(data[name]) for name in ("groups", "block", "pair"))
+        return PackLayout(view, str(data["form"]), groups, block, shape, pair)
 
 
 def to_gkn(operand: Array, form: str, groups: int) -> Array:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.packing import PackLayout
+from torch_pruner.graph.pairs import COLUMNS, STEPS, pair_form
 from torch_pruner.graph.rows import row_domain
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
     scratch: tuple[BufferSpec, ...] = ()
     if sketch == "contraction":
         scratch = _contraction(spec, decisions, packs)
+    elif sketch in STEPS:
+        scratch = _pairs(spec, sketch, decisions, packs)
     elif sketch == "rows":
         scratch = _rows(spec, decisions)
     nodes = spec.nodes
@@ -79,6 +82,24 @@ def _contraction(
     if con.conv is not None and con.conv.copies_input:
         channels = spec.nodes[con.a].shape[1]
         scratch.append(BufferSpec((con.m[0], *con.conv.padded, channels), spec.nodes[con.a].dtype))
+    return tuple(scratch)
+
+
+def _pairs(
+    spec: Graph, sketch: str, decisions: Mapping[str, int], packs: list[PackLayout | None]
+) -> tuple[BufferSpec, ...]:
+    """Scratch in order: an operand packed at run time, as words; rows copied; sums of tiles."""
+    form, block = pair_form(spec, sketch), decisions["nv"] * COLUMNS
+    shape, scratch = form.panel(block), []
+    if form.constant is not None:
+        index, view = form.constant
+        packs[index] = PackLayout(view, form.con.form, form.con.groups, block, shape, 2)
+    else:
+        scratch.append(BufferSpec((*shape[:-1], block), "int32"))
+    if form.place is None:
+        scratch.append(BufferSpec(form.copy, "bfloat16"))
+    if sketch == "tiles":  # a line of the cache for every row: stacks are not aligned so well
+        scratch.append(BufferSpec(form.sums(decisions), "float32"))
     return tuple(scratch)
 
 

@@ -57,6 +57,28 @@ def test_pack_is_the_loop(form, shape, groups, depth, columns, block) -> None:
         assert packed[g, o, k, v] == expected, (g, o, k, v)
 
 
+@pytest.mark.parametrize("block", [1, 3, 16])
+@pytest.mark.parametrize(("depth", "rows"), [(6, 3), (5, 3), (5, 16), (1, 1)])
+def test_pairs_lie_together_and_zeros_complete_them(depth: int, rows: int, block: int) -> None:
+    """``rows`` pairs hold a reduction of ``depth``, odd and padded to whole steps alike."""
+    groups, columns = 2, 7
+    b = Builder()
+    view = b.finish([b.input(0, (groups, depth, columns), "float32")])
+    blocks = -(-columns // block)
+    layout = PackLayout(view, "matmul", groups, block, (groups, blocks, rows, block * 2), 2)
+    operand = np.arange(1, groups * depth * columns + 1, dtype=np.float32)
+    operand = operand.reshape(groups, depth, columns)
+    packed = layout.pack(operand)
+    assert packed.shape == layout.shape
+    assert packed.flags.c_contiguous
+    for g, o, r, v in itertools.product(range(groups), range(blocks), range(rows), range(block)):
+        for half in (0, 1):
+            k, n = 2 * r + half, o * block + v
+            expected = operand[g, k, n] if k < depth and n < columns else 0
+            assert packed[g, o, r, 2 * v + half] == expected, (g, o, r, v, half)
+    assert PackLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+
+
 def test_views_are_applied_before_packing() -> None:
     b = Builder()
     view = b.finish([b.permute(b.input(0, (3, 2), "float32"), (1, 0))])

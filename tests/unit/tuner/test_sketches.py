@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +14,7 @@ from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
-from torch_pruner.tuner.sketch import Sketch, sketches_for
+from torch_pruner.tuner.sketch import DotSketch, Sketch, TilesSketch, pairs, sketches_for
 
 _TARGETS = {
     "512": TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 4),
@@ -132,6 +134,52 @@ def _grid(sketch: Sketch) -> np.ndarray:
 def test_which_sketches_express_a_kernel(name: str, expected: list[str]) -> None:
     found = sketches_for(Task(name, _SPECS[name], _TARGETS["512"], 4))
     assert [s.name for s in found] == expected
+
+
+_HALVES = {
+    "even": matmul(128, 96, 256, dtype="bfloat16"),
+    "one row": matmul(1, 96, 256, dtype="bfloat16"),
+    "ragged": matmul(37, 41, 50, dtype="bfloat16"),
+    "run-time operand": matmul(64, 64, 64, static=False, dtype="bfloat16"),
+    "one element": matmul(1, 1, 1, dtype="bfloat16"),
+}
+_WIDE = dataclasses.replace(
+    TargetSpec.from_dict({"kind": "llvm", "mcpu": "sapphirerapids"}, 4), bf16_tiles=True
+)
+
+
+class TestPairs(SketchContract):
+    """The sketches of bfloat16 pairs, whatever this machine has."""
+
+    @pytest.fixture(params=[(n, t) for n in _HALVES for t in (1, 4)], ids=str)
+    def task(self, request) -> Task:
+        name, threads = request.param
+        return Task(name, _HALVES[name], _WIDE, threads)
+
+    @pytest.fixture(params=[DotSketch, TilesSketch])
+    def sketch(self, task, request) -> Sketch:
+        return request.param(task)
+
+
+def test_pairs_need_the_instructions(monkeypatch) -> None:
+    def names(target: TargetSpec, spec: Graph) -> list[str]:
+        return [s.name for s in sketches_for(Task("kernel", spec, target, 4))]
+
+    even = _HALVES["even"]
+    for allowed, expected in ((True, ["tiles"]), (False, [])):
+        monkeypatch.setattr(pairs, "tiles_allowed", lambda allowed=allowed: allowed)
+        assert names(_WIDE, even) == [*expected, "dot", "contraction"]
+    zen = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver4"}, 4)
+    assert names(zen, even) == ["dot", "contraction"]
+    assert names(_TARGETS["512"], even) == ["contraction"]
+    assert names(_WIDE, _SPECS["linear"]) == ["contraction"]
+
+
+def test_one_thread_has_no_parallel_tasks() -> None:
+    for kind in (DotSketch, TilesSketch):
+        points = _grid(sketch := kind(Task("kernel", _HALVES["even"], _WIDE, 1)))
+        points = points[sketch.valid(points)]
+        assert (points[:, sketch.names.index("tasks")] == 1).all()
 
 
 def test_register_tiles_fit_the_registers() -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen._tvm import tvm
 from torch_pruner.codegen.build import compile_kernel
 from torch_pruner.codegen.kernel import ScheduledKernel, schedule
+from torch_pruner.exc import CompileError
+from torch_pruner.target import tiles_allowed
 from torch_pruner.tuner.measure.builder import BuiltKernel
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class TvmBuilder:
     def build(
         self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
     ) -> BuiltKernel:
+        if candidate.sketch == "tiles" and not tiles_allowed():
+            raise CompileError(candidate.sketch, "the system refuses tile registers")
         kernel = scheduled(spec, target, candidate)
         built = compile_kernel(kernel, target)
         return BuiltKernel(

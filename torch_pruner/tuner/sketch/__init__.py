@@ -8,6 +8,7 @@ from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import full_node, row_domain
 from torch_pruner.tuner.sketch.base import Sketch, Symbols
 from torch_pruner.tuner.sketch.contraction import ContractionSketch
+from torch_pruner.tuner.sketch.pairs import DotSketch, TilesSketch
 from torch_pruner.tuner.sketch.sweeps import ColumnsSketch, InjectiveSketch, RowsSketch
 
 if TYPE_CHECKING:
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ColumnsSketch",
     "ContractionSketch",
+    "DotSketch",
     "InjectiveSketch",
     "RowsSketch",
     "Sketch",
     "Symbols",
+    "TilesSketch",
     "sketches_for",
 ]
 
@@ -31,7 +34,8 @@ def sketches_for(task: Task) -> list[Sketch]:
     spec = task.spec
     kinds = {n.kind for n in spec.nodes}
     if OpKind.CONTRACT in kinds:
-        return [ContractionSketch(task)]
+        pairs = [s(task) for s in (TilesSketch, DotSketch) if s.fits(task)]
+        return [*pairs, ContractionSketch(task)]
     if OpKind.WINDOW in kinds:
         return [ColumnsSketch(task)]
     if OpKind.REDUCE not in kinds:

@@ -1,0 +1,84 @@
+"""Where the elements of a node lie in memory, when the node is only views of one input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.ops import OpKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner.graph.ir import Graph, Node, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Element ``i`` of a node is ``offset + sum(i * strides)`` of input ``source`` (a position)."""
+
+    source: int
+    offset: int
+    strides: tuple[int, ...]
+
+
+def strided(graph: Graph, at: int) -> Strided | None:
+    """The node's place in an input, or None: it is computed, or no strides describe the view."""
+    node = graph.nodes[at]
+    if node.op == "input":
+        return Strided(at, 0, _dense(node.shape))
+    if node.kind is not OpKind.VIEW:
+        return None
+    inner = strided(graph, node.inputs[0])
+    return None if inner is None else _viewed(node, graph.nodes[node.inputs[0]].shape, inner)
+
+
+def _viewed(node: Node, shape: Shape, inner: Strided) -> Strided | None:
+    strides, offset = inner.strides, inner.offset
+    if node.op == "permute":
+        return Strided(inner.source, offset, tuple(strides[p] for p in node.attr("perm")))
+    if node.op == "broadcast":
+        kept = tuple(0 if d == 1 else s for d, s in zip(shape, strides, strict=True))
+        return Strided(inner.source, offset, (0,) * (len(node.shape) - len(shape)) + kept)
+    if node.op == "slice":
+        starts, steps = node.attr("starts"), node.attr("steps")
+        offset += sum(b * s for b, s in zip(starts, strides, strict=True))
+        stepped = tuple(h * s for h, s in zip(steps, strides, strict=True))
+        return Strided(inner.source, offset, stepped)
+    if node.op == "reshape":
+        split = _reshaped(shape, strides, node.shape)
+        return None if split is None else Strided(inner.source, offset, split)
+    return None
+
+
+def _dense(shape: Shape) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def _reshaped(shape: Shape, strides: Sequence[int], target: Shape) -> tuple[int, ...] | None:
+    """Strides of ``target`` over the same elements, or None where merged dims are not adjacent."""
+    if 0 in shape:
+        return _dense(target)
+    old = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
+    new = [k for k, d in enumerate(target) if d != 1]
+    result = [0] * len(target)
+    i = j = 0
+    while i < len(old):
+        i0, j0, a, b = i, j, old[i][0], target[new[j]]
+        i, j = i + 1, j + 1
+        while a != b:
+            if a < b:
+                a, i = a * old[i][0], i + 1
+            else:
+                b, j = b * target[new[j]], j + 1
+        merged = zip(old[i0:i], old[i0 + 1 : i], strict=False)
+        if any(outer != inner * extent for (_, outer), (extent, inner) in merged):
+            return None
+        step = old[i - 1][1]
+        for k in reversed(new[j0:j]):
+            result[k], step = step, step * target[k]
+    return tuple(result)
