@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,7 +178,8 @@ class TargetSpec:
     def from_dict(target: Mapping[str, Any], threads: int | None = None) -> TargetSpec:
         """A TVM target as the user wrote it, with the constants of its ``mcpu``.
 
-        Without ``mcpu`` it is this machine's. An ``mcpu`` that is not in the tables counts as one
+        Without ``mcpu`` it is this machine's, or a generic one where ``mtriple`` names another
+        architecture. An ``mcpu`` that is not in the tables counts as one
         with 128-bit vectors, which makes ranking poorer and code no worse.
 
         Raises:
@@ -193,7 +194,10 @@ class TargetSpec:
             problem = f"kind {target.get('kind')!r} is not supported; give a dict with kind 'llvm'"
             raise OptionError("target", problem)
         probe = CpuProbe.read()
+        architecture = str(target.get("mtriple", "")).partition("-")[0] or probe.machine
         if "mcpu" not in target:
+            if architecture != probe.machine:
+                probe = replace(probe, machine=architecture, flags=frozenset())
             model = probe.cpu_model()
             return _cpu_spec({**model.attrs(), **target}, model, probe, threads)
         mcpu = str(target["mcpu"])

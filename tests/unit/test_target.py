@@ -129,6 +129,14 @@ def test_aarch64_is_generic() -> None:
     assert (spec.vector_bytes, spec.vector_registers) == (16, 32)
 
 
+def test_another_architecture_takes_nothing_from_this_cpu() -> None:
+    triple = "aarch64-linux-gnu" if CpuProbe.read().machine != "aarch64" else "x86_64-linux-gnu"
+    spec = TargetSpec.from_dict({"kind": "llvm", "mtriple": triple}, 2)
+    assert spec.mcpu in ("generic", "x86-64")
+    assert (spec.vector_bytes, spec.tvm_target()["mtriple"]) == (16, triple)
+    assert "mattr" not in spec.tvm_target()
+
+
 def test_an_unreadable_machine_still_has_a_target(tmp_path: Path) -> None:
     cpu = CpuProbe.read(tmp_path)
     spec = TargetSpec.detect(2, cpu)
