@@ -57,7 +57,7 @@ setup(
             "setuptools",
             "transformers",
         ],
-        "peers": ["onnxruntime", "openvino"],
+        "peers": ["onnxruntime", "onnxscript", "openvino", "transformers"],
         "rpc": [f"apache-tvm[rpc]=={TVM}"],
         "xgboost": ["xgboost"],
         "cuda": [f"apache-tvm[cuda]=={TVM}"],

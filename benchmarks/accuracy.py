@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks.models import Inputs, call
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
 INCOMPARABLE = sys.float_info.max
@@ -54,6 +57,52 @@ def float32_outputs(module: nn.Module, inputs: Inputs) -> object:
         return x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
     return call(copy.deepcopy(module).float(), tree_map(widen, inputs))
+
+
+class _Double(TorchFunctionMode):
+    """Computes in float64 what a module asks to be computed in float32.
+
+    Normalisations and rotary embeddings of language models cast to float32 by name.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args, kwargs = tree_map(_double_dtype, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _double_dtype(x: Any) -> Any:
+    return torch.float64 if x is torch.float32 else x
+
+
+@torch.no_grad()
+def float64_outputs(module: nn.Module, inputs: Inputs) -> object:
+    """What the module would compute with the same weights and inputs in float64 throughout."""
+
+    def widen(x: object) -> object:
+        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    wide = copy.deepcopy(module).double()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Double():
+            return call(wide, tree_map(widen, inputs))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def exact_outputs(module: nn.Module, inputs: Inputs, precision: str) -> object:
+    """The reference for a precision: float64 for float32, float32 for half precision."""
+    widened = float64_outputs if precision == "float32" else float32_outputs
+    return widened(module, inputs)
 
 
 def bound(precision: str, eager_difference: float) -> float:

@@ -1,7 +1,8 @@
 """One network, compiled and measured in a process of its own.
 
 In: a ``Job`` as JSON on the command line. Out: a JSON object in the file named after it. A parent
-starts it with ``launch``, which turns a crash, a hang or an error into a result as well.
+starts it with ``launch``, which turns a crash, a hang or an error into a result as well; other
+modules have jobs of their own that are launched and answer in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,6 +60,12 @@ class Job:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+class Launchable(Protocol):
+    """What ``launch`` hands to the module that runs it."""
+
+    def to_json(self) -> str: ...
+
+
 def compiled(
     module: torch.nn.Module, backend: str, options: Mapping[str, Any]
 ) -> Callable[..., object]:
@@ -79,19 +86,21 @@ def timed(function: Callable[[], object]) -> tuple[object, float]:
 
 
 def launch(
-    job: Job,
+    job: Launchable,
     *,
     time_limit_s: float = 3600.0,
     environment: Mapping[str, str] | None = None,
+    module: str = "benchmarks.job",
 ) -> dict[str, Any]:
     """Runs a job in a fresh interpreter; never raises for what happens inside it.
 
     The result has ``status`` (``ok | mismatch | error | crash | timeout``), ``error`` and
-    ``process_s``, the wall time of the whole process with its imports.
+    ``process_s``, the wall time of the whole process with its imports. What a job wrote into its
+    answer before it died is part of the result.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "benchmarks.job", job.to_json(), str(answer)]
+        command = [sys.executable, "-m", module, job.to_json(), str(answer)]
         start = time.perf_counter()
         process = subprocess.Popen(
             command,
@@ -107,7 +116,8 @@ def launch(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            outcome = {"status": "timeout", "error": f"no answer in {time_limit_s:.0f} s"}
+            late = {"status": "timeout", "error": f"no answer in {time_limit_s:.0f} s"}
+            outcome = _partial(answer) | late
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -121,7 +131,11 @@ def _outcome(exit_status: int, answer: Path, errors: str) -> dict[str, Any]:
         return json.loads(answer.read_text())
     name = signal.Signals(-exit_status).name if exit_status < 0 else f"exit {exit_status}"
     last_line = (errors.strip().splitlines() or ["no message"])[-1]
-    return {"status": "crash", "error": f"{name}: {last_line}"}
+    return _partial(answer) | {"status": "crash", "error": f"{name}: {last_line}"}
+
+
+def _partial(answer: Path) -> dict[str, Any]:
+    return json.loads(answer.read_text()) if answer.exists() else {}
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -183,15 +197,24 @@ def _check(job: Job, module: torch.nn.Module, inputs: Inputs, output: object) ->
     }
 
 
-def main() -> None:
-    job, answer = Job.from_json(sys.argv[1]), Path(sys.argv[2])
+def reason(error: BaseException) -> str:
+    """An exception on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
+
+
+def answer_with(run_job: Callable[[], dict[str, Any]], answer: Path) -> None:
+    """Writes what a job returns, or what it raised, to the file that its parent reads."""
     try:
-        result = run(job)
+        result = run_job()
     except Exception as error:  # the row says so; the next network is not concerned
         traceback.print_exc()
-        reason = " ".join(str(error).split())[:300]
-        result = {"status": "error", "error": f"{type(error).__name__}: {reason}"}
+        result = {"status": "error", "error": reason(error)}
     answer.write_text(json.dumps(result))
+
+
+def main() -> None:
+    job = Job.from_json(sys.argv[1])
+    answer_with(lambda: run(job), Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

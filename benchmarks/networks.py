@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import reports, tables, timing
-from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
+from benchmarks.arguments import add_tuning, backend_options, network_names
 from benchmarks.job import Job, launch
 from benchmarks.models import NETWORKS
+from benchmarks.rows import refresh
 
 TIMED_AGAINST = ("eager", "inductor")
 
@@ -45,21 +46,8 @@ class Plan:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    data = Path(options.data)
-    content = json.loads(data.read_text()) if data.exists() else {"rows": {}}
-    code = timing.code_identity()
     plans = _plans(options)
-    for number, plan in enumerate(plans, start=1):
-        old = content["rows"].get(plan.key)
-        if old and not options.force and (old["code"], old["settings"]) == (code, plan.settings):
-            print(f"[{number}/{len(plans)}] {plan.key}: kept ({old['status']})")
-            continue
-        print(f"[{number}/{len(plans)}] {plan.key}: ...", end=" ", flush=True)
-        row = produce(plan) | {"code": code, "settings": plan.settings}
-        content["rows"][plan.key] = row
-        content["machine"] = timing.machine()
-        write_json(options.data, content)
-        print(f"{row['status']} in {row['process_s']:.0f} s {row['error']}".rstrip())
+    content = refresh(options.data, plans, produce, force=options.force)
     rows = [content["rows"][plan.key] for plan in plans]
     text = render(content, options)
     if options.out:

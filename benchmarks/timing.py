@@ -65,13 +65,15 @@ def interleave(
     warmup: int = 3,
     rounds: int = 20,
     min_seconds: float = 0.0,
+    pause_s: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> dict[str, Timing]:
     """Times candidates round-robin: at least ``rounds`` samples and ``min_seconds`` for each.
 
-    The order rotates from round to round. Before each sample its candidate is called once untimed:
-    it then finds its own data in the caches, and the threads that the candidate before left
-    spinning have gone to sleep.
+    The order rotates from round to round. Before each sample there is a pause of ``pause_s``, in
+    which the threads that the candidate before left spinning go to sleep, and one untimed call,
+    after which the candidate finds its own data in the caches.
     """
     groups = {}
     for name, function in callables.items():
@@ -84,6 +86,8 @@ def interleave(
     while order and len(samples[order[0]]) < MAX_ROUNDS:
         for name in order:
             function, calls = callables[name], groups[name]
+            if pause_s:
+                sleep(pause_s)
             function()
             start = clock()
             for _ in range(calls):

@@ -41,6 +41,7 @@ class Network:
     ``factory`` takes ``(layers, attention)``; for a network that has no repeated layers to leave
     out, ``depth`` is None. ``default_layers`` is less than ``depth`` where the full network does
     not fit in the memory of a small machine: layers repeat, so the tuning tasks are the same.
+    ``kind``: ``language`` models, ``convolution`` networks, and ``vision`` transformers.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Network:
     batches: tuple[int, ...] = (1,)
     depth: int | None = None
     default_layers: int | None = None
+    kind: str = "vision"
 
     def build(self, layers: int | None = None, attention: str = "sdpa") -> nn.Module:
         """The network with weights from torch's global generator."""
@@ -137,7 +139,8 @@ def _pixels(size: int) -> Callable[[int, torch.dtype], Inputs]:
 
 
 def _image_network(name: str, title: str, builder: Callable[[], nn.Module], *shape: int) -> Network:
-    return Network(name, title, _convolutional(builder), _normal(*shape))
+    factory = _convolutional(builder)
+    return Network(name, title, factory, _normal(*shape), kind="convolution")
 
 
 def _language_model(
@@ -150,8 +153,17 @@ def _language_model(
     precisions: tuple[str, ...] = BOTH,
     default_layers: int | None = None,
 ) -> Network:
-    inputs = _tokens(vocabulary)
-    return Network(name, title, factory, inputs, precisions, (1, 4), depth, default_layers)
+    return Network(
+        name,
+        title,
+        factory,
+        _tokens(vocabulary),
+        precisions,
+        (1, 4),
+        depth,
+        default_layers,
+        kind="language",
+    )
 
 
 _BERT_TINY = partial(transformer.bert, hidden=512, heads=8, intermediate=2048)

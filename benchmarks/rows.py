@@ -1,0 +1,52 @@
+"""A results file that grows row by row, so that an interrupted run goes on where it stopped.
+
+A row is kept as long as the package's code and the row's settings are the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from benchmarks import timing
+from benchmarks.arguments import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Plan(Protocol):
+    """One row to produce."""
+
+    @property
+    def key(self) -> str:
+        """Rows with equal keys answer the same question, whatever the code."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What besides the code must be equal for an old row to be kept."""
+
+
+P = TypeVar("P", bound=Plan)
+
+
+def refresh(
+    path: str, plans: Sequence[P], produce: Callable[[P], dict[str, Any]], *, force: bool
+) -> dict[str, Any]:
+    """Produces the rows that are missing or out of date; the file is written after each of them."""
+    data = Path(path)
+    content = json.loads(data.read_text()) if data.exists() else {"rows": {}}
+    code = timing.code_identity()
+    for number, plan in enumerate(plans, start=1):
+        old = content["rows"].get(plan.key)
+        if old and not force and (old["code"], old["settings"]) == (code, plan.settings):
+            print(f"[{number}/{len(plans)}] {plan.key}: kept ({old['status']})")
+            continue
+        print(f"[{number}/{len(plans)}] {plan.key}: ...", end=" ", flush=True)
+        row = produce(plan) | {"code": code, "settings": plan.settings}
+        content["rows"][plan.key] = row
+        content["machine"] = timing.machine()
+        write_json(path, content)
+        print(f"{row['status']} in {row['process_s']:.0f} s {row['error']}".rstrip())
+    return content
