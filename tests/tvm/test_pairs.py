@@ -11,6 +11,7 @@ from tests.tvm import kernels as K
 from torch_pruner.codegen.build import compile_module, program_module
 from torch_pruner.codegen.kernel import schedule
 from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.pairs import takes_pairs
 from torch_pruner.target import TargetSpec, tiles_allowed
 from torch_pruner.task import Task
 from torch_pruner.tuner.sketch import DotSketch, Sketch, TilesSketch
@@ -57,6 +58,15 @@ def produced(m: int, n: int, k: int) -> Graph:
     return b.finish([b.matmul(b.pointwise("relu", x), w)])
 
 
+def rounded_late(m: int, n: int, k: int) -> Graph:
+    """Sums in float32, as linear layers have them: rounded after the bias."""
+    b = Builder()
+    x, w = b.input(0, (m, k), "bfloat16"), b.input(1, (k, n), "bfloat16", static=True)
+    y = b.append("matmul", (x, w), (m, n), "float32")
+    bias = b.append("broadcast", (b.input(2, (n,), "float32", static=True),), (m, n), "float32")
+    return b.finish([b.pointwise("cast", b.pointwise("add", y, bias), dtype="bfloat16")])
+
+
 def agrees(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> None:
     outputs, expected, _ = K.run(spec, sketch, decisions)
     assert K.error(outputs, expected) < BOUND
@@ -86,8 +96,14 @@ def test_every_width(sketch: str, decisions: dict[str, int], columns: int, stati
 @either
 @pytest.mark.parametrize(
     "spec",
-    [scores(4, 33, 32), scores(3, 20, 15, extra=7), scores(2, 64, 64), produced(23, 33, 45)],
-    ids=["scores", "odd scores", "even scores", "produced"],
+    [
+        scores(4, 33, 32),
+        scores(3, 20, 15, extra=7),
+        scores(2, 64, 64),
+        produced(23, 33, 45),
+        rounded_late(23, 33, 64),
+    ],
+    ids=["scores", "odd scores", "even scores", "produced", "rounded late"],
 )
 def test_operands_through_views(sketch: str, decisions: dict[str, int], spec: Graph) -> None:
     agrees(spec, sketch, decisions)
@@ -150,6 +166,12 @@ def _calls(kernels: Mapping[str, object]) -> list[object]:
 
     counts = {n: len(k.inputs) + len(k.outputs) + len(k.scratch) for n, k in kernels.items()}
     return [Call(n, tuple(Place(i) for i in range(c))) for n, c in counts.items()]
+
+
+def test_sums_may_stay_wide() -> None:
+    assert takes_pairs(rounded_late(8, 8, 8))
+    assert takes_pairs(linear(8, 8, 8))
+    assert not takes_pairs(K.linear(8, 8, 8))
 
 
 @tiles

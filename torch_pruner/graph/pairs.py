@@ -53,10 +53,13 @@ class PairForm:
 
 
 def takes_pairs(graph: Graph) -> bool:
-    """Whether the one contraction of ``graph`` is a product of bfloat16 matrices."""
+    """Whether the one contraction of ``graph`` is a product of bfloat16 matrices.
+
+    Its sums may stay float32: they are rounded after the bias, as eager does.
+    """
     con = contraction_of(graph)
-    kinds = {graph.nodes[i].dtype for i in (con.a, con.b, con.anchor)}
-    return con.form == "matmul" and kinds == {"bfloat16"} and con.flops > 0
+    halves = all(graph.nodes[i].dtype == "bfloat16" for i in (con.a, con.b))
+    return con.form == "matmul" and halves and con.acc_dtype == "float32" and con.flops > 0
 
 
 def pair_form(graph: Graph, sketch: str) -> PairForm:
