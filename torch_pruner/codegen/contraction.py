@@ -24,7 +24,15 @@ from torch_pruner.codegen._tvm import (
     when,
 )
 from torch_pruner.codegen.kernel import Emitted, parameters
-from torch_pruner.codegen.operands import Nest, a_at, b_at, pack_panel, pad_input, panel_fetcher
+from torch_pruner.codegen.operands import (
+    Nest,
+    a_at,
+    b_at,
+    pack_panel,
+    pad_input,
+    panel_fetcher,
+    phase,
+)
 from torch_pruner.codegen.reader import Index, Reader, imm, linear, reshape_index, unlinear
 from torch_pruner.codegen.values import store, value_dtype
 from torch_pruner.graph.contraction import Contraction, contraction_of
@@ -209,6 +217,9 @@ def anchor_index(con: Contraction, g: Expr, row: Index, column: Expr) -> Index:
     if con.conv is None:
         return (*unlinear(g, con.batch), *row, column)
     image, *place = row
+    if con.form == "conv_phases":
+        rows = zip(place, con.batch, phase(con, g), strict=True)
+        return (image, column, *(q * s + first for q, s, (_, first) in rows))
     channel = column if con.groups == 1 else g * con.n + column
     return (image, channel, *place)
 

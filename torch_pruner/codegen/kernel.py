@@ -39,10 +39,11 @@ def schedule(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Schedule
     Raises ``KeyError`` for an unknown sketch.
     """
     # Each emitter imports this module.
-    from torch_pruner.codegen import contraction, dot, injective, reduction, tiles
+    from torch_pruner.codegen import contraction, depthwise, dot, injective, reduction, tiles
 
     emitters = {
         "contraction": contraction.emit,
+        "depthwise": depthwise.emit,
         "dot": dot.emit,
         "tiles": tiles.emit,
         "rows": reduction.emit_rows,

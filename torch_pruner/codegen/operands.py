@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
+STREAM_AHEAD = 4096
+
 
 @dataclass(slots=True)
 class Nest:
@@ -76,6 +78,9 @@ def a_at(nest: Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:
     else:
         channel, offsets = g * con.k[-1] + k[-1], k[:-1]
     image, *place = row
+    if con.form == "conv_phases":
+        channel = k[-1]
+        place = [q + late for q, (late, _) in zip(place, phase(con, g), strict=True)]
     at = tuple(
         o * s + r * d for o, s, r, d in zip(place, conv.stride, offsets, conv.dilation, strict=True)
     )
@@ -83,6 +88,15 @@ def a_at(nest: Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:
         return nest.reader.at(con.a, (image, channel, *at))
     channels = nest.spec.nodes[con.a].shape[1]
     return load(nest.padded, linear((image, *at, channel), (con.m[0], *conv.padded, channels)))
+
+
+def phase(con: Contraction, g: Expr) -> list[tuple[Expr, Expr]]:
+    """(first input position, output position modulo the stride) of phase ``g``, by dimension."""
+    assert con.conv is not None
+    return [
+        (T.floordiv(h + p, s), T.floormod(2 * s - 1 - p - h, s))
+        for h, p, s in zip(unlinear(g, con.batch), con.conv.phase, con.batch, strict=True)
+    ]
 
 
 def b_at(nest: Nest, g: Expr, nb: Expr, k: Index, column: Expr, lane: Expr) -> Expr:
@@ -101,10 +115,31 @@ def _operand(nest: Nest, g: Expr, k: Index, column: Expr) -> Expr:
     if con.form == "depthwise":
         return nest.reader.at(con.b, (column, imm(0), *k))
     *offsets, channel = k
+    if con.form == "conv_phases":
+        return _tap_of_phase(nest, g, offsets, (channel, column))
     if con.form == "conv_transpose":
         flipped = tuple(r - 1 - o for o, r in zip(offsets, con.conv.kernel, strict=True))
         return nest.reader.at(con.b, (g * con.k[-1] + channel, column, *flipped))
     return nest.reader.at(con.b, (g * con.n + column, channel, *offsets))
+
+
+def _tap_of_phase(nest: Nest, g: Expr, offsets: list[Expr], pair: Index) -> Expr:
+    """A weight of a strided transposed convolution; taps past the kernel are zeros."""
+    con, node = nest.con, nest.spec.nodes[nest.con.b]
+    counted = unlinear(g, con.batch)
+    taps = [
+        t * s - 1 - u * s - h
+        for t, s, u, h in zip(con.k[:-1], con.batch, offsets, counted, strict=True)
+    ]
+    value = nest.reader.at(con.b, (*pair, *taps))
+    real = [
+        r < k
+        for r, k, t, s in zip(taps, node.shape[2:], con.k[:-1], con.batch, strict=True)
+        if t * s > k
+    ]
+    return (
+        T.if_then_else(T.all(*real), value, T.const(0, value_dtype(node.dtype))) if real else value
+    )
 
 
 def pack_panel(nest: Nest) -> Stmt:
@@ -187,10 +222,12 @@ def panel_fetcher(nest: Nest, g: Expr, nb: Expr, turn: tuple[Expr, int]) -> Call
     """Fetches a part of the next panel in every step of a tile, all of it in the panel's tiles.
 
     Weights come from memory or a far cache; while a tile is computed there is time to wait for
-    them.
+    them. A panel of one tile is no more than a part of a stream: see ``_stream_fetcher``.
     """
     con, panel = nest.con, nest.panel
     assert panel is not None
+    if nest.tiles == 1:
+        return _stream_fetcher(nest, g, nb)
     line = 64 // ITEMSIZE[nest.spec.nodes[con.b].dtype]
     lines = -(-con.depth * nest.bn // line)
     ku = min(nest.ku, con.k[-1])
@@ -204,5 +241,22 @@ def panel_fetcher(nest: Nest, g: Expr, nb: Expr, turn: tuple[Expr, int]) -> Call
     def fetch(step: Expr) -> Stmt:
         first = base + step * each
         return seq([prefetch(panel, following + (first + j) * line) for j in range(each)])
+
+    return fetch
+
+
+def _stream_fetcher(nest: Nest, g: Expr, nb: Expr) -> Callable[[Expr], Stmt]:
+    """Fetches what is read ``STREAM_AHEAD`` bytes later: each weight is used once, at one go.
+
+    The more rows a tile has, the fewer of its loads fit the processor's window.
+    """
+    con, panel = nest.con, nest.panel
+    size = ITEMSIZE[nest.spec.nodes[con.b].dtype]
+    line, step_length = 64 // size, min(nest.ku, con.k[-1]) * nest.bn
+    start = (g * nest.blocks + nb) * (con.depth * nest.bn) + STREAM_AHEAD // size
+
+    def fetch(step: Expr) -> Stmt:
+        first = start + step * step_length
+        return seq([prefetch(panel, first + at) for at in range(0, step_length, line)])
 
     return fetch

@@ -37,7 +37,7 @@ LIBRARY = "library"  # the sketch name of a vendor kernel
 TILES = "tiles"  # the sketch whose kernels need the system's leave
 # A vendor kernel is a step of its own with another thread pool: its idle workers spin against ours.
 VENDOR_MARGIN, VENDOR_SWITCH_S = 1.1, 20e-6
-CODEGEN_VERSION = 3  # raise it whenever the same decisions generate other code
+CODEGEN_VERSION = 4  # raise it whenever the same decisions generate other code
 SPACE_VERSION = 3  # raise it whenever the sketches' options change
 
 

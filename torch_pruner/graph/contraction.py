@@ -26,6 +26,7 @@ class ConvShape:
     copies_input: (
         bool  # rows read outside the input or between its elements: a padded copy is made first
     )
+    phase: Shape = ()  # of ``conv_phases``: the padding modulo the stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,13 @@ class Contraction:
 
     ``m`` and ``k`` are lists of extents (a convolution's rows are batch and output positions, its k
     kernel offsets and channels). ``depthwise``: there is one group and ``a`` depends on n instead
-    of a channel of k.
+    of a channel of k. ``conv_phases``: a strided transposed convolution as one dense convolution
+    per output position modulo the stride; groups are these phases, counted from the last backwards
+    (see ``_phases``).
     """
 
     anchor: int  # node position
-    form: str  # "matmul" | "conv" | "conv_transpose" | "depthwise"
+    form: str  # "matmul" | "conv" | "conv_transpose" | "conv_phases" | "depthwise"
     batch: Shape
     m: Shape
     n: int
@@ -97,7 +100,36 @@ def _matmul(graph: Graph, anchor: int, node: Node) -> Contraction:
     )
 
 
+def _phases(graph: Graph, anchor: int, node: Node) -> Contraction | None:
+    """A transposed convolution of stride s and kernel k without the zeros between its input.
+
+    Output o = q s + f is touched by the taps r = o + p (mod s) alone. Tap r = t s - 1 - u s - h,
+    with t taps per phase and h counting phases, reads input q + e - (t - 1 - p // s) + u, where
+    e = (h + p % s) // s. Taps past the kernel are zeros. None where positions do not divide evenly.
+    """
+    a, b = node.inputs
+    x, kernel, stride = graph.nodes[a].shape, graph.nodes[b].shape[2:], node.attr("stride")
+    out, pad, rank = node.shape[2:], node.attr("lo"), len(kernel)
+    uneven = any(o % s for o, s in zip(out, stride, strict=True))
+    if node.attr("groups") != 1 or max(stride) == 1 or max(node.attr("dilation")) > 1 or uneven:
+        return None
+    taps = tuple(-(-k // s) for k, s in zip(kernel, stride, strict=True))
+    lo = tuple(t - 1 - p // s for t, p, s in zip(taps, pad, stride, strict=True))
+    rows = tuple(o // s for o, s in zip(out, stride, strict=True))
+    phase = tuple(p % s for p, s in zip(pad, stride, strict=True))
+    late = tuple((s - 1 + p) // s for p, s in zip(phase, stride, strict=True))
+    padded = tuple(q + e + t - 1 for q, e, t in zip(rows, late, taps, strict=True))
+    outside = any(lo) or any(n > m for n, m in zip(padded, x[2:], strict=True))
+    ones = (1,) * rank
+    return Contraction(
+        anchor, "conv_phases", stride, (x[0], *rows), graph.nodes[b].shape[1], (*taps, x[1]), a, b,
+        ConvShape(taps, ones, ones, lo, ones, padded, outside, phase), accumulator(node.dtype),
+    )  # fmt: skip
+
+
 def _conv(graph: Graph, anchor: int, node: Node) -> Contraction:
+    if node.op == "conv_transpose" and (found := _phases(graph, anchor, node)) is not None:
+        return found
     a, b = node.inputs
     x, w = graph.nodes[a].shape, graph.nodes[b].shape
     groups, kernel, dilation = node.attr("groups"), w[2:], node.attr("dilation")
@@ -160,7 +192,27 @@ def constant_operand(graph: Graph, contraction: Contraction) -> tuple[int, Graph
     for step in reversed(chain):
         view = graph.nodes[step]
         x = builder.append(view.op, (x,), view.shape, view.dtype, **dict(view.attrs))
+    if contraction.form == "conv_phases":
+        x = _by_phase(builder, x, contraction)
     return node.attr("index"), builder.finish([x])
+
+
+def _by_phase(builder: Builder, x: int, con: Contraction) -> int:
+    """Weights (c, o, *r) as (phase, taps and c, o), the operand of a batched product."""
+    channels, columns, *kernel = builder.shape(x)
+    taps, stride = con.k[:-1], con.batch
+    whole = tuple(t * s for t, s in zip(taps, stride, strict=True))
+    if whole != tuple(kernel):
+        hi = (0, 0, *(w - k for w, k in zip(whole, kernel, strict=True)))
+        shape, none = (channels, columns, *whole), (0,) * len(hi)
+        x = builder.append("pad", (x,), shape, builder.dtype(x), lo=none, hi=hi, value=0.0)
+    rank = len(whole)
+    spatial = tuple(range(2, 2 + rank))
+    x = builder.append("flip", (x,), builder.shape(x), builder.dtype(x), dims=spatial)
+    split = [n for pair in zip(taps, stride, strict=True) for n in pair]
+    x = builder.reshape(x, (channels, columns, *split))
+    order = (*range(3, 3 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2), 0, 1)
+    return builder.reshape(builder.permute(x, order), (con.groups, con.depth, columns))
 
 
 def traffic_bytes(graph: Graph) -> int:

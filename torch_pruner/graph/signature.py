@@ -53,6 +53,8 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
     scratch: tuple[BufferSpec, ...] = ()
     if sketch == "contraction":
         scratch = _contraction(spec, decisions, packs)
+    elif sketch == "depthwise":
+        _depthwise(spec, decisions, packs)
     elif sketch in STEPS:
         scratch = _pairs(spec, sketch, decisions, packs)
     elif sketch == "rows":
@@ -76,7 +78,8 @@ def _contraction(
     scratch: list[BufferSpec] = []
     if (constant := constant_operand(spec, con)) is not None:
         index, view = constant
-        packs[index] = PackLayout(view, con.form, con.groups, block, shape)
+        form = "matmul" if con.form == "conv_phases" else con.form  # the view has split phases
+        packs[index] = PackLayout(view, form, con.groups, block, shape)
     elif decisions["pack"] or con.n % block:  # unpacked panels must not reach past a row's end
         scratch.append(BufferSpec(shape, spec.nodes[con.b].dtype))
     if con.conv is not None and con.conv.copies_input:
@@ -101,6 +104,17 @@ def _pairs(
     if sketch == "tiles":  # a line of the cache for every row: stacks are not aligned so well
         scratch.append(BufferSpec(form.sums(decisions), "float32"))
     return tuple(scratch)
+
+
+def _depthwise(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:
+    """Panels of one vector, so that any number of vectors can be a tile."""
+    con = contraction_of(spec)
+    constant = constant_operand(spec, con)
+    if constant is None:
+        raise ValueError("the weights of a depthwise kernel are constant")
+    (index, view), lanes = constant, decisions["vl"]
+    shape = (1, -(-con.n // lanes), con.depth, lanes)
+    packs[index] = PackLayout(view, con.form, 1, lanes, shape)
 
 
 def row_tasks(spec: Graph, decisions: Mapping[str, int]) -> tuple[int, int]:

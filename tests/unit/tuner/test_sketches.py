@@ -123,7 +123,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
     ("name", "expected"),
     [
         ("linear", ["contraction"]),
-        ("depthwise", ["contraction"]),
+        ("depthwise", ["depthwise"]),
         ("softmax", ["rows"]),
         ("outer sum", ["columns", "rows"]),
         ("argmax", ["columns"]),

@@ -131,7 +131,10 @@ def convolution(
         raise arguments("convolution of an input without a batch dim")
     hops, pads, gaps = (_spread(v, rank) for v in (stride, padding, dilation))
     dtype = _accumulator(x) if bias is not None else x.dtype
-    if transposed:
+    single = all(n == 1 for n in x.shape[2:]) and tuple(call.shape[2:]) == tuple(weight.shape[2:])
+    if transposed and single and groups == 1 and not any(pads) and max(gaps) == 1:
+        out = _spread_pixel(x, weight, dtype)
+    elif transposed:
         out = conv_transpose(
             x, weight, call.shape, stride=hops, lo=pads, dilation=gaps, groups=groups, dtype=dtype
         )
@@ -143,6 +146,17 @@ def convolution(
     if bias is None:
         return out
     return out + bias.cast(dtype).reshape((bias.shape[0], *[1] * rank))
+
+
+def _spread_pixel(x: Value, weight: Value, dtype: str) -> Value:
+    """A transposed convolution of one pixel: every output position has a tap to itself."""
+    images, channels, columns, kernel = x.shape[0], *weight.shape[:2], weight.shape[2:]
+    rank, taps = len(kernel), 1
+    for k in kernel:
+        taps *= k
+    spread = weight.permute((0, *range(2, 2 + rank), 1)).reshape((channels, taps * columns))
+    product = x.reshape((images, channels)).matmul(spread, dtype)
+    return product.reshape((images, *kernel, columns)).permute((0, rank + 1, *range(1, rank + 1)))
 
 
 def _weight_gradient(

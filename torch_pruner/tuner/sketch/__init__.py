@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import full_node, row_domain
 from torch_pruner.tuner.sketch.base import Sketch, Symbols
 from torch_pruner.tuner.sketch.contraction import ContractionSketch
+from torch_pruner.tuner.sketch.depthwise import DepthwiseSketch
 from torch_pruner.tuner.sketch.pairs import DotSketch, TilesSketch
 from torch_pruner.tuner.sketch.sweeps import ColumnsSketch, InjectiveSketch, RowsSketch
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ColumnsSketch",
     "ContractionSketch",
+    "DepthwiseSketch",
     "DotSketch",
     "InjectiveSketch",
     "RowsSketch",
@@ -34,6 +37,9 @@ def sketches_for(task: Task) -> list[Sketch]:
     spec = task.spec
     kinds = {n.kind for n in spec.nodes}
     if OpKind.CONTRACT in kinds:
+        con = contraction_of(spec)
+        if con.form == "depthwise" and constant_operand(spec, con) is not None:
+            return [DepthwiseSketch(task)]
         pairs = [s(task) for s in (TilesSketch, DotSketch) if s.fits(task)]
         return [*pairs, ContractionSketch(task)]
     if OpKind.WINDOW in kinds:
