@@ -153,7 +153,10 @@ def _build(
     compiler = Compiler(config, store, Context.make(config, threads), AtenVendor(), timer)
     with timer.phase("lower"):
         static = static_inputs(example_inputs) if kind == "inference" else frozenset()
-        built = build_graph(gm, compiler, static=static, fallback=config.fallback, name=label)
+        mutated = mutated_inputs() if kind == "inference" else ()
+        built = build_graph(
+            gm, compiler, static=static, mutated=mutated, fallback=config.fallback, name=label
+        )
     report = built.report(label, dict(timer.seconds))
     reports.add(report)
     if config.check != "first-call" or not built.compiled:
@@ -178,6 +181,20 @@ def static_inputs(example_inputs: Sequence[Any]) -> frozenset[int]:
     return frozenset(
         i for i in metadata.static_input_indices if i not in mutated and i < len(example_inputs)
     )
+
+
+def mutated_inputs() -> Sequence[int]:
+    """Positions of the inputs whose new values are the graph's first outputs, in that order.
+
+    Empty where torch does more with them than to copy the new value into the input.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None or metadata.tokens:
+        return ()
+    positions: Sequence[int] = metadata.mutated_inp_runtime_indices
+    infos = [metadata.input_info[i] for i in positions]
+    return () if any(i.mutates_metadata or i.mutates_storage_metadata for i in infos) else positions
 
 
 def _boxed(gm: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:

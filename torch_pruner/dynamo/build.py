@@ -10,6 +10,7 @@ from torch import fx
 
 from torch_pruner import exc
 from torch_pruner.dynamo.bounds import guarded, index_checks
+from torch_pruner.dynamo.inplace import updates_in_place
 from torch_pruner.dynamo.partition import EagerStep, PartitionedGraph, Region, partition
 from torch_pruner.dynamo.runtime import (
     GraphCall,
@@ -68,12 +69,14 @@ def build_graph(
     compiler: Compiler,
     *,
     static: frozenset[int],
+    mutated: Sequence[int] = (),
     fallback: str = "eager",
     name: str = "graph",
 ) -> BuiltGraph:
     """Compile ``gm``, whose refused operators ``fallback`` runs.
 
-    ``static`` are positions of inputs that rarely change.
+    ``static`` are positions of inputs that rarely change; ``mutated[k]`` is the position of the
+    input that the caller replaces by output ``k``.
     Raises ``UnsupportedModel`` if ``fallback`` is ``"error"`` and an operator was refused.
     """
     partitioned = partition(gm, static_inputs=static)
@@ -86,6 +89,7 @@ def build_graph(
         numbers[node] = len(numbers)
         constants[numbers[node]] = _attribute(gm, str(node.target))
     outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
+    in_place = updates_in_place(gm, mutated)
     last = _last_uses(partitioned, outputs)
     steps: list[Step] = []
     compiled: list[CompiledGraph] = []
@@ -97,9 +101,8 @@ def build_graph(
             run = guarded(profiled(region.name, region), index_checks(step))
         else:
             reads, writes = _interface(step, partitioned, outputs)
-            run = _eager_call(
-                eager_step(step.nodes, reads, writes), fallback, [n.meta.get("val") for n in reads]
-            )
+            module = eager_step(step.nodes, reads, writes, in_place)
+            run = _eager_call(module, fallback, [n.meta.get("val") for n in reads])
         for node in writes:
             numbers[node] = len(numbers)
         dead = [numbers[n] for n in (*reads, *writes) if last.get(n) == k and numbers[n] >= 0]

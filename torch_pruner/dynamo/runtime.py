@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
+from torch_pruner.dynamo.inplace import IN_PLACE
 from torch_pruner.dynamo.static import Snapshot, StaticInputs
 from torch_pruner.dynamo.tensors import DTYPES, dense_strides, takeable
 from torch_pruner.dynamo.vendor import run_spec
@@ -257,14 +258,22 @@ def profiled(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def eager_step(
-    nodes: Sequence[fx.Node], reads: Sequence[fx.Node], writes: Sequence[fx.Node]
+    nodes: Sequence[fx.Node],
+    reads: Sequence[fx.Node],
+    writes: Sequence[fx.Node],
+    in_place: Collection[fx.Node] = (),
 ) -> fx.GraphModule:
-    """The nodes as a module of their own, from ``reads`` to a tuple of ``writes``."""
+    """The nodes as a module of their own, from ``reads`` to a tuple of ``writes``.
+
+    Those ``in_place`` write into their first operand.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in reads:
         copies[node] = graph.placeholder(node.name)
     for node in nodes:
         copies[node] = graph.node_copy(node, lambda n: copies[n])
+        if node in in_place:
+            copies[node].target = IN_PLACE[node.target]
     graph.output(tuple(copies[n] for n in writes))
     return fx.GraphModule(torch.nn.Module(), graph)
