@@ -39,9 +39,18 @@ def schedule(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Schedule
     Raises ``KeyError`` for an unknown sketch.
     """
     # Each emitter imports this module.
-    from torch_pruner.codegen import contraction, depthwise, dot, injective, reduction, tiles
+    from torch_pruner.codegen import (
+        attention,
+        contraction,
+        depthwise,
+        dot,
+        injective,
+        reduction,
+        tiles,
+    )
 
     emitters = {
+        "attention": attention.emit,
         "contraction": contraction.emit,
         "depthwise": depthwise.emit,
         "dot": dot.emit,

@@ -78,7 +78,11 @@ def contraction_of(graph: Graph) -> Contraction:
     anchors = [i for i, n in enumerate(graph.nodes) if n.kind is OpKind.CONTRACT]
     if len(anchors) != 1:
         raise ValueError(f"the kernel graph has {len(anchors)} contractions, not one")
-    anchor = anchors[0]
+    return contraction_at(graph, anchors[0])
+
+
+def contraction_at(graph: Graph, anchor: int) -> Contraction:
+    """The contraction that a node is."""
     node = graph.nodes[anchor]
     return _matmul(graph, anchor, node) if node.op == "matmul" else _conv(graph, anchor, node)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph.contraction import contraction_of
+from torch_pruner.graph.contraction import contraction_at
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def flops_of(spec: Graph) -> float:
     """Floating-point operations of a kernel graph: two per multiply-add, one per other element."""
     total = 0.0
-    for node in spec.nodes:
+    for i, node in enumerate(spec.nodes):
         if node.kind is OpKind.CONTRACT:
-            total += contraction_of(spec).flops
+            total += contraction_at(spec, i).flops
         elif node.kind is OpKind.POINTWISE and node.dtype in FLOATS:
             total += node.numel
         elif node.kind is OpKind.REDUCE:

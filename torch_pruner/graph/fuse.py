@@ -1,9 +1,9 @@
 """Cuts a graph into kernels: what is computed together, what gets a buffer, in which order.
 
-A kernel is anchored at a contraction, at reductions over the same rows, at a pooling window, or at
-nothing (then it is elementwise). Elementwise operators join the kernel whose result they read;
-views never get a kernel, every reader carries them as index arithmetic. Pure: no torch, no TVM, no
-measurements.
+A kernel is anchored at a contraction, at attention, at reductions over the same rows, at a pooling
+window, or at nothing (then it is elementwise). Elementwise operators join the kernel whose result
+they read; views never get a kernel, every reader carries them as index arithmetic. Pure: no torch,
+no TVM, no measurements.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch_pruner.graph.attention import attentions
 from torch_pruner.graph.ir import Builder, Graph, Node
 from torch_pruner.graph.layout import Order, identity, storage_orders
 from torch_pruner.graph.ops import EXPENSIVE, OpKind
@@ -66,8 +67,11 @@ def fuse(graph: Graph, fixed: Mapping[int, Order] | None = None) -> FusedGraph:
     state = _State(graph, graph.users(), _ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
+    for found in attentions(graph, state.users):
+        tail = _with_epilogue(state, found.out, views=True)
+        _add_group(state, _Group(tail.members | found.inner, tail.outputs))
     for i, node in enumerate(graph.nodes):
-        if node.kind is OpKind.CONTRACT:
+        if node.kind is OpKind.CONTRACT and i not in state.group_of:
             _add_group(state, _with_epilogue(state, i, views=True))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.REDUCE and i not in state.group_of:

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph.contraction import constant_operand, contraction_of
+from torch_pruner.graph.attention import attention_of, attention_plan
+from torch_pruner.graph.contraction import accumulator, constant_operand, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.pairs import COLUMNS, STEPS, pair_form
@@ -55,6 +56,8 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
         scratch = _contraction(spec, decisions, packs)
     elif sketch == "depthwise":
         _depthwise(spec, decisions, packs)
+    elif sketch == "attention":
+        scratch = _attention(spec, decisions)
     elif sketch in STEPS:
         scratch = _pairs(spec, sketch, decisions, packs)
     elif sketch == "rows":
@@ -88,6 +91,17 @@ def _contraction(
     return tuple(scratch)
 
 
+def _depthwise(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:
+    """Panels of one vector, so that any number of vectors can be a tile."""
+    con = contraction_of(spec)
+    constant = constant_operand(spec, con)
+    if constant is None:
+        raise ValueError("the weights of a depthwise kernel are constant")
+    (index, view), lanes = constant, decisions["vl"]
+    shape = (1, -(-con.n // lanes), con.depth, lanes)
+    packs[index] = PackLayout(view, con.form, 1, lanes, shape)
+
+
 def _pairs(
     spec: Graph, sketch: str, decisions: Mapping[str, int], packs: list[PackLayout | None]
 ) -> tuple[BufferSpec, ...]:
@@ -106,17 +120,6 @@ def _pairs(
     return tuple(scratch)
 
 
-def _depthwise(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:
-    """Panels of one vector, so that any number of vectors can be a tile."""
-    con = contraction_of(spec)
-    constant = constant_operand(spec, con)
-    if constant is None:
-        raise ValueError("the weights of a depthwise kernel are constant")
-    (index, view), lanes = constant, decisions["vl"]
-    shape = (1, -(-con.n // lanes), con.depth, lanes)
-    packs[index] = PackLayout(view, con.form, 1, lanes, shape)
-
-
 def row_tasks(spec: Graph, decisions: Mapping[str, int]) -> tuple[int, int]:
     """(rows of one parallel task, number of tasks) of a row kernel."""
     rows = row_domain(spec).rows
@@ -129,3 +132,18 @@ def _rows(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
     domain = row_domain(spec)
     tasks = row_tasks(spec, decisions)[1]
     return tuple(BufferSpec((tasks, domain.width), spec.nodes[k].dtype) for k in domain.kept_values)
+
+
+def _attention(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
+    """Per parallel task: a tile's scores, queries and sums; copies of values and masks."""
+    att = attention_of(spec)
+    assert att is not None
+    plan, dtype = attention_plan(spec, att, decisions), accumulator(spec.nodes[att.out].dtype)
+    values = BufferSpec((plan.tasks, att.keys, plan.slots * plan.column), dtype)
+    return (
+        BufferSpec((plan.tasks, att.keys, plan.lanes), dtype),
+        BufferSpec((plan.tasks, att.depth, plan.lanes), dtype),
+        BufferSpec((plan.tasks, plan.lanes, plan.slots * plan.column), dtype),
+        *([values] if decisions["pack"] else []),
+        *(BufferSpec((plan.tasks, att.keys, plan.lanes), spec.nodes[m].dtype) for m in plan.masks),
+    )

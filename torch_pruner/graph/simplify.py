@@ -7,7 +7,7 @@ Rules look at one node and its operands in the new graph; passes repeat until no
 
 from __future__ import annotations
 
-from torch_pruner.graph import _simplify_pointwise, _simplify_views
+from torch_pruner.graph import _simplify_halves, _simplify_pointwise, _simplify_views
 from torch_pruner.graph.ir import Builder, Graph, Node
 from torch_pruner.graph.ops import OpKind
 
@@ -87,6 +87,8 @@ def _cat(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
         return inputs[0]
     if len(parts) == 1:
         return parts[0]
+    if (view := _simplify_halves.as_view(b, parts, node.shape, dim)) is not None:
+        return view
     return b.append("cat", parts, node.shape, node.dtype, dim=dim)
 
 

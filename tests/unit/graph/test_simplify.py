@@ -293,6 +293,45 @@ def test_chunks_of_a_concatenation():
     assert ops(check(build)) == []
 
 
+@pytest.mark.parametrize("negated", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_turned_halves_are_a_view(dim, negated):
+    def build(b: Builder) -> int:
+        whole = x(b, (4, 6, 8))
+        half = tuple(d // 2 if i == dim else d for i, d in enumerate((4, 6, 8)))
+        parts = [
+            b.slice(whole, [half[dim] if i == dim and first else 0 for i in range(3)], half)
+            for first in (True, False)
+        ]
+        parts = [b.pointwise("neg", p) if k in negated else p for k, p in enumerate(parts)]
+        return b.append("cat", parts, (4, 6, 8), "float32", dim=dim)
+
+    found = ops(check(build))
+    assert "flip" in found
+    assert "cat" not in found
+
+
+def test_halves_of_unequal_size_or_of_two_values_are_copied():
+    def uneven(b: Builder) -> int:
+        parts = (b.slice(x(b, (3, 4)), (0, 3), (3, 1)), b.slice(x(b, (3, 4)), (0, 0), (3, 3)))
+        return b.append("cat", parts, (3, 4), "float32", dim=1)
+
+    def strangers(b: Builder) -> int:
+        left, right = x(b, (3, 4)), x(b, (3, 4), index=1)
+        parts = (b.slice(left, (0, 2), (3, 2)), b.slice(right, (0, 0), (3, 2)))
+        return b.append("cat", parts, (3, 4), "float32", dim=1)
+
+    assert ops(check(uneven))[-1] == ops(check(strangers))[-1] == "cat"
+
+
+def test_repetition_is_a_view():
+    def build(b: Builder) -> int:
+        value = b.pointwise("neg", x(b, (3, 4)))
+        return b.append("cat", (value, value, value), (3, 12), "float32", dim=1)
+
+    assert "cat" not in ops(check(build))
+
+
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
 def test_reductions_over_extents_of_one(op):
     assert ops(check(lambda b: b.reduce(op, x(b, (3, 1, 4)), (1,)))) == ["reshape"]

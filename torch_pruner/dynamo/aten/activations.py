@@ -170,8 +170,10 @@ def safe_softmax(call: Call, x: Value, dim: int, dtype: torch.dtype | None = Non
     if x.ndim == 0 or dtype is not None:
         raise arguments("_safe_softmax of a scalar or with a dtype")
     wide, axis = x.widened(), dim % x.ndim
-    masked = wide.equals(-math.inf).reduce("all", (axis,), keepdim=True)
-    return masked.where(0.0, softmax(call, wide, axis))
+    top = wide.reduce("max", (axis,), keepdim=True)
+    powers = (wide - top.equals(-math.inf).where(0.0, top)).apply("exp")
+    total = powers.sum((axis,), keepdim=True)  # 0 where nothing is visible: the result is 0, too
+    return powers / total.equals(0.0).where(1.0, total)
 
 
 @rule(aten._softmax_backward_data.default)

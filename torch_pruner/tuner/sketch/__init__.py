@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import full_node, row_domain
+from torch_pruner.tuner.sketch.attention import AttentionSketch
 from torch_pruner.tuner.sketch.base import Sketch, Symbols
 from torch_pruner.tuner.sketch.contraction import ContractionSketch
 from torch_pruner.tuner.sketch.depthwise import DepthwiseSketch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 __all__ = [
+    "AttentionSketch",
     "ColumnsSketch",
     "ContractionSketch",
     "DepthwiseSketch",
@@ -36,6 +38,8 @@ def sketches_for(task: Task) -> list[Sketch]:
     """Every sketch that can express the task, most specific first. Never empty."""
     spec = task.spec
     kinds = {n.kind for n in spec.nodes}
+    if OpKind.CONTRACT in kinds and OpKind.REDUCE in kinds:
+        return [AttentionSketch(task)]
     if OpKind.CONTRACT in kinds:
         con = contraction_of(spec)
         if con.form == "depthwise" and constant_operand(spec, con) is not None:

@@ -1,0 +1,84 @@
+"""Graphs of attention, as importers build them, for tests of every stage."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch_pruner.graph.ir import Builder, Graph
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention. ``mask``: "", add, row, heads, bool; ``guard``: rows that see nothing give 0.
+
+    ``seen``: one more reader of the weights, which keeps them in memory.
+    """
+
+    batch: int = 1
+    heads: int = 4
+    kv: int = 4
+    queries: int = 37
+    keys: int = 50
+    depth: int = 32
+    width: int = 32
+    mask: str = ""
+    causal: bool = False
+    guard: bool = False
+    dtype: str = "float32"
+    flat: bool = False  # batch and heads in one axis around the products, as torch.bmm has them
+    seen: bool = False
+
+
+def attention(case: Case) -> Graph:
+    b, c = Builder(), case
+    wide = "float64" if c.dtype == "float64" else "float32"
+
+    def split(index: int, length: int, heads: int, width: int) -> int:
+        x = b.input(index, (c.batch, length, heads * width), c.dtype)
+        return b.permute(b.reshape(x, (c.batch, length, heads, width)), (0, 2, 1, 3))
+
+    def repeat(x: int) -> int:
+        if c.kv == c.heads:
+            return x
+        batch, heads, length, width = b.shape(x)
+        x = b.reshape(x, (batch, heads, 1, length, width))
+        x = b.broadcast(x, (batch, heads, c.heads // c.kv, length, width))
+        return b.reshape(x, (batch, c.heads, length, width))
+
+    def product(x: int, y: int, dtype: str) -> int:
+        if not c.flat:
+            return b.matmul(x, y, dtype)
+        three = [b.reshape(t, (c.batch * c.heads, *b.shape(t)[2:])) for t in (x, y)]
+        out = b.matmul(*three, dtype)
+        return b.reshape(out, (c.batch, c.heads, *b.shape(out)[1:]))
+
+    q = split(0, c.queries, c.heads, c.depth)
+    k, v = repeat(split(1, c.keys, c.kv, c.depth)), repeat(split(2, c.keys, c.kv, c.width))
+    lowest = b.const(-math.inf, wide)
+    s = product(q, b.permute(k, (0, 1, 3, 2)), wide)
+    s = b.pointwise("mul", s, b.const(1 / math.sqrt(c.depth), wide))
+    shapes = {
+        "add": (c.batch, 1, c.queries, c.keys), "row": (c.batch, 1, 1, c.keys),
+        "heads": (c.batch, c.heads, c.queries, c.keys), "bool": (c.batch, 1, c.queries, c.keys),
+    }  # fmt: skip
+    if c.mask == "bool":
+        s = b.pointwise("where", b.input(3, shapes[c.mask], "bool"), s, lowest)
+    elif c.mask:
+        s = b.pointwise("add", s, b.input(3, shapes[c.mask], wide))
+    if c.causal:
+        column, row = (
+            b.append("iota", (), (c.queries, c.keys), "int64", dim=dim) for dim in (1, 0)
+        )
+        s = b.pointwise("where", b.pointwise("le", column, row), s, lowest)
+    top = b.reduce("max", s, (3,), keepdim=True)
+    if c.guard:
+        top = b.pointwise("where", b.pointwise("eq", top, lowest), b.const(0.0, wide), top)
+    powers = b.pointwise("exp", b.pointwise("sub", s, top))
+    total = b.reduce("sum", powers, (3,), keepdim=True)
+    if c.guard:
+        nothing = b.pointwise("eq", total, b.const(0.0, wide))
+        total = b.pointwise("where", nothing, b.const(1.0, wide), total)
+    weights = b.pointwise("div", powers, total)
+    out = product(b.cast(weights, c.dtype), v, c.dtype)
+    return b.finish([out, weights] if c.seen else [out])

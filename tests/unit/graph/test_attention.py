@@ -1,0 +1,132 @@
+"""Attention: which graphs become one kernel, and what the kernel's plan says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.graph.attention_graphs import Case, attention
+from tests.unit.graph.random_graphs import assert_close, inputs_for, run_fused
+from torch_pruner.graph.attention import attention_of, attention_plan, shared_masks
+from torch_pruner.graph.describe import flops_of
+from torch_pruner.graph.fuse import fuse
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.reference import evaluate
+from torch_pruner.graph.signature import signature
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+from torch_pruner.tuner.sketch import sketches_for
+
+_ONE_KERNEL = [
+    Case(),
+    Case(flat=True, batch=2),
+    Case(kv=2, causal=True),
+    Case(kv=1, flat=True),
+    *(Case(mask=mask, guard=True) for mask in ("add", "row", "heads", "bool")),
+    Case(dtype="bfloat16", mask="bool"),
+    Case(dtype="float64"),
+    Case(width=80),
+]
+POINT = {"vl": 16, "nv": 2, "tm": 8, "tr": 8, "nc": 2, "kb": 64, "order": 0, "pack": 1, "tasks": 2}
+
+
+@pytest.mark.parametrize("case", _ONE_KERNEL)
+def test_is_one_kernel(case: Case) -> None:
+    graph = attention(case)
+    fused = fuse(graph)
+    kernels = [k for k in fused.kernels if attention_of(k.spec)]
+    assert len(kernels) == 1
+    assert len(fused.kernels) == 1 + case.flat  # the view of a graph's output is a copy
+    found = attention_of(kernels[0].spec)
+    assert found is not None
+    assert (found.groups, found.queries, found.keys) == (case.batch * 4, 37, 50)
+    assert (found.depth, found.width) == (32, case.width)
+    assert found.causal == case.causal
+    arrays = inputs_for(graph)
+    assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(seen=True),
+        Case(queries=1),  # a vector of queries would be padding
+        Case(keys=8),
+        Case(width=8),
+    ],
+)
+def test_stays_three_kernels(case: Case) -> None:
+    fused = fuse(attention(case))
+    assert len(fused.kernels) == 3
+    assert not any(attention_of(k.spec) for k in fused.kernels)
+
+
+def _like_attention(change: str) -> Graph:
+    b = Builder()
+    q, k, v = (b.input(i, (2, 32, 32), "float32") for i in range(3))
+    s = b.matmul(q, b.permute(k, (0, 2, 1)))
+    axis = 1 if change == "axis" else 2
+    if change == "transposed":
+        s = b.permute(s, (0, 2, 1))
+    top = b.reduce("min" if change == "op" else "max", s, (axis,), keepdim=True)
+    powers = b.pointwise("exp", b.pointwise("sub", s, top))
+    summed = b.pointwise("mul", powers, powers) if change == "sum" else powers
+    total = b.reduce("sum", summed, (axis,), keepdim=True)
+    weights = b.pointwise("div", powers, total)
+    if change == "twice":
+        weights = b.pointwise("add", weights, s)
+    return b.finish([b.matmul(weights, weights if change == "value" else v)])
+
+
+@pytest.mark.parametrize("change", ["axis", "transposed", "op", "sum", "twice", "value"])
+def test_what_only_looks_like_it(change: str) -> None:
+    graph = _like_attention(change)
+    fused = fuse(graph)
+    assert not any(attention_of(k.spec) for k in fused.kernels)
+    arrays = inputs_for(graph)
+    assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 1e-4)
+
+
+def test_causal_needs_a_mask_of_positions_alone() -> None:
+    for case, causal in ((Case(causal=True), True), (Case(mask="bool", guard=True), False)):
+        found = attention_of(attention(case))
+        assert found is not None
+        assert found.causal is causal
+
+
+def test_masks_are_copied_where_heads_share_them() -> None:
+    for mask, copies in (("add", 1), ("bool", 1), ("row", 0), ("heads", 0), ("", 0)):
+        spec = attention(Case(mask=mask))
+        found = attention_of(spec)
+        assert found is not None
+        assert len(shared_masks(spec, found)) == copies
+        assert attention_plan(spec, found, {**POINT, "order": 0}).masks == ()
+        scratch = signature(spec, "attention", {**POINT, "order": 1}).scratch
+        assert len(scratch) == 4 + copies
+
+
+def test_scratch_does_not_grow_with_heads_or_queries() -> None:
+    few = signature(attention(Case(queries=64)), "attention", POINT).scratch
+    many = signature(attention(Case(queries=640, heads=8, kv=8)), "attention", POINT).scratch
+    assert few == many
+
+
+def test_operations_of_both_products_count() -> None:
+    case = Case()
+    products = 2 * 4 * 37 * 50 * (32 + 32)
+    assert products < flops_of(attention(case)) < 1.3 * products
+
+
+@pytest.mark.parametrize("case", [*_ONE_KERNEL, Case(keys=2048, queries=2048), Case(queries=16)])
+def test_sketch(case: Case) -> None:
+    spec = attention(case)
+    (sketch,) = sketches_for(Task("attention", spec, TargetSpec.detect(2), 2))
+    assert sketch.name == "attention"
+    point = sketch.default()
+    assert sketch.valid(point[None]).all()
+    signature(spec, sketch.name, sketch.named(point))
+    grid = np.stack(np.meshgrid(*sketch.domains, indexing="ij"), axis=-1)
+    grid = grid.reshape(-1, len(sketch.names))
+    symbols = sketch.symbols(grid[sketch.valid(grid)])
+    assert np.isfinite(symbols.latency_s).all()
+    assert (symbols.latency_s > 0).all()

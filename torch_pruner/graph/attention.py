@@ -1,0 +1,293 @@
+"""Recognises attention: two matrix products with a softmax over the last axis between them.
+
+``softmax(mask(q k)) v`` is one kernel when nothing else reads what lies between the products: the
+scores then never get a buffer. The kernel graph stays an ordinary graph; this module says which of
+its nodes play which part. No schedule, no measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.contraction import accumulator
+from torch_pruner.graph.ir import Graph, Shape, const_value
+from torch_pruner.graph.ops import FLOATS, OpKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+# Measured (docs/design.md): with fewer queries a vector of queries is mostly padding.
+MIN_QUERIES = 16
+MIN_KEYS, MIN_WIDTH = 16, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Node positions and extents of ``out[g, q, :] = sum_k softmax_k(masked[g, q, k]) v[g, k, :]``.
+
+    A node is *full* when it has one element per (group, query, key), its last two axes being query
+    and key; ``masked``, ``powers`` and the broadcasts are full.
+    """
+
+    scores: int  # the first product
+    out: int  # the second product
+    masked: int  # what the softmax is taken of
+    top: int  # its maximum along the keys
+    powers: int  # exp(masked - top)
+    total: int  # their sum
+    divisor: int  # the broadcast of a function of total
+    spread: tuple[int, ...]  # broadcasts of functions of top that powers reads
+    inner: frozenset[int]  # nodes that depend on scores, up to out
+    shape: Shape  # of masked
+    depth: int
+    width: int
+    causal: bool  # keys after the query are masked, whatever the data
+
+    @property
+    def batch(self) -> Shape:
+        return self.shape[:-2]
+
+    @property
+    def groups(self) -> int:
+        return math.prod(self.shape[:-2])
+
+    @property
+    def queries(self) -> int:
+        return self.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        return self.shape[-1]
+
+
+def attention_of(spec: Graph) -> Attention | None:
+    """The attention that a kernel graph is, or None: a kernel graph has at most one."""
+    anchors = [i for i, n in enumerate(spec.nodes) if n.kind is OpKind.CONTRACT]
+    return match_attention(spec, spec.users(), anchors[-1]) if len(anchors) == 2 else None
+
+
+def attentions(graph: Graph, users: Sequence[Sequence[int]]) -> Iterator[Attention]:
+    """Every attention in ``graph`` that is worth a kernel of its own."""
+    for i, node in enumerate(graph.nodes):
+        if node.op == "matmul" and (found := match_attention(graph, users, i)) is not None:
+            large = found.queries >= MIN_QUERIES and found.keys >= MIN_KEYS
+            if large and found.width >= MIN_WIDTH:
+                yield found
+
+
+def match_attention(graph: Graph, users: Sequence[Sequence[int]], out: int) -> Attention | None:
+    """The attention that ends in the product ``out``, or None."""
+    nodes = graph.nodes
+    weights, value = nodes[out].inputs
+    if nodes[out].op != "matmul" or nodes[out].dtype not in FLOATS:
+        return None
+    at = weights
+    while nodes[at].op in ("cast", "reshape"):
+        at = nodes[at].inputs[0]
+    if nodes[at].op != "div":
+        return None
+    powers, divisor = nodes[at].inputs
+    shape = nodes[powers].shape
+    if nodes[divisor].op != "broadcast" or len(shape) < 2 or shape != nodes[at].shape:
+        return None
+    total = _reduction(graph, divisor, "sum", shape)
+    if total is None or nodes[total].inputs[0] != powers:
+        return None
+    found = _below(graph, powers, shape)
+    if found is None:
+        return None
+    scores, masked, top, spread = found
+    inner = _between(graph, scores, out)
+    keys, width = shape[-1], nodes[value].shape[-1]
+    if (
+        nodes[weights].shape[-2:] != shape[-2:]
+        or {total, top} != {i for i in inner if nodes[i].kind is OpKind.REDUCE}
+        or value in inner
+        or not all(_plain(graph, i, inner, shape) for i in inner - {scores, out})
+        or any(u not in inner for i in inner - {out} for u in users[i])
+        or any(o in inner and o != out for o in graph.outputs)
+        or accumulator(nodes[scores].dtype) != accumulator(nodes[out].dtype)
+        or nodes[masked].dtype != accumulator(nodes[scores].dtype)
+        or keys < 2
+        or math.prod(shape) == 0
+    ):
+        return None
+    depth = nodes[nodes[scores].inputs[0]].shape[-1]
+    causal = _is_causal(graph, masked, shape)
+    return Attention(
+        scores, out, masked, top, powers, total, divisor, spread, inner, shape, depth, width, causal
+    )
+
+
+def _below(graph: Graph, powers: int, shape: Shape) -> tuple[int, int, int, tuple[int, ...]] | None:
+    """(scores, masked, top, broadcasts of top) under ``powers``, which must be an exponential."""
+    nodes = graph.nodes
+    if nodes[powers].op not in ("exp", "exp2"):
+        return None
+    difference = nodes[powers].inputs[0]
+    if nodes[difference].op != "sub":
+        return None
+    masked, spread = nodes[difference].inputs
+    if nodes[masked].shape != shape or nodes[spread].op != "broadcast":
+        return None
+    top = _reduction(graph, spread, "max", shape)
+    if top is None or nodes[top].inputs[0] != masked:
+        return None
+    scores = _product(graph, masked, shape)
+    return None if scores is None else (scores, masked, top, (spread,))
+
+
+def _reduction(graph: Graph, spread: int, op: str, shape: Shape) -> int | None:
+    """The reduction along the keys whose function the broadcast ``spread`` repeats."""
+    nodes = graph.nodes
+    row = nodes[spread].inputs[0]
+    if nodes[spread].shape != shape or nodes[row].shape != (*shape[:-1], 1):
+        return None
+    found: set[int] = set()
+    stack = [row]
+    while stack:
+        node = nodes[i := stack.pop()]
+        if node.kind is OpKind.REDUCE:
+            found.add(i)
+        elif node.op == "reshape" or node.kind is OpKind.POINTWISE:
+            stack.extend(node.inputs)
+        elif node.op != "const":
+            return None
+    if len(found) != 1:
+        return None
+    (at,) = found
+    last = nodes[at].attr("axes") == (len(shape) - 1,)
+    return at if nodes[at].op == op and last else None
+
+
+def _product(graph: Graph, masked: int, shape: Shape) -> int | None:
+    """The one product that ``masked`` is an elementwise function of."""
+    nodes, found, seen = graph.nodes, set[int](), set[int]()
+    stack = [masked]
+    while stack:
+        i = stack.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        node = nodes[i]
+        full = node.numel == math.prod(shape) and node.shape[-2:] == shape[-2:]
+        if node.op == "matmul" and full:
+            found.add(i)
+        elif full and (node.kind is OpKind.POINTWISE or node.op == "reshape"):
+            stack.extend(node.inputs)
+    return found.pop() if len(found) == 1 else None
+
+
+def _between(graph: Graph, first: int, last: int) -> frozenset[int]:
+    """Nodes that depend on ``first`` and that ``last`` depends on, both included."""
+    after = {first}
+    for i in range(first + 1, last + 1):
+        if any(j in after for j in graph.nodes[i].inputs):
+            after.add(i)
+    before = {last}
+    for i in range(last, first, -1):
+        if i in before:
+            before.update(graph.nodes[i].inputs)
+    return frozenset(after & before)
+
+
+def _plain(graph: Graph, i: int, inner: Iterable[int], shape: Shape) -> bool:
+    """Whether the node is elementwise at one (group, query, key) or one (group, query)."""
+    node, rows = graph.nodes[i], math.prod(shape[:-1])
+    if node.kind is OpKind.REDUCE:
+        return graph.nodes[node.inputs[0]].shape == shape
+    if node.op == "broadcast":
+        return node.shape == shape and graph.nodes[node.inputs[0]].shape == (*shape[:-1], 1)
+    if node.op != "reshape" and node.kind is not OpKind.POINTWISE:
+        return False
+    full = node.numel == rows * shape[-1] and node.shape[-2:] == shape[-2:]
+    sizes = {graph.nodes[j].numel for j in node.inputs if j in inner}
+    return (full or node.numel == rows) and sizes == {node.numel}
+
+
+def _is_causal(graph: Graph, masked: int, shape: Shape) -> bool:
+    """Whether ``masked`` is -inf wherever the key's position exceeds the query's."""
+    node = graph.nodes[masked]
+    if node.op != "where":
+        return False
+    condition, _, otherwise = node.inputs
+    fill = graph.nodes[otherwise]
+    if fill.op != "const" or const_value(fill) != -math.inf:
+        return False
+    while graph.nodes[condition].op == "broadcast":
+        condition = graph.nodes[condition].inputs[0]
+    test = graph.nodes[condition]
+    if test.op != "le" or test.shape[-2:] != shape[-2:]:
+        return False
+    sides = [graph.nodes[j] for j in test.inputs]
+    rank = len(test.shape)
+    places = [n.attr("dim") if n.op == "iota" and len(n.shape) == rank else -1 for n in sides]
+    return places == [rank - 1, rank - 2]
+
+
+def shared_masks(graph: Graph, att: Attention) -> tuple[int, ...]:
+    """Full broadcasts of data that is equal for all heads of a query: their tiles can be shared.
+
+    Read in place they would be gathered, since lanes hold queries.
+    """
+    if len(att.batch) == 0 or att.batch[-1] == 1 or att.queries == 1:
+        return ()
+    found: set[int] = set()
+    stack, seen = [att.masked], set[int]()
+    while stack:
+        i = stack.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        node = graph.nodes[i]
+        if node.op == "broadcast" and i not in att.inner and node.shape == att.shape:
+            source = graph.nodes[node.inputs[0]].shape
+            tail = (1,) * (len(node.shape) - len(source)) + source
+            if tail[-3] == 1 and tail[-2] != 1 and tail[-1] != 1 and _reads(graph, node.inputs[0]):
+                found.add(i)
+        elif (i in att.inner and i != att.scores) or node.kind is OpKind.POINTWISE:
+            stack.extend(node.inputs)
+    return tuple(sorted(found))
+
+
+def _reads(graph: Graph, node: int) -> bool:
+    stack = [node]
+    while stack:
+        i = stack.pop()
+        if graph.nodes[i].op == "input":
+            return True
+        stack.extend(graph.nodes[i].inputs)
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How attention is cut: a unit is one tile of ``lanes`` queries of one head.
+
+    ``slots`` vectors of ``column`` elements cover a row of values; ``masks`` are the nodes whose
+    tiles are copied to scratch.
+    """
+
+    lanes: int
+    tiles: int
+    units: int
+    tasks: int
+    per_task: int
+    column: int
+    slots: int
+    masks: tuple[int, ...]
+
+
+def attention_plan(spec: Graph, att: Attention, decisions: Mapping[str, int]) -> AttentionPlan:
+    """The cut of ``att`` that ``decisions`` make."""
+    lanes = decisions["vl"] * decisions["nv"]
+    tiles = -(-att.queries // lanes)
+    units = att.groups * tiles
+    per_task = -(-units // max(1, min(decisions["tasks"], units)))
+    column = decisions["vl"] if att.width >= decisions["vl"] else 1
+    masks = shared_masks(spec, att) if decisions["order"] else ()
+    tasks = -(-units // per_task)
+    slots = -(-att.width // column)
+    return AttentionPlan(lanes, tiles, units, tasks, per_task, column, slots, masks)
