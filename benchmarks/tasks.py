@@ -1,0 +1,209 @@
+"""How close each contraction kernel of a network comes to the machine's peak.
+
+    python -m benchmarks.tasks --networks bert_base,llama,gpt2,resnet50 --effort full
+
+Latencies are those that the tuner measured (``torch_pruner.last_report()``); the peak and the
+streaming read are measured in the same process, before and after. Each network runs in a process of
+its own, with an empty cache unless ``--cache-dir`` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import tables, timing
+from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
+from benchmarks.job import answer_with, compiled, launch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner import Report
+
+DEFAULT = ["bert_base", "llama", "gpt2", "resnet50"]
+LOW = 0.6
+"""A task below this share of the peak is named with its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskJob:
+    """Which network to compile, and how."""
+
+    network: str
+    precision: str = "float32"
+    batch: int = 1
+    layers: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    threads: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def run(job: TaskJob) -> dict[str, Any]:
+    """Tasks with their FLOPs, bytes and seconds; rates of the machine before and after."""
+    import torch
+
+    import torch_pruner
+    from benchmarks import machine_peak, models
+
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    threads = torch.get_num_threads()
+    before = machine_peak.measure(threads)
+    dtype = models.PRECISIONS[job.precision]
+    module, inputs = models.load(job.network, dtype, job.batch, job.layers)
+    with torch.no_grad():
+        models.call(compiled(module, "pruner", job.options), inputs)
+    report = torch_pruner.last_report()
+    assert report is not None
+    after = machine_peak.measure(threads)
+    count = str(threads)
+    return {
+        "status": "ok",
+        "threads": threads,
+        "flops_per_s": max(m["flops_per_s"][count] for m in (before, after)),
+        "bytes_per_s": max(m["bytes_per_s"][count] for m in (before, after)),
+        "machine": {"before": before, "after": after},
+        "tasks": contractions(report, job.options),
+    }
+
+
+def contractions(report: Report, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tasks of a report that hold a contraction, with the bytes that each must move."""
+    from torch_pruner.cache import KernelEntry
+    from torch_pruner.compiler.stores import store_for
+    from torch_pruner.config import Config
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.ops import ITEMSIZE, OpKind
+
+    store = store_for(Config.from_options(options=options))
+    texts = {
+        item.entry.key.workload: item.entry.workload_text
+        for item in store.ls()
+        if isinstance(item.entry, KernelEntry)
+    }
+    found = []
+    for task in report.tasks:
+        if task.workload not in texts:  # not tuned, so without a latency
+            if task.latency_after_s is None and task.flops > 0:
+                found.append(_task(task, None))
+            continue
+        graph = Graph.from_json(json.loads(texts[task.workload]))
+        if any(node.kind is OpKind.CONTRACT for node in graph.nodes):
+            ends = {*graph.inputs, *graph.outputs}
+            moved = sum(graph.nodes[i].numel * ITEMSIZE[graph.nodes[i].dtype] for i in ends)
+            found.append(_task(task, moved))
+    return found
+
+
+def _task(task: Any, moved: int | None) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "calls": task.weight,
+        "flops": task.flops,
+        "bytes": moved,
+        "seconds": task.latency_after_s,
+        "source": task.source,
+        "sketch": task.sketch,
+    }
+
+
+def share(task: dict[str, Any], flops_per_s: float) -> float:
+    """Of the FMA peak."""
+    return task["flops"] / task["seconds"] / flops_per_s
+
+
+def limit(task: dict[str, Any], flops_per_s: float, bytes_per_s: float) -> str:
+    """Which of the two the machine runs out of first, were the operands in memory."""
+    return "memory" if task["bytes"] / bytes_per_s > task["flops"] / flops_per_s else "arithmetic"
+
+
+def timed_tasks(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those with a measured latency, the longest in all calls first."""
+    known = [t for t in tasks if t["seconds"] and t["bytes"] is not None]
+    return sorted(known, key=lambda t: -t["calls"] * t["seconds"])
+
+
+def weighted_share(tasks: Sequence[dict[str, Any]], flops_per_s: float) -> float | None:
+    """Mean share of the peak, weighted by FLOPs of all calls; None without a measured task."""
+    known = timed_tasks(tasks)
+    flops = sum(t["calls"] * t["flops"] for t in known)
+    if not flops:
+        return None
+    return sum(t["calls"] * t["flops"] * share(t, flops_per_s) for t in known) / flops
+
+
+def render(name: str, result: dict[str, Any]) -> str:
+    """One network: a line for each task, then the mean and what falls short."""
+    peak, read = result["flops_per_s"], result["bytes_per_s"]
+    known = timed_tasks(result["tasks"])
+    lines = [
+        [
+            t["name"][:44],
+            str(t["calls"]),
+            timing.duration(t["seconds"]),
+            f"{t['flops'] / t['seconds'] / 1e9:.0f}",
+            f"{100 * share(t, peak):.0f} %",
+            f"{t['bytes'] / 1e6:.1f}",
+            limit(t, peak, read),
+            f"{t['source']} {t['sketch']}".strip(),
+        ]
+        for t in known
+    ]
+    header = ["task", "calls", "latency", "GFLOP/s", "of peak", "MB", "limit", "from"]
+    mean = weighted_share(result["tasks"], peak)
+    shown = f"{100 * mean:.1f} %" if mean else "unknown"
+    text = [
+        f"{name}: FMA peak {peak / 1e9:.0f} GFLOP/s, streaming read {read / 1e9:.1f} GB/s",
+        tables.plain(header, lines),
+        f"mean share of the peak, weighted by FLOPs: {shown}",
+    ]
+    low = [t for t in known if share(t, peak) < LOW and limit(t, peak, read) == "arithmetic"]
+    text += [f"below {100 * LOW:.0f} %: {t['name']}" for t in low]
+    if missing := len(result["tasks"]) - len(known):
+        text.append(f"{missing} tasks without a measured latency are not in the table")
+    return "\n".join(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tasks", description=__doc__)
+    parser.add_argument("--networks", type=network_names, default=DEFAULT, metavar="NAME,...")
+    parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--layers", type=int)
+    add_tuning(parser)
+    parser.add_argument("--time-limit", type=float, default=3600.0, metavar="SECONDS")
+    parser.add_argument("--out", help="write JSON there, e.g. docs/data/tasks.json")
+    options = parser.parse_args(arguments)
+    results = {}
+    for name in options.networks:
+        with tempfile.TemporaryDirectory(prefix="tasks-") as folder:
+            settings = {"cache_dir": folder} | backend_options(options)
+            job = TaskJob(
+                name, options.precision, options.batch, options.layers, settings, options.threads
+            )
+            result = launch(job, time_limit_s=options.time_limit, module="benchmarks.tasks")
+        results[name] = result
+        failed = f"{name}: {result['status']}: {result['error']}"
+        print((render(name, result) if result["status"] == "ok" else failed) + "\n", flush=True)
+    write_json(options.out, {"machine": timing.machine(), "networks": results})
+    return 0 if all(r["status"] == "ok" for r in results.values()) else 1
+
+
+def _child(text: str, answer: Path) -> None:
+    job = TaskJob(**json.loads(text))
+    answer_with(lambda: run(job), answer)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):  # started by ``launch``
+        _child(sys.argv[1], Path(sys.argv[2]))
+    else:
+        sys.exit(main())
