@@ -55,13 +55,13 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         raise TookTooLong(f"not ready within {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True)
     try:
+        faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
     finally:
-        faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)
 
 

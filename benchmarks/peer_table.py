@@ -99,15 +99,17 @@ def render(content: Mapping[str, Any], data: str) -> str:
 
 
 LEGEND = """\
-* Medians per call in one process, where the contestants take turns, two threads or as said above. \
-Below the table: quartiles, difference and the time until the first call was done.
+* Medians per call in one process, where the contestants take turns. Below: quartiles, difference, \
+and the time until the first call was done (export, conversion, compilation, tuning). Inductor's \
+variants share what they compile: the first pays for starting its workers and for common kernels.
 * **inductor** is torch's default; **-freezing** has `freezing`, **-max** also `max_autotune`.
 * **vs**: how many times faster pruner is. The best peer is the fastest of all others.
 * **of peak**: FLOPs of the network by torch's counter, over pruner's median, over the FMA peak of \
 a register-only loop, the highest of before, between (in turns) and after. `~`: those lie more \
 than a tenth apart.
 * **difference**: largest `max|ours - reference| / max|reference|` over all outputs; the reference \
-is eager in float64 (for bfloat16: float32) with the same weights."""
+is eager in float64 (for bfloat16: float32) with the same weights. In brackets: how many times \
+eager's own."""
 
 
 def _section(row: Row) -> tuple[str, str]:
@@ -197,12 +199,17 @@ def _details(row: Row) -> list[list[str]]:
                 timing.duration(t.min_s),
                 str(t.n),
                 f"{100 * share:.0f} %" if share else "",
-                f"{of['difference']:.1e}",
+                _difference(row, of["difference"]),
                 timing.duration(of["prepare_s"]),
                 kernels,
             ]
         )
     return lines
+
+
+def _difference(row: Row, of: float) -> str:
+    own = row["contestants"].get("eager", {}).get("difference")
+    return f"{of:.1e} ({of / own:.1f})" if own else f"{of:.1e}"
 
 
 def _reasons(rows: Sequence[Row]) -> Iterable[str]:

@@ -95,6 +95,13 @@ def test_the_page_groups_networks_and_gives_every_reason() -> None:
     assert "* VIT, openvino: crash: SIGSEGV: boom" in text
 
 
+def test_differences_are_set_against_eagers_own() -> None:
+    row = _row("bert_tiny", eager=0.2, pruner=0.1)
+    row["contestants"]["pruner"]["difference"] = 3e-6
+    assert peer_table._difference(row, 3e-6) == "3.0e-06 (3.0)"
+    assert peer_table._difference(_row("bert_tiny", pruner=0.1), 3e-6) == "3.0e-06"
+
+
 def test_a_row_without_results_is_still_a_line() -> None:
     row = _row("vit") | {"status": "timeout", "error": "no answer in 5 s"}
     del row["contestants"], row["peak_flops_per_s"]
