@@ -22,13 +22,14 @@ from torch_pruner.codegen.injective import blocked
 from torch_pruner.codegen.kernel import Emitted, parameters
 from torch_pruner.codegen.reader import Index, Reader, held, imm, linear, reshape_index, unlinear
 from torch_pruner.codegen.values import load, store
+from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.rows import RowDomain, full_node, row_domain, viewed
 from torch_pruner.graph.signature import Signature, row_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.ir import Graph, Node
 
 
 @dataclass(slots=True)
@@ -203,12 +204,33 @@ def _reduce(state: _Row, r: int, result: Buffer, row: Index) -> Stmt:
         return [store(acc, lane, combine(node, acc[lane], value, dtype))]
 
     sweep = _pass(state, row, [source], body, state.lanes)
+    first = store(result, imm(0), identity(node, dtype))
+    return seq([stack(acc), start, sweep, first, *_across(acc, lanes, state.vl, node, result)])
+
+
+def _across(acc: Buffer, lanes: int, vl: int, node: Node, result: Buffer) -> list[Stmt]:
+    """Combine all lanes: vectors with vectors, then halves of one; one by one they would queue."""
+    from torch_pruner.codegen.reduction import combine
+
+    dtype = str(result.dtype)
+    parts: list[Stmt] = []
+
+    def fold(onto: int, offset: int, width: int) -> Stmt:
+        def lane(v: Expr) -> Stmt:
+            both = combine(node, acc[onto + v], acc[onto + v + offset], dtype)
+            return store(acc, onto + v, both)
+
+        return loop(width, lane, VECTORIZED, "v")
+
+    while dtype in FLOATS and lanes > 2 and lanes % 2 == 0:
+        lanes //= 2
+        parts += [fold(at, lanes, min(vl, lanes)) for at in range(0, lanes, vl)]
     total = loop(
         lanes,
         lambda v: store(result, imm(0), combine(node, result[imm(0)], acc[v], dtype)),
         name="lane",
     )
-    return seq([stack(acc), start, sweep, store(result, imm(0), identity(node, dtype)), total])
+    return [*parts, total]
 
 
 def _finish(state: _Row, row: Index) -> Stmt:

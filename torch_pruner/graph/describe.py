@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import contraction_at
 from torch_pruner.graph.ops import FLOATS, OpKind
 
@@ -37,6 +38,8 @@ def name_of(spec: Graph) -> str:
         for n in spec.nodes
         if n.kind in (OpKind.POINTWISE, OpKind.INJECTIVE) and n.op != "cast"
     ]
+    if attention_of(spec) is not None:
+        anchors, rest = ["attention"], []
     words = (
         list(dict.fromkeys([*anchors, *rest]))
         or [n.op for n in spec.nodes if n.kind is OpKind.VIEW][:1]
