@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen._tvm import PARALLEL, SERIAL, VECTORIZED, Expr, Stmt, loop, seq, when
+from torch_pruner.codegen.joined import joined_innermost, over_parts
 from torch_pruner.codegen.kernel import Emitted, parameters
 from torch_pruner.codegen.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.values import store
@@ -27,6 +28,17 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
             lanes, lambda v: store_outputs(spec, reader, outputs, index(v)), VECTORIZED, "v"
         )
 
+    if (cat := joined_innermost(spec)) is not None:
+
+        def lines(count: int, vectors: int, body: Callable[[Expr], Stmt]) -> Stmt:
+            return blocked(count, max(1, decisions["chunk"] // vectors), decisions["par"], body)
+
+        def one(index: Index) -> Stmt:
+            return store_outputs(spec, reader, outputs, index)
+
+        return Emitted(
+            over_parts(spec, reader, cat, decisions["vl"], one, lines), inputs, outputs, scratch
+        )
     body = over_blocks(shape, decisions, block)
     return Emitted(body, inputs, outputs, scratch)
 

@@ -283,9 +283,20 @@ def _choose_buffers(state: _State) -> None:
         reduced = node.kind is OpKind.INJECTIVE and any(
             state.node(r).kind is OpKind.REDUCE for r in readers
         )
-        if anchors or shared or repeated or reduced or node.op == "cat" or size[i] > _MAX_INLINE:
+        apart = node.op == "cat" and not _part_by_part(state, i, readers)
+        if anchors or shared or repeated or reduced or apart or size[i] > _MAX_INLINE:
             state.buffers.add(i)
             size[i], heavy[i] = 0, False
+
+
+def _part_by_part(state: _State, cat: int, readers: list[int]) -> bool:
+    """Whether an elementwise kernel reads the concatenation alone: it is emitted part by part."""
+    if len(readers) != 1 or readers != state.users[cat] or readers[0] in state.group_of:
+        return False
+    cats = sum(1 << k for k, n in enumerate(state.graph.nodes) if n.op == "cat")
+    others = [j for j in state.node(readers[0]).inputs if j != cat]
+    mixed = any((state.ancestors[j] | 1 << j) & cats for j in others)
+    return state.node(readers[0]).kind is OpKind.POINTWISE and not mixed
 
 
 def _readers(state: _State, node: int) -> list[int]:

@@ -73,6 +73,22 @@ def _spread(values: Sequence[int], rank: int) -> tuple[int, ...]:
     return tuple(values) * rank if len(values) == 1 else tuple(values)
 
 
+def _live_offsets(
+    size: int, out: int, kernel: int, stride: int, lo: int, hi: int, dilation: int
+) -> tuple[int, int]:
+    """(first, count) of the kernel offsets that touch the input, one dimension."""
+    live = [
+        r
+        for r in range(kernel)
+        if any(0 <= o * stride + r * dilation - lo < size for o in range(out))
+    ]
+    if not live:
+        return 0, kernel
+    first, count = live[0], live[-1] - live[0] + 1
+    fits = first * dilation <= lo and (kernel - first - count) * dilation <= hi
+    return (first, count) if fits else (0, kernel)
+
+
 def conv(
     x: Value,
     weight: Value,
@@ -85,7 +101,22 @@ def conv(
     groups: int,
     dtype: str | None = None,
 ) -> Value:
-    """The IR's convolution with the given output shape."""
+    """The IR's convolution with the given output shape.
+
+    Kernel offsets that lie outside the input for every output position are left out.
+    """
+    cuts = [
+        _live_offsets(*row)
+        for row in zip(
+            x.shape[2:], shape[2:], weight.shape[2:], stride, lo, hi, dilation, strict=True
+        )
+    ]
+    if any(count < k for (_, count), k in zip(cuts, weight.shape[2:], strict=True)):
+        rows = list(zip(cuts, weight.shape[2:], dilation, lo, hi, strict=True))
+        lo = [p - first * d for (first, _), _, d, p, _ in rows]
+        hi = [p - (k - first - count) * d for (first, count), k, d, _, p in rows]
+        starts = (0, 0, *(first for first, _ in cuts))
+        weight = weight.slice(starts, (*weight.shape[:2], *(count for _, count in cuts)))
     ids = x.builder.append(
         "conv", (x.id, weight.id), shape, dtype or x.dtype, stride=tuple(stride), lo=tuple(lo),
         hi=tuple(hi), dilation=tuple(dilation), groups=groups,
