@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tests.unit.graph.attention_graphs import Case, attention
@@ -13,9 +12,6 @@ from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.signature import signature
-from torch_pruner.target import TargetSpec
-from torch_pruner.task import Task
-from torch_pruner.tuner.sketch import sketches_for
 
 _ONE_KERNEL = [
     Case(),
@@ -115,18 +111,3 @@ def test_operations_of_both_products_count() -> None:
     case = Case()
     products = 2 * 4 * 37 * 50 * (32 + 32)
     assert products < flops_of(attention(case)) < 1.3 * products
-
-
-@pytest.mark.parametrize("case", [*_ONE_KERNEL, Case(keys=2048, queries=2048), Case(queries=16)])
-def test_sketch(case: Case) -> None:
-    spec = attention(case)
-    (sketch,) = sketches_for(Task("attention", spec, TargetSpec.detect(2), 2))
-    assert sketch.name == "attention"
-    point = sketch.default()
-    assert sketch.valid(point[None]).all()
-    signature(spec, sketch.name, sketch.named(point))
-    grid = np.stack(np.meshgrid(*sketch.domains, indexing="ij"), axis=-1)
-    grid = grid.reshape(-1, len(sketch.names))
-    symbols = sketch.symbols(grid[sketch.valid(grid)])
-    assert np.isfinite(symbols.latency_s).all()
-    assert (symbols.latency_s > 0).all()

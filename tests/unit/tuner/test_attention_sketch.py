@@ -1,0 +1,34 @@
+"""The space of attention kernels keeps the contract of sketches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contracts.sketch import SketchContract
+from tests.unit.graph.attention_graphs import Case, attention
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+from torch_pruner.tuner.sketch import Sketch, sketches_for
+
+_CASES = {
+    "ragged": Case(queries=37, keys=197, depth=80, width=80, mask="add", guard=True),
+    "long": Case(queries=2048, keys=2048, heads=32, kv=8, depth=128, width=128, causal=True),
+    "small": Case(queries=16, keys=16, depth=16, width=16, heads=1, kv=1),
+    "float64": Case(dtype="float64"),
+    "bfloat16": Case(dtype="bfloat16", mask="bool"),
+}
+
+
+class TestAttentionSketch(SketchContract):
+    @pytest.fixture(
+        params=[(n, t, m) for n in _CASES for t in (1, 4) for m in ("icelake-server", "haswell")],
+        ids=str,
+    )
+    def sketch(self, request: Any) -> Sketch:
+        name, threads, mcpu = request.param
+        target = TargetSpec.from_dict({"kind": "llvm", "mcpu": mcpu}, threads)
+        (sketch,) = sketches_for(Task(name, attention(_CASES[name]), target, threads))
+        assert sketch.name == "attention"
+        return sketch
