@@ -181,7 +181,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each, at least")
     parser.add_argument("--pause", type=float, default=PAUSE_S, metavar="SECONDS")
     parser.add_argument(
-        "--peer-limit", type=float, default=300.0, metavar="SECONDS", help="to get one peer ready"
+        "--peer-limit", type=float, default=600.0, metavar="SECONDS", help="to get one peer ready"
     )
     parser.add_argument("--time-limit", type=float, default=3600.0, metavar="SECONDS", help="a row")
     parser.add_argument("--force", action="store_true", help="make rows again that are up to date")
