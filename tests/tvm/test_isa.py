@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tvm import kernels as K
+from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.codegen.build import Call, aligned, compile_kernel, compile_module, program_module
 from torch_pruner.codegen.kernel import ScheduledKernel, schedule
 from torch_pruner.compiler.kernels import draft
@@ -32,6 +33,7 @@ KERNELS = {
     "softmax": K.softmax((4, 9, 70)),
     "layer norm": K.layer_norm((3, 5, 64)),
     "pooling": K.max_pool(8, 16),
+    "attention": attention(Case(mask="add", causal=True, kv=2)),
     "bfloat16": K.linear(20, 96, 64, dtype="bfloat16"),
 }
 
