@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner import exc
 from torch_pruner.cache import EFFORTS, GraphKey, KernelEntry, KernelKey, KernelStore, TuningRecord
+from torch_pruner.compiler import learned
 from torch_pruner.compiler.executors import executor_for, release_later
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.graph.describe import flops_of
@@ -222,7 +223,7 @@ def _tune(
     vendor: Vendor | None,
     timer: PhaseTimer,
 ) -> dict[str, Choice]:
-    from torch_pruner.tuner import make_cost_model, make_strategy
+    from torch_pruner.tuner import make_strategy
     from torch_pruner.tuner.session import TuningSession
     from torch_pruner.tuner.sketch import sketches_for
 
@@ -243,7 +244,7 @@ def _tune(
             _publish(task, choice, store, context, effort="")
 
     executor = executor_for(config, context.threads)
-    cost_model = make_cost_model(config.cost_model, config.seed)
+    cost_model = learned.cost_model_for(config, context.target)
     session = TuningSession(
         tasks=tasks,
         strategy_factory=lambda task: make_strategy(config.strategy, cost_model, config.seed),
@@ -261,6 +262,7 @@ def _tune(
     finally:
         line.close()
         release_later()
+        learned.keep(cost_model, config, context.target)
     choices = {
         t.workload: _settle(t, outcome.tasks[t.workload], config, executor, vendor) for t in tasks
     }

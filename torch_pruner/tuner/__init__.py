@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from torch_pruner.exc import OptionError
-from torch_pruner.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch_pruner.tuner.cost_model.base import CostModel
+    from torch_pruner.tuner.cost_model.weights import Weights
     from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.search.base import SearchStrategy
 
-log = logger(__name__)
 T = TypeVar("T")
 
 
@@ -46,17 +45,26 @@ def _residual(seed: int) -> CostModel:
     return ResidualModel()
 
 
-def _learned(name: str) -> Callable[[int], CostModel]:
-    def make(seed: int) -> CostModel:
-        log.debug("cost_model=%r verifies with the online residual model in this version", name)
-        return _residual(seed)
+def _pacm(seed: int) -> CostModel:
+    from torch_pruner.tuner.cost_model.pacm import PatternAwareModel
 
-    return make
+    return PatternAwareModel(seed)
+
+
+def _moa(seed: int, weights: Weights | None = None) -> CostModel:
+    """Without weights the residual model: at a few dozen trials a task, training the network from
+    nothing ranked no better and cost more (docs/design.md has the figures).
+    """
+    if weights is None:
+        return _residual(seed)
+    from torch_pruner.tuner.cost_model.moa import MomentumModel
+
+    return MomentumModel(seed, weights)
 
 
 COST_MODELS: Mapping[str, Callable[[int], CostModel]] = {
-    "pacm": _learned("pacm"),
-    "moa": _learned("moa"),
+    "pacm": _pacm,
+    "moa": _moa,
     "residual": _residual,
     "xgb": _xgb,
     "analytic": _analytic,
@@ -105,8 +113,13 @@ def _local(threads: int, seed: int) -> MeasureExecutor:
 EXECUTORS: Mapping[str, Callable[[int, int], MeasureExecutor]] = {"local": _local}
 
 
-def make_cost_model(name: str, seed: int = 0) -> CostModel:
-    """The cost model behind option ``cost_model``; one may serve every task of a session."""
+def make_cost_model(name: str, seed: int = 0, weights: Weights | None = None) -> CostModel:
+    """The cost model behind option ``cost_model``; one may serve every task of a session.
+
+    ``weights`` are what "moa" starts from; other models have no use for them.
+    """
+    if weights is not None and name == "moa":
+        return _moa(seed, weights)
     return _look_up("cost_model", name, COST_MODELS)(seed)
 
 

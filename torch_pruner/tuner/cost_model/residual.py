@@ -3,7 +3,7 @@
 Per task and sketch, the residual ``log(measured) - log(predicted)`` is a Gaussian process over the
 decisions: near a measured point the prediction follows the measurement, far from any it falls back
 to the analytic model times the task's mean error. Fitting is one small Cholesky factorisation, so
-it runs after every batch. This is an online verifier for want of a learned one, not PaCM.
+it runs after every batch. Another prediction than the analytic one may take its place (``pacm``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_pruner.tuner.cost_model.base import Array, CostModel, Decisions
 from torch_pruner.tuner.cost_model.features import decision_features, decisions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch_pruner.tuner.sketch.base import Sketch
 
@@ -33,10 +33,11 @@ MAX_POINTS = 400
 class _Fit:
     """What was measured of one sketch of one task, and the regression on it."""
 
+    sketch: Sketch
     low: Array
     scale: Array
-    points: list[Array] = field(default_factory=list)
-    residuals: list[float] = field(default_factory=list)  # nan: failed
+    decisions: list[Decisions] = field(default_factory=list)
+    log_s: list[float] = field(default_factory=list)  # measured; nan: failed
     x: Array = field(default_factory=lambda: np.zeros((0, 0)))
     weights: Array = field(default_factory=lambda: np.zeros(0))
     length: float = 1.0
@@ -45,15 +46,23 @@ class _Fit:
         return (decision_features(decisions) - self.low) / self.scale
 
 
-class ResidualModel(CostModel):
-    """Minus the logarithm of the corrected latency."""
+def _analytic(task: Task, sketch: Sketch, decisions: Decisions) -> Array:
+    return log_latency(sketch, decisions)
 
-    def __init__(self) -> None:
+
+class ResidualModel(CostModel):
+    """Minus the logarithm of the corrected latency.
+
+    ``prior`` gives the logarithm of the seconds that are corrected. If it changes, ``refit``.
+    """
+
+    def __init__(self, prior: Callable[[Task, Sketch, Decisions], Array] = _analytic) -> None:
+        self._prior = prior
         self._fits: dict[tuple[str, str], _Fit] = {}
         self._means: dict[tuple[str, str], float] = {}
 
     def predict(self, task: Task, sketch: Sketch, decisions: Decisions) -> Array:
-        score = -log_latency(sketch, decisions)
+        score = -self._prior(task, sketch, decisions)
         workload = task.workload
         mean = self._means.get((workload, sketch.name), self._means.get((workload, ""), 0.0))
         fit = self._fits.get((workload, sketch.name))
@@ -64,28 +73,33 @@ class ResidualModel(CostModel):
     def update(
         self, task: Task, sketches: Sequence[Sketch], results: Sequence[MeasureResult]
     ) -> None:
-        workload = task.workload
         for sketch in sketches:
             own = [r for r in results if r.candidate.sketch == sketch.name]
             if own:
-                fit = self._fits.setdefault((workload, sketch.name), _empty(sketch))
+                fit = self._fits.setdefault((task.workload, sketch.name), _empty(sketch))
                 _append(fit, sketch, own)
-        self._refit(workload, [s.name for s in sketches])
+        self.refit(task)
 
-    def _refit(self, workload: str, names: Sequence[str]) -> None:
-        fits = {n: f for n in names if (f := self._fits.get((workload, n))) is not None}
-        everything = np.array([r for f in fits.values() for r in f.residuals])
+    def refit(self, task: Task) -> None:
+        """The regressions of a task anew, on what was measured of it."""
+        workload = task.workload
+        fits = {name: fit for (w, name), fit in self._fits.items() if w == workload}
+        residuals = {
+            name: np.array(fit.log_s) - self._prior(task, fit.sketch, np.stack(fit.decisions))
+            for name, fit in fits.items()
+        }
+        everything = np.concatenate([*residuals.values(), np.zeros(0)])
         known = everything[~np.isnan(everything)]
         centre = float(known.mean()) if len(known) else 0.0
         worst = float(known.max()) if len(known) else 0.0
         self._means[workload, ""] = centre
         for name, fit in fits.items():
-            y = np.array(fit.residuals)
+            y = residuals[name]
             good = y[~np.isnan(y)]
             mean = (good.sum() + centre) / (len(good) + 1)
             self._means[workload, name] = float(mean)
             y = np.where(np.isnan(y), worst + FAILED, y)[-MAX_POINTS:] - mean
-            fit.x = np.stack(fit.points[-MAX_POINTS:])
+            fit.x = fit.scaled(np.stack(fit.decisions[-MAX_POINTS:]))
             fit.length, fit.weights = _regress(fit.x, y)
 
 
@@ -96,16 +110,15 @@ def _empty(sketch: Sketch) -> _Fit:
     low = np.array([c.min() for c in columns])
     span = np.array([np.ptp(c) for c in columns])
     width = np.sqrt(max(1, len(columns)))
-    return _Fit(low, np.where(span > 0, span, 1.0) * width)
+    return _Fit(sketch, low, np.where(span > 0, span, 1.0) * width)
 
 
 def _append(fit: _Fit, sketch: Sketch, results: Sequence[MeasureResult]) -> None:
-    decisions = decisions_of(sketch, (r.candidate for r in results))
-    predicted = log_latency(sketch, decisions)
-    for row, log_s, result in zip(fit.scaled(decisions), predicted, results, strict=True):
-        ok = result.status is MeasureStatus.OK
-        fit.points.append(row)
-        fit.residuals.append(float(np.log(max(result.latency_s, 1e-12)) - log_s) if ok else np.nan)
+    fit.decisions.extend(decisions_of(sketch, (r.candidate for r in results)))
+    ok = MeasureStatus.OK
+    fit.log_s.extend(
+        float(np.log(max(r.latency_s, 1e-12))) if r.status is ok else np.nan for r in results
+    )
 
 
 def _kernel(a: Array, b: Array, length: float) -> Array:

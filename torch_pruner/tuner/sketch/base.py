@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch_pruner.task import Task
+    from torch_pruner.tuner.sketch.flow import Step
 
 Decisions = npt.NDArray[np.int64]
 Array = npt.NDArray[np.float64]
@@ -64,6 +65,10 @@ class Sketch(ABC):
     def valid(self, decisions: Decisions) -> Mask:
         """Which rows can be emitted. Default: all."""
         return np.ones(len(decisions), dtype=bool)
+
+    def flow(self, decisions: Decisions) -> Sequence[Step] | None:
+        """The data flow of the points, for learned models. Default: derived from the symbols."""
+        return None
 
     @abstractmethod
     def default(self) -> Decisions:

@@ -16,9 +16,13 @@ from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 from torch_pruner.tuner.sketch import machine
 from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbols
+from torch_pruner.tuner.sketch.contraction_flow import contraction_flow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch_pruner.task import Task
+    from torch_pruner.tuner.sketch.flow import Step
 
 
 class ContractionSketch(Sketch):
@@ -132,6 +136,9 @@ class ContractionSketch(Sketch):
             2.0 * con.groups * blocks * bn * tiles * c["tm"] * con.depth,
             np.maximum(seconds, floor * ones),
         )
+
+    def flow(self, decisions: Decisions) -> Sequence[Step]:
+        return contraction_flow(self, decisions)
 
     def default(self) -> Decisions:
         return self.best_predicted(20_000)

@@ -1,0 +1,118 @@
+"""Measured records as JSON lines: what `collect` writes and `train` reads.
+
+A line is either a task (its kernel graph, target and threads) or a result of one (a sketch, its
+decisions, how measuring went). Features are not kept: they follow from these, so a better reading
+of the same decisions needs no new measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.graph.ir import Graph
+from torch_pruner.target import DeviceFingerprint, TargetSpec
+from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+
+@dataclass(slots=True)
+class Measured:
+    """A task and its results, in the order they were measured; ``device`` is a digest."""
+
+    task: Task
+    device: str
+    results: list[MeasureResult] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Equal keys: results may be compared with each other."""
+        return f"{self.task.workload}/{self.task.threads}/{self.task.target.mcpu}/{self.device}"
+
+
+def task_line(task: Task, device: DeviceFingerprint) -> dict[str, Any]:
+    return {
+        "kind": "task",
+        "workload": task.workload,
+        "name": task.name,
+        "spec": task.spec.to_json(),
+        "target": task.target.to_json(),
+        "threads": task.threads,
+        "device": device.digest(),
+        "device_name": device.name,
+    }
+
+
+def result_line(task: Task, device: DeviceFingerprint, result: MeasureResult) -> dict[str, Any]:
+    return {
+        "kind": "result",
+        "workload": task.workload,
+        "threads": task.threads,
+        "mcpu": task.target.mcpu,
+        "device": device.digest(),
+        "candidate": result.candidate.to_json(),
+        "status": str(result.status),
+        "run_secs": list(result.run_secs),
+        "error": result.error[:200],
+    }
+
+
+def append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Adds whole lines; what a killed run left behind of a line is ended first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.writelines((json.dumps(line, sort_keys=True) + "\n").encode() for line in lines)
+
+
+def read(paths: Iterable[Path]) -> tuple[list[Measured], int]:
+    """Everything in ``paths`` (missing files are empty), and how many lines were damaged.
+
+    A candidate counts once: its last result.
+    """
+    found: dict[str, Measured] = {}
+    damaged = 0
+    for path in paths:
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                _take(json.loads(line), found)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                damaged += 1
+    for measured in found.values():
+        measured.results = list({r.candidate: r for r in measured.results}.values())
+    return list(found.values()), damaged
+
+
+def _take(line: dict[str, Any], found: dict[str, Measured]) -> None:
+    if line["kind"] == "task":
+        spec, target = Graph.from_json(line["spec"]), TargetSpec.from_json(line["target"])
+        task = Task(str(line["name"]), spec, target, int(line["threads"]))
+        if task.workload != line["workload"]:
+            raise ValueError("the kernel graph is not the one that was measured")
+        measured = Measured(task, str(line["device"]))
+        found.setdefault(measured.key, measured)
+        return
+    run_secs = tuple(float(s) for s in line["run_secs"])
+    if not all(0 < s < math.inf for s in run_secs):
+        raise ValueError("not seconds")
+    key = f"{line['workload']}/{line['threads']}/{line['mcpu']}/{line['device']}"
+    candidate, status = Candidate.from_json(line["candidate"]), MeasureStatus(line["status"])
+    found[key].results.append(MeasureResult(candidate, status, run_secs, str(line["error"])))
+
+
+def split(measured: Sequence[Measured], folds: int, fold: int) -> tuple[list[Any], list[Any]]:
+    """(train, held out): whole workloads go to one side, whatever device or threads they ran on.
+
+    The side follows from the workload alone, so data that is added later moves nothing across.
+    """
+    held = [m for m in measured if zlib.crc32(m.task.workload.encode()) % folds == fold]
+    return [m for m in measured if not any(m is h for h in held)], held

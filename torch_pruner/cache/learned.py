@@ -1,0 +1,51 @@
+"""What a cost model learned, as one file for each kind of target beside the kernels.
+
+In: bytes. Out: the same bytes, or None. A file appears complete or not at all; whoever writes last
+wins. What the bytes mean, and whether they are sound, is the reader's business.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import TYPE_CHECKING, Final
+
+from torch_pruner.cache.location import FILE_MODE, Layout, make_private
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_BYTES: Final = 4 << 20
+SUFFIX: Final = ".safetensors"
+
+
+def path_of(root: Path, name: str) -> Path:
+    return Layout(root).home / "models" / f"{name}{SUFFIX}"
+
+
+def read(path: Path) -> bytes | None:
+    """The content, or None where there is no file. Raises OSError for one that is too large."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    if len(content) > MAX_BYTES:
+        raise OSError(f"{path} has more than {MAX_BYTES} bytes")
+    return content
+
+
+def write(path: Path, content: bytes) -> None:
+    """Put ``content`` in place. Raises OSError; the cache's directory must exist."""
+    if len(content) > MAX_BYTES:
+        raise OSError(f"{len(content)} bytes are more than {MAX_BYTES}")
+    make_private(path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, FILE_MODE)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

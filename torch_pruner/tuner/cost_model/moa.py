@@ -1,0 +1,73 @@
+"""Momentum online adaptation: the pattern-aware model, starting from weights of earlier tuning.
+
+The weights it starts from (the siamese model) are trained in a copy, on what this session measures;
+after each training they move a hundredth of the way to the copy. So they remember all devices and
+tasks they have met, and whoever keeps ``weights()`` starts the next session from more than this one
+did. The feature scaling stays that of the first weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.tuner.cost_model.pacm import STEPS, PatternAwareModel
+from torch_pruner.tuner.cost_model.training import ADAPTING, Adam
+from torch_pruner.tuner.cost_model.weights import Weights
+
+if TYPE_CHECKING:
+    from torch_pruner.tuner.cost_model.network import Numbers
+
+MOMENTUM = 0.99  # of the siamese model, as in the paper
+
+
+class MomentumModel(PatternAwareModel):
+    """``learn=False`` is the offline mode: the weights are used as they are and never trained.
+
+    Without weights it begins from nothing, and the siamese model is the mean of what training gave
+    until that has gone on for long enough to have momentum.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        weights: Weights | None = None,
+        *,
+        learn: bool = True,
+        local: bool = True,
+        steps: int = STEPS,
+    ) -> None:
+        super().__init__(seed, local=local, steps=steps)
+        self._learns = learn
+        self._updates = 0
+        if weights is not None:
+            self._flat, self._scaling = weights.flat.copy(), weights.scaling
+            self._updates = weights.updates
+            self._optimiser = Adam(ADAPTING)
+        self._siamese = self._flat.copy()
+        self._changed = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether ``weights()`` are other than those given."""
+        return self._changed
+
+    def weights(self) -> Weights:
+        """The siamese model. Raises ``ValueError`` before there is anything to keep."""
+        if self._scaling is None:
+            raise ValueError("nothing was trained yet")
+        return Weights(self._siamese.copy(), self._scaling, self._updates)
+
+    def _learn(self, workload: str) -> bool:
+        if not self._learns or not super()._learn(workload):
+            return False
+        follow(self._siamese, self._flat, self._updates)
+        self._updates += 1
+        self._changed = True
+        return True
+
+
+def follow(siamese: Numbers, trained: Numbers, updates: int) -> None:
+    """Move ``siamese`` towards ``trained``, in place: a running mean, later a momentum of 0.99."""
+    momentum = min(MOMENTUM, updates / (updates + 1))
+    siamese *= momentum
+    siamese += (1.0 - momentum) * trained

@@ -1,0 +1,99 @@
+"""The pattern-aware cost model, trained online from nothing.
+
+Three parts add up: the draft model's logarithm of the latency, the network's correction of it
+(shared by all tasks, trained to rank within each), and the residual model's regression on what both
+leave unexplained of a task's own measurements. Until a dozen candidates were measured the network
+corrects nothing, and the model is the residual one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.task import MeasureResult, MeasureStatus, Task
+from torch_pruner.tuner.cost_model import network
+from torch_pruner.tuner.cost_model.analytic import log_latency
+from torch_pruner.tuner.cost_model.base import Array, CostModel, Decisions
+from torch_pruner.tuner.cost_model.features import decisions_of
+from torch_pruner.tuner.cost_model.pattern import patterns
+from torch_pruner.tuner.cost_model.residual import ResidualModel
+from torch_pruner.tuner.cost_model.training import ONLINE, Adam, Scaling, TaskList, train_step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner.tuner.sketch.base import Sketch
+
+MIN_MEASURED = 12  # in all, before the network is trained
+MIN_LIST = 4  # of a task, before its list is trained on
+STEPS = 4  # after every batch of results
+LISTS = 2  # of a step: the task that has news, and another
+BOUND = 6.0  # the largest correction, in units of the logarithm of the latency
+
+
+class PatternAwareModel(CostModel):
+    """Minus the logarithm of the corrected latency. ``local=False`` leaves the regression out."""
+
+    def __init__(self, seed: int = 0, *, local: bool = True, steps: int = STEPS) -> None:
+        self._rng = np.random.default_rng([seed, 0x9ACC])
+        self._flat = network.initial(self._rng)
+        self._scaling: Scaling | None = None
+        self._optimiser = Adam(ONLINE)
+        self._lists: dict[str, TaskList] = {}
+        self._steps = steps
+        self._local = ResidualModel(self._log_seconds) if local else None
+        self._trained = 0  # how often the parameters have changed
+        self._fitted: dict[str, int] = {}  # for which parameters a task's regression holds
+
+    def predict(self, task: Task, sketch: Sketch, decisions: Decisions) -> Array:
+        if self._local is None:
+            return -self._log_seconds(task, sketch, decisions)
+        if self._fitted.get(task.workload, self._trained) != self._trained:
+            self._local.refit(task)
+            self._fitted[task.workload] = self._trained
+        return self._local.predict(task, sketch, decisions)
+
+    def update(
+        self, task: Task, sketches: Sequence[Sketch], results: Sequence[MeasureResult]
+    ) -> None:
+        for sketch in sketches:
+            own = [r for r in results if r.candidate.sketch == sketch.name]
+            if own:
+                decisions = decisions_of(sketch, (r.candidate for r in own))
+                self._lists.setdefault(task.workload, TaskList()).add(
+                    patterns(task, sketch, decisions), [_seconds(r) for r in own]
+                )
+        if self._learn(task.workload):
+            self._trained += 1
+        if self._local is not None:
+            self._local.update(task, sketches, results)
+            self._fitted[task.workload] = self._trained
+
+    def _learn(self, workload: str) -> bool:
+        """Train on what there is, the task with news in every batch; whether anything changed."""
+        lists = {w: t for w, t in self._lists.items() if t.measured >= MIN_LIST}
+        if sum(t.measured for t in lists.values()) < MIN_MEASURED:
+            return False
+        if self._scaling is None:
+            self._scaling = Scaling.fit(lists.values())
+        others = [t for w, t in lists.items() if w != workload]
+        own = [lists[workload]] if workload in lists else []
+        for _ in range(self._steps):
+            some = self._rng.permutation(len(others))[: LISTS - len(own)]
+            batch = [*own, *(others[i] for i in some)]
+            train_step(self._flat, self._optimiser, batch, self._scaling, self._rng)
+        return True
+
+    def _log_seconds(self, task: Task, sketch: Sketch, decisions: Decisions) -> Array:
+        """The draft model's logarithm of the seconds, less the network's correction."""
+        if self._scaling is None or not len(decisions):
+            return log_latency(sketch, decisions)
+        found = patterns(task, sketch, decisions)
+        score = network.forward(self._flat, self._scaling.batch(found))
+        return np.asarray(-found.prior - np.clip(score, -BOUND, BOUND))
+
+
+def _seconds(result: MeasureResult) -> float:
+    return max(result.latency_s, 1e-12) if result.status is MeasureStatus.OK else np.inf
