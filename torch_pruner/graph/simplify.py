@@ -11,6 +11,8 @@ from torch_pruner.graph import _simplify_halves, _simplify_pointwise, _simplify_
 from torch_pruner.graph.ir import Builder, Graph, Node
 from torch_pruner.graph.ops import OpKind
 
+_MAX_PARTS = 64  # operands of one concatenation: each is an argument of its kernel
+
 
 def simplify(graph: Graph) -> Graph:
     """An equal graph without dead, repeated or needless nodes. Inputs keep their indices."""
@@ -75,7 +77,7 @@ def _pad(b: Builder, node: Node, x: int) -> int:
 def _cat(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
     dim = node.attr("dim")
     parts: list[int] = []
-    for x in inputs:
+    for x in _flat(b, inputs, dim):
         if b.shape(x)[dim] == 0:
             continue
         joined = _join_slices(b, parts[-1], x, dim) if parts else None
@@ -90,6 +92,19 @@ def _cat(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
     if (view := _simplify_halves.as_view(b, parts, node.shape, dim)) is not None:
         return view
     return b.append("cat", parts, node.shape, node.dtype, dim=dim)
+
+
+def _flat(b: Builder, inputs: tuple[int, ...], dim: int) -> list[int]:
+    """The operands, those of a concatenation along the same axis in its place.
+
+    A network that appends to one value layer by layer then reads what it appended where it lies.
+    """
+    flat: list[int] = []
+    for x in inputs:
+        inner = b.nodes[x]
+        again = inner.op == "cat" and inner.attr("dim") == dim
+        flat.extend(inner.inputs if again else (x,))
+    return flat if len(flat) <= _MAX_PARTS else list(inputs)
 
 
 def _join_slices(b: Builder, left: int, right: int, dim: int) -> int | None:

@@ -351,3 +351,14 @@ def test_dead_code_goes_and_inputs_stay():
     graph = simplify(b.finish([x(b)]))
     assert ops(graph) == []
     assert [graph.nodes[i].attr("index") for i in graph.inputs] == [0, 1]
+
+
+def test_concatenations_of_concatenations_are_one() -> None:
+    b = Builder()
+    x, y, z = (b.input(i, (2, 3), "float32") for i in range(3))
+    once = b.append("cat", (x, y), (2, 6), "float32", dim=1)
+    twice = b.append("cat", (once, z), (2, 9), "float32", dim=1)
+    across = b.append("cat", (twice, b.input(3, (2, 9), "float32")), (4, 9), "float32", dim=0)
+    graph = simplify(b.finish([across]))
+    parts = [len(n.inputs) for n in graph.nodes if n.op == "cat"]
+    assert sorted(parts) == [2, 3]
