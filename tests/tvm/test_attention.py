@@ -33,7 +33,7 @@ RAGGED = Case(queries=37, keys=197, depth=80, width=80)
         (Case(queries=64, keys=128, depth=64, width=64), {}),
         (RAGGED, {"tm": 12, "tr": 4, "nc": 3}),
         (replace(RAGGED, kv=2, batch=2), {"pack": 0, "nc": 4, "tr": 4}),
-        (replace(RAGGED, flat=True), {"nv": 3, "tr": 6, "tasks": 1}),
+        (replace(RAGGED, flat=True), {"nv": 3, "tr": 6, "tasks": 1, "pack": 2}),
         (replace(RAGGED, depth=128, width=128, causal=True), {"tm": 6, "kb": 32, "order": 1}),
         (replace(RAGGED, queries=197, causal=True, kv=1), {"kb": 197, "tm": 16, "nv": 1}),
         (replace(RAGGED, queries=60, keys=17, causal=True), {"kb": 17}),
@@ -43,9 +43,10 @@ RAGGED = Case(queries=37, keys=197, depth=80, width=80)
             for order in (0, 1)
         ),
         (Case(queries=1), {"nv": 1, "tr": 4}),
-        (Case(width=40, depth=24), {}),
+        (Case(width=40, depth=24), {"pack": 2}),
         (Case(width=10), {"nc": 1}),
         (Case(dtype="bfloat16", mask="add"), {"order": 1}),
+        (Case(dtype="bfloat16", mask="add"), {"order": 1, "pack": 2}),
         (Case(dtype="float64"), {"vl": 8}),
     ],
 )

@@ -32,8 +32,11 @@ from torch_pruner.codegen.attention_tile import (
     counted,
     first_column,
     kept,
+    key_at,
+    key_of,
     over_keys,
     over_lanes,
+    pack_keys,
     pack_mask,
     pack_queries,
     pack_values,
@@ -61,7 +64,8 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
     inputs, (out,), scratch = parameters(takes)
     plan = attention_plan(spec, att, decisions)
     scores, query, sums, *rest = scratch
-    values, *masks = rest if decisions["pack"] else (None, *rest)
+    pack = decisions["pack"]
+    values, keys, masks = rest[0] if pack else None, rest[1] if pack > 1 else None, rest[pack:]
     lanes, dtype = plan.lanes, str(scores.dtype)
     nest = Nest(
         spec=spec,
@@ -79,6 +83,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         query=query,
         sums=sums,
         values=values,
+        keys=keys,
         masks=dict(zip(plan.masks, masks, strict=True)),
         top=buffer(lanes, dtype, "top", scope="local"),
         total=buffer(lanes, dtype, "total", scope="local"),
@@ -130,11 +135,12 @@ def _unit(nest: Nest, head: Expr | None, fresh: Expr | None) -> Stmt:
     """One tile of queries; ``head`` and ``fresh``: when copies of values and masks are made."""
     parts = [stack(b) for b in (nest.top, nest.total, *nest.spread.values())]
     if nest.masks:
-        copies = seq([pack_mask(nest, node) for node in nest.masks])
-        parts.append(copies if fresh is None else when(fresh, copies))
-    if nest.values is not None:
-        copy = pack_values(nest, nest.values)
-        parts.append(copy if head is None else when(head, copy))
+        tiles = seq([pack_mask(nest, node) for node in nest.masks])
+        parts.append(tiles if fresh is None else when(fresh, tiles))
+    copies = [pack_values(nest, nest.values)] if nest.values is not None else []
+    copies += [pack_keys(nest, nest.keys)] if nest.keys is not None else []
+    if copies:
+        parts.append(seq(copies) if head is None else when(head, seq(copies)))
     parts.append(pack_queries(nest))
     lowest = identity(nest.spec.nodes[nest.att.top], nest.dtype)
     parts.append(over_lanes(nest, lambda v: store(nest.top, v, lowest)))
@@ -164,18 +170,18 @@ def _scores(nest: Nest) -> Stmt:
 
 
 def _score_tile(nest: Nest, first: Expr, rows: int) -> Stmt:
-    spec, att, vl, lanes = nest.spec, nest.att, nest.vl, nest.lanes
+    spec, att, keys, lanes = nest.spec, nest.att, nest.keys, nest.lanes
     acc = buffer(rows * lanes, nest.dtype, "acc", scope="local")
-    key_node = spec.nodes[att.scores].inputs[1]
-    batch = spec.nodes[key_node].shape[:-2]
 
     def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
         return loop(rows, lambda i: over_lanes(nest, lambda v: body(i, v)), UNROLLED, "i")
 
     def depth(d: Expr) -> Stmt:
         def step(i: Expr, v: Expr) -> Stmt:
-            index = (*unlinear(nest.group, batch), d, first + i)
-            key = nest.reader.at(key_node, index).astype(nest.dtype)
+            if keys is None:
+                key = key_of(nest, first + i, d)
+            else:
+                key = load(keys, key_at(nest, first + i, d))
             query = load(nest.query, (nest.task * att.depth + d) * lanes + v)
             return store(acc, i * lanes + v, acc[i * lanes + v] + key * query)
 
@@ -198,7 +204,6 @@ def _score_tile(nest: Nest, first: Expr, rows: int) -> Stmt:
         return reader.scope(emitted)
 
     zero = T.const(0, nest.dtype)
-    assert vl * nest.nv == lanes
     return seq(
         [
             stack(acc),

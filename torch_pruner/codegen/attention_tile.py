@@ -45,6 +45,7 @@ class Nest:
     query: Buffer  # [task][depth][lane]
     sums: Buffer  # [task][lane][column of a slot]
     values: Buffer | None  # [task][key][column of a slot], where they are not read in place
+    keys: Buffer | None  # [task][key][depth], the same
     masks: dict[int, Buffer]  # [task][key][lane]
     top: Buffer
     total: Buffer
@@ -142,6 +143,37 @@ def value_of(nest: Nest, key: Expr, column: Expr) -> Expr:
     """A value where the graph has it."""
     node = nest.spec.nodes[nest.att.out].inputs[1]
     index = (*unlinear(nest.group, nest.spec.nodes[node].shape[:-2]), key, column)
+    return nest.reader.at(node, index).astype(nest.dtype)
+
+
+def pack_keys(nest: Nest, copy: Buffer) -> Stmt:
+    """All keys of a head in one piece, converted to the dtype of the sums."""
+    depth = nest.att.depth
+    lanes = nest.vl if depth >= nest.vl else 1
+
+    def vector(key: Expr, j: Expr) -> Stmt:
+        first = T.min(j * lanes, imm(depth - lanes)) if depth % lanes else j * lanes
+
+        def lane(v: Expr) -> Stmt:
+            at = key_at(nest, key, first + v)
+            return nest.reader.scope(lambda: [store(copy, at, key_of(nest, key, first + v))])
+
+        return loop(lanes, lane, VECTORIZED, "v")
+
+    count = -(-depth // lanes)
+    return loop(
+        nest.att.keys, lambda key: loop(count, lambda j: vector(key, j), name="j"), name="key"
+    )
+
+
+def key_at(nest: Nest, key: Expr, d: Expr) -> Expr:
+    return (nest.task * nest.att.keys + key) * nest.att.depth + d
+
+
+def key_of(nest: Nest, key: Expr, d: Expr) -> Expr:
+    """An element of a key where the graph has it."""
+    node = nest.spec.nodes[nest.att.scores].inputs[1]
+    index = (*unlinear(nest.group, nest.spec.nodes[node].shape[:-2]), d, key)
     return nest.reader.at(node, index).astype(nest.dtype)
 
 

@@ -135,15 +135,18 @@ def _rows(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
 
 
 def _attention(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
-    """Per parallel task: a tile's scores, queries and sums; copies of values and masks."""
+    """Per parallel task: a tile's scores, queries and sums; copies of values, keys, masks."""
     att = attention_of(spec)
     assert att is not None
     plan, dtype = attention_plan(spec, att, decisions), accumulator(spec.nodes[att.out].dtype)
-    values = BufferSpec((plan.tasks, att.keys, plan.slots * plan.column), dtype)
+    copies = (
+        BufferSpec((plan.tasks, att.keys, plan.slots * plan.column), dtype),
+        BufferSpec((plan.tasks, att.keys, att.depth), dtype),
+    )
     return (
         BufferSpec((plan.tasks, att.keys, plan.lanes), dtype),
         BufferSpec((plan.tasks, att.depth, plan.lanes), dtype),
         BufferSpec((plan.tasks, plan.lanes, plan.slots * plan.column), dtype),
-        *([values] if decisions["pack"] else []),
+        *copies[: decisions["pack"]],
         *(BufferSpec((plan.tasks, att.keys, plan.lanes), spec.nodes[m].dtype) for m in plan.masks),
     )

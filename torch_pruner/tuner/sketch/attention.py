@@ -3,7 +3,7 @@
 Decisions: ``nv`` vectors of queries in a tile, ``tm`` keys of a score tile, ``tr`` queries and
 ``nc`` vectors of columns of a tile of the second product, ``kb`` keys of one of its blocks,
 ``order`` of units (0 head by head, 1 the heads of a tile of queries together, which share copies of
-masks), ``pack`` the values of a head, ``tasks`` in parallel.
+masks), ``pack`` 1 copies the values of a head, 2 its keys, too, ``tasks`` in parallel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AttentionSketch(Sketch):
         heads = att.batch[-1] if att.batch else 1
         order = [0, 1] if heads > 1 else [0]
         tasks = [1, self.task.threads] if self.task.threads > 1 else [1]
-        options = ([self.lanes], queries, keys, rows, columns, blocks, order, [0, 1], tasks)
+        options = ([self.lanes], queries, keys, rows, columns, blocks, order, [0, 1, 2], tasks)
         return tuple(np.array(o, dtype=np.int64) for o in options)
 
     def valid(self, decisions: Decisions) -> Mask:
@@ -79,7 +79,9 @@ class AttentionSketch(Sketch):
             cycles: np.ndarray = np.maximum(fma, (rows + vectors) / machine.LOADS_PER_CYCLE) + 0.5
             return cycles
 
-        score = np.ceil(keys / c["tm"]) * (att.depth * step(c["tm"], c["nv"]) + 10)
+        halves = self.task.spec.nodes[att.out].dtype in ("bfloat16", "float16")
+        convert = np.where(c["pack"] < 2, c["tm"] * 1.0, 0.0) if halves else 0.0
+        score = np.ceil(keys / c["tm"]) * (att.depth * (step(c["tm"], c["nv"]) + convert) + 10)
         vectors = keys * c["nv"]
         masks = _GATHER_CYCLES if self.masked else 0.0
         shared = np.where(c["order"] == 1, max(1, att.batch[-1] if att.batch else 1), 1)
@@ -89,7 +91,8 @@ class AttentionSketch(Sketch):
         tile = c["tr"] * c["nc"]
         product = rounds * (keys * step(c["tr"], c["nc"]) + blocks * (2 * tile + 10))
         scattered = np.where((c["pack"] == 0) & (att.width * size < 1024), 1.15, 1.0)
-        copies = c["pack"] * keys * self.slots * 1.5 / np.where(c["order"] == 0, tiles, 1)
+        vectors_of = np.select([c["pack"] == 0, c["pack"] == 1], [0, self.slots], 2 * self.slots)
+        copies = keys * vectors_of * 1.5 / np.where(c["order"] == 0, tiles, 1)
         pack = copies + 1.2 * lanes * att.depth + 2.0 * lanes * self.slots
 
         held = (att.depth + c["tm"]) * lanes * size  # S3
