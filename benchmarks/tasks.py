@@ -2,14 +2,15 @@
 
     python -m benchmarks.tasks --networks bert_base,llama,gpt2,resnet50 --effort full
 
-Latencies are those that the tuner measured (``torch_pruner.last_report()``); the peak and the
-streaming read are measured in the same process, before and after. Each network runs in a process of
-its own, with an empty cache unless ``--cache-dir`` is given.
+The kernels that tuning chose are built again and timed in turns with the register-only loop, each
+call on the next of several sets of operands, as a network's layers do. Each network runs in a
+process of its own, with an empty cache unless ``--cache-dir`` is given.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -17,16 +18,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from benchmarks import tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
 from benchmarks.job import answer_with, compiled, launch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch_pruner import Report
+    from torch_pruner.graph.ir import Graph
 
 DEFAULT = ["bert_base", "llama", "gpt2", "resnet50"]
+SETS_BYTES = 256 << 20
+"""Operands of one kernel take this much at most."""
+
 LOW = 0.6
 """A task below this share of the peak is named with its limit."""
 
@@ -56,27 +63,29 @@ def run(job: TaskJob) -> dict[str, Any]:
     if job.threads:
         torch.set_num_threads(job.threads)
     threads = torch.get_num_threads()
-    before = machine_peak.measure(threads)
     dtype = models.PRECISIONS[job.precision]
     module, inputs = models.load(job.network, dtype, job.batch, job.layers)
     with torch.no_grad():
         models.call(compiled(module, "pruner", job.options), inputs)
     report = torch_pruner.last_report()
     assert report is not None
-    after = machine_peak.measure(threads)
-    count = str(threads)
+    machine = machine_peak.measure(threads)
+    tasks = contractions(report, job.options, threads)
     return {
         "status": "ok",
         "threads": threads,
-        "flops_per_s": max(m["flops_per_s"][count] for m in (before, after)),
-        "bytes_per_s": max(m["bytes_per_s"][count] for m in (before, after)),
-        "machine": {"before": before, "after": after},
-        "tasks": contractions(report, job.options),
+        "flops_per_s": max(machine["flops_per_s"][str(threads)], *(t["peak"] for t in tasks)),
+        "bytes_per_s": machine["bytes_per_s"][str(threads)],
+        "machine": machine,
+        "tasks": tasks,
     }
 
 
-def contractions(report: Report, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tasks of a report that hold a contraction, with the bytes that each must move."""
+def contractions(report: Report, options: dict[str, Any], threads: int) -> list[dict[str, Any]]:
+    """The tasks of a report that hold a contraction, timed, with the bytes that each must move.
+
+    A task that runs untuned or in a vendor library has no kernel to time, and no seconds.
+    """
     from torch_pruner.cache import KernelEntry
     from torch_pruner.compiler.stores import store_for
     from torch_pruner.config import Config
@@ -84,35 +93,71 @@ def contractions(report: Report, options: dict[str, Any]) -> list[dict[str, Any]
     from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
     store = store_for(Config.from_options(options=options))
-    texts = {
-        item.entry.key.workload: item.entry.workload_text
+    entries = {
+        item.entry.key.workload: item.entry
         for item in store.ls()
-        if isinstance(item.entry, KernelEntry)
+        if isinstance(item.entry, KernelEntry) and item.entry.key.threads == threads
     }
     found = []
     for task in report.tasks:
-        if task.workload not in texts:  # not tuned, so without a latency
-            if task.latency_after_s is None and task.flops > 0:
-                found.append(_task(task, None))
-            continue
-        graph = Graph.from_json(json.loads(texts[task.workload]))
-        if any(node.kind is OpKind.CONTRACT for node in graph.nodes):
+        row = {
+            "name": task.name,
+            "calls": task.weight,
+            "flops": task.flops,
+            "bytes": None,
+            "seconds": None,
+            "peak": 0.0,
+            "reported_seconds": task.latency_after_s,
+            "source": task.source,
+            "sketch": task.sketch,
+        }
+        entry = entries.get(task.workload)
+        if entry is not None:
+            graph = Graph.from_json(json.loads(entry.workload_text))
+            if not any(node.kind is OpKind.CONTRACT for node in graph.nodes):
+                continue
             ends = {*graph.inputs, *graph.outputs}
-            moved = sum(graph.nodes[i].numel * ITEMSIZE[graph.nodes[i].dtype] for i in ends)
-            found.append(_task(task, moved))
+            row["bytes"] = sum(graph.nodes[i].numel * ITEMSIZE[graph.nodes[i].dtype] for i in ends)
+            if entry.source != "library":
+                row |= clocked(graph, entry.candidate, task.weight, threads)
+        found.append(row)
     return found
 
 
-def _task(task: Any, moved: int | None) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "calls": task.weight,
-        "flops": task.flops,
-        "bytes": moved,
-        "seconds": task.latency_after_s,
-        "source": task.source,
-        "sketch": task.sketch,
-    }
+def clocked(
+    graph: Graph, candidate: Mapping[str, Any], calls: int, threads: int
+) -> dict[str, float]:
+    """Median seconds of a kernel, in turns with the loop that gives the peak.
+
+    Each of ``calls`` layers has operands of its own, as far as they fit.
+    """
+    from benchmarks import machine_peak
+    from torch_pruner.codegen.build import aligned, compile_kernel
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Candidate
+    from torch_pruner.tuner.measure._tvm import scheduled
+
+    target = TargetSpec.detect(threads)
+    kernel = scheduled(graph, target, Candidate.from_json(candidate))
+    built = compile_kernel(kernel, target)
+    specs = [*kernel.inputs, *kernel.outputs]
+    size = max(1, sum(spec.nbytes for spec in specs))
+
+    random = np.random.default_rng(0)
+
+    def operands() -> list[Any]:
+        arrays = [aligned(spec.shape, spec.dtype) for spec in specs]
+        for array in arrays:  # zero is an index that fits everywhere
+            floating = array.dtype.kind not in "biu"
+            array[...] = random.random(array.shape, np.float32) if floating else 0
+        return arrays
+
+    sets = [built.bind(operands()) for _ in range(max(1, min(calls, SETS_BYTES // size)))]
+    turn = itertools.cycle(sets)
+    peak, flops = machine_peak.fma_loop(threads)
+    timings = timing.interleave({"kernel": lambda: next(turn)(), "peak": peak}, min_seconds=0.1)
+    seconds = timings["kernel"].median_s
+    return {"seconds": seconds, "peak": flops / timings["peak"].median_s}
 
 
 def share(task: dict[str, Any], flops_per_s: float) -> float:
@@ -168,7 +213,7 @@ def render(name: str, result: dict[str, Any]) -> str:
     low = [t for t in known if share(t, peak) < LOW and limit(t, peak, read) == "arithmetic"]
     text += [f"below {100 * LOW:.0f} %: {t['name']}" for t in low]
     if missing := len(result["tasks"]) - len(known):
-        text.append(f"{missing} tasks without a measured latency are not in the table")
+        text.append(f"{missing} tasks run untuned or in a library and are not in the table")
     return "\n".join(text)
 
 
