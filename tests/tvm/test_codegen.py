@@ -23,6 +23,7 @@ TILE = {"vl": 16, "tm": 8, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "pa
         (K.linear(37, 41, 50), {"tm": 6, "nv": 1, "ku": 4, "ahead": 1}),
         (K.linear(37, 41, 90), {"tm": 6, "ku": 2, "mc": 3, "order": 1, "ahead": 1}),
         (K.linear(1, 100, 64), {"tm": 1, "nv": 1, "par": 0, "ahead": 1}),
+        (K.linear(4, 100, 64), {"tm": 4, "nv": 4, "ku": 4, "ahead": 1}),
         (K.linear(37, 48, 50, static=False), {"tm": 6, "order": 1, "mc": 2}),
         (K.linear(37, 41, 50, static=False), {"tm": 6, "pack": 0}),
         (K.linear(1, 100, 64), {"tm": 1, "nv": 4, "par": 0}),
@@ -59,6 +60,14 @@ def test_the_next_panel_is_fetched_once_per_panel() -> None:
     assert calls[0] == 0
     steps, tiles, lines = 512 // 4, 11, 512 * 2
     assert calls[1] * steps * tiles >= lines
+
+
+def test_a_panel_of_one_tile_is_fetched_as_a_stream() -> None:
+    """As many lines in a step as the step reads, a fixed distance ahead of it."""
+    decisions = {**TILE, "tm": 4, "nv": 2, "ku": 4, "ahead": 1}
+    built = K.run(K.linear(4, 512, 64), "contraction", decisions)[2]
+    text = built._library.inspect_source("ll")
+    assert len(re.findall(r"call void @llvm\.prefetch", text)) == 4 * 2
 
 
 @pytest.mark.parametrize("width", [512, 197, 5])

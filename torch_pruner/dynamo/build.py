@@ -52,6 +52,7 @@ class BuiltGraph:
             tasks=tasks,
             seconds=seconds,
             trials=sum(t.trials for t in tasks if t.source in ("tuned", "library")),
+            weight_bytes=sum(c.plan.packed_bytes for c in self.compiled),
             workspace_bytes=sum(c.plan.workspace_bytes for c in self.compiled),
         )
 

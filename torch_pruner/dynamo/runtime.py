@@ -184,7 +184,9 @@ class RegionCall:
             spec = self._inputs[slot.index]
             return takeable(inputs[slot.index].detach(), spec.kernel_strides).permute(spec.order)
         assert local.snapshot is not None
-        return local.snapshot.kept[slot.index - len(self._inputs)]
+        prepared = local.snapshot.prepared[slot.index - len(self._inputs)]
+        assert prepared is not None
+        return prepared
 
     def _finish(self, inputs: Sequence[torch.Tensor], results: list[Any]) -> None:
         for j, (kind, index) in self._copies:

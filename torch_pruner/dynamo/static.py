@@ -79,6 +79,7 @@ class Snapshot:
     addresses: tuple[int, ...]
     table: tuple[tuple[int, int], ...]  # (slot, address)
     kept: tuple[torch.Tensor, ...]
+    prepared: tuple[torch.Tensor | None, ...]  # None: only its packed copy is read
 
     def valid(self, inputs: Sequence[torch.Tensor], indices: Sequence[int]) -> bool:
         """Whether the parameters among ``inputs`` are those of the snapshot, unchanged."""
@@ -139,14 +140,19 @@ class StaticInputs:
             results = evaluate(compiled.prepare, arrays)
             dtypes = [compiled.prepare.nodes[o].dtype for o in compiled.prepare.outputs]
             prepared = [from_numpy(a, d) for a, d in zip(results, dtypes, strict=True)]
-        kept, table = list(prepared), []
+        kept: list[torch.Tensor] = []
+        table: list[tuple[int, int]] = []
+        plain: set[int] = set()
         for k, slot in self._slots:
             own = slot.index < self._n_inputs
             tensor = inputs[slot.index] if own else prepared[slot.index - self._n_inputs]
             if slot.pack is not None:
                 tensor = _packed(tensor, slot.pack, self._orders[slot.index] if own else None)
                 kept.append(tensor)
-            elif own:
+            elif not own:
+                kept.append(tensor)
+                plain.add(slot.index - self._n_inputs)
+            else:
                 dense = tensor.permute(self._orders[slot.index])
                 if not dense.is_contiguous() or tensor.data_ptr() % 64 or tensor.is_neg():
                     tensor = torch.empty(dense.shape, dtype=dense.dtype).copy_(dense.detach())
@@ -156,6 +162,7 @@ class StaticInputs:
         return Snapshot(
             mine, tuple(t.untyped_storage() for t in mine), tuple(version_of(t) for t in mine),
             tuple(t.data_ptr() for t in mine), tuple(table), tuple(kept),
+            tuple(t if j in plain else None for j, t in enumerate(prepared)),
         )  # fmt: skip
 
 
@@ -169,11 +176,8 @@ def _packed(
     if known is not None and memory[2] is not None and known[0] == memory:
         return known[1]
     dense = tensor if order is None else tensor.detach().permute(order)
-    packed = from_numpy(layout.pack(to_numpy(dense)), _dtype_name(tensor.dtype))
+    packed = torch.empty(layout.shape, dtype=tensor.dtype)
+    layout.pack(to_numpy(dense), to_numpy(packed))
     with _shared_lock:
         _shared.setdefault(tensor, {})[layout, order] = (memory, packed)
     return packed
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return next(name for name, d in DTYPES.items() if d == dtype)

@@ -47,6 +47,11 @@ class MemoryPlan:
     outputs: tuple[int, ...]
     workspace_bytes: int
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed copies of constant inputs."""
+        return sum(s.pack.nbytes for s in self.slots if s.pack is not None)
+
 
 @dataclass(slots=True)
 class _Planner:

@@ -7,6 +7,7 @@ never strides. Instructions that multiply pairs along k want ``[k pair][column][
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_pruner.graph.ir import Graph, Shape
+from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:
@@ -38,24 +40,39 @@ class PackLayout:
     shape: Shape  # of the packed array: (groups, n blocks, k / pair, block * pair)
     pair: int = 1  # neighbours along k that lie together; k is padded to what ``shape`` holds
 
-    def pack(self, array: Array) -> Array:
-        """The packed copy of ``array`` (any dtype; the element type is kept)."""
+    def pack(self, array: Array, out: Array | None = None) -> Array:
+        """The packed copy of ``array`` (any dtype; the element type is kept), in ``out`` if given.
+
+        ``out`` is dense and has ``shape``. No second copy is made of what is large.
+        """
         operand = to_gkn(evaluate(self.view, [array])[0], self.form, self.groups)
-        groups, k, n = operand.shape
+        groups, _, n = operand.shape
         blocks, rows = self.shape[1:3]
-        packed = np.zeros((groups, blocks, rows * self.pair, self.block), operand.dtype)
+        result: Array = np.empty(self.shape, operand.dtype) if out is None else out
+        # Axes (group, column block, k / pair, pair, column): a view, whatever ``pair`` is.
+        panels = result.reshape(groups, blocks, rows, self.block, self.pair).swapaxes(3, 4)
         whole = n // self.block
-        packed[:, :whole, :k] = (
-            operand[:, :, : whole * self.block]
-            .reshape(groups, k, whole, self.block)
-            .transpose(0, 2, 1, 3)
-        )
-        if whole < blocks:
-            packed[:, whole, :k, : n - whole * self.block] = operand[:, :, whole * self.block :]
-        if self.pair == 1:
-            return packed
-        pairs = packed.reshape(groups, blocks, rows, self.pair, self.block)
-        return np.ascontiguousarray(pairs.swapaxes(3, 4)).reshape(self.shape)
+        for first in range(self.pair):
+            given = operand[:, first :: self.pair]
+            count = given.shape[1]
+            panels[:, :, count:, first] = 0
+            panels[:, :whole, :count, first] = (
+                given[:, :, : whole * self.block]
+                .reshape(groups, count, whole, self.block)
+                .transpose(0, 2, 1, 3)
+            )
+            if whole < blocks:
+                panels[:, whole, :count, first, : n - whole * self.block] = given[
+                    :, :, whole * self.block :
+                ]
+                panels[:, whole, :count, first, n - whole * self.block :] = 0
+        return result
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed copy."""
+        dtype = self.view.nodes[self.view.inputs[0]].dtype
+        return math.prod(self.shape) * ITEMSIZE[dtype]
 
     def to_json(self) -> dict[str, Any]:
         return {

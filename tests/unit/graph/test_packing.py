@@ -145,3 +145,21 @@ def test_signatures_name_the_form(spec: Graph, form: str, shape: tuple[int, ...]
     assert takes.inputs[1].shape == shape
     con = contraction_of(spec)
     assert (con.groups, con.depth) == (shape[0], shape[2])
+
+
+def test_a_copy_can_be_made_in_memory_that_is_given() -> None:
+    """Every element is written, padding of columns and of the reduction included."""
+    builder = Builder()
+    view = builder.finish([builder.input(0, (5, 7), "float32")])
+    operand = np.arange(1, 36, dtype=np.float32).reshape(5, 7)
+    for shape, pair in (((1, 2, 5, 4), 1), ((1, 2, 3, 8), 2)):
+        layout = PackLayout(view, "matmul", 1, 4, shape, pair)
+        out = np.full(shape, np.nan, np.float32)
+        assert layout.pack(operand, out) is out
+        assert layout.nbytes == out.nbytes
+        np.testing.assert_array_equal(out, layout.pack(operand))
+        panels = out.reshape(1, 2, shape[2], 4, pair)
+        for k in range(shape[2] * pair):
+            for n in range(8):
+                expected = operand[k, n] if k < 5 and n < 7 else 0
+                assert panels[0, n // 4, k // pair, n % 4, k % pair] == expected
