@@ -66,8 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
     count = sum(len(p.results) for p in pools)
     print(f"{count} records of {len(pools)} tasks; {damaged} damaged lines", flush=True)
     rows = evaluate(pools, options) if options.folds > 1 else {}
-    text = [[n, *(f"{v:.3f}" for v in r["top"]), *(f"{v:.3f}" for v in r["best"])] for n, r in
-            rows.items()]  # fmt: skip
+    text = [
+        [name, *_cells(row["top"], 2), *_cells(row["best"], BATCHES + 1)]
+        for name, row in rows.items()
+    ]
     steps = [f"best@{FIRST + BATCH * i}" for i in range(BATCHES + 1)]
     print(tables.markdown(["held-out tasks", "top-1", "top-5", *steps], text))
     write_json(options.data, {"records": count, "tasks": len(pools), "models": rows})
@@ -76,6 +78,11 @@ def main(arguments: list[str] | None = None) -> int:
         Path(options.out).write_bytes(weights.to_bytes())
         print(f"weights of {count} records in {options.out}")
     return 0
+
+
+def _cells(values: Sequence[float], width: int) -> list[str]:
+    """Figures of one row; blanks where a model was not asked."""
+    return [f"{v:.3f}" for v in values] or [""] * width
 
 
 def pool_of(measured: records.Measured) -> Pool | None:

@@ -62,14 +62,14 @@ def patterns(task: Task, sketch: Sketch, decisions: Decisions) -> Patterns:
     steps = list(flow_of(task, sketch, decisions))[:MAX_TOKENS]
     prior = -log_latency(sketch, decisions)
     return Patterns(
-        statement_features(task, sketch, decisions),
+        statement_features(task, sketch, decisions, prior),
         token_features(task.target, steps, len(decisions)),
         np.array([int(s.role) for s in steps], dtype=np.int64),
         prior,
     )
 
 
-def statement_features(task: Task, sketch: Sketch, decisions: Decisions) -> Array:
+def statement_features(task: Task, sketch: Sketch, decisions: Decisions, prior: Array) -> Array:
     """(n, STATEMENT): symbols, their ratios to the device, decisions by slot, the task."""
     n, target = len(decisions), task.target
     symbols = symbol_columns(sketch, decisions)
@@ -79,7 +79,7 @@ def statement_features(task: Task, sketch: Sketch, decisions: Decisions) -> Arra
     for j, name in enumerate(SYMBOLS):
         if name in symbols:
             out[:, j] = signed_log2(symbols[name])
-    seconds = np.exp(log_latency(sketch, decisions))
+    seconds = np.exp(-prior)
     out[:, at] = np.log2(seconds)
     peak = target.peak_flops("float32", task.threads)
     ratios = (

@@ -97,9 +97,7 @@ class ContractionSketch(Sketch):
         tile_cycles = tile_cycles + c["tm"] * c["nv"] * (2 + self._epilogue()) + 20 + ragged
 
         panel = con.depth * bn * ITEMSIZE[second]
-        rows_bytes = (
-            c["tm"] * con.depth * size if con.conv is None else c["tm"] * con.k[-1] * size * 2
-        )
+        rows_bytes = c["tm"] * size * (con.depth if con.conv is None else con.k[-1] * 2)
         held = panel + rows_bytes  # S3
         kernel = max(1.0, float(np.prod(con.k[:-1])))
         a_bytes = con.rows * con.depth * size / kernel  # each input element once
