@@ -37,7 +37,8 @@ log = logger(__name__)
 LIBRARY = "library"  # the sketch name of a vendor kernel
 TILES = "tiles"  # the sketch whose kernels need the system's leave
 # A vendor kernel is a step of its own with another thread pool: its idle workers spin against ours.
-VENDOR_MARGIN, VENDOR_SWITCH_S = 1.1, 20e-6
+# Spinning takes its core from a worker of the other pool for about a millisecond.
+VENDOR_MARGIN, VENDOR_SWITCH_S, VENDOR_SPIN_S = 1.1, 20e-6, 1e-3
 CODEGEN_VERSION = 4  # raise it whenever the same decisions generate other code
 SPACE_VERSION = 3  # raise it whenever the sketches' options change
 
@@ -301,19 +302,20 @@ def _settle(
     best_s = found.best.latency_s
     if vendor is not None and config.library and worth_vendor(task):
         vendor_s = vendor.latency_s(task.spec)
-        if vendor_s is not None and _wins(vendor_s, best_s):
+        if vendor_s is not None and _wins(vendor_s, best_s, task.threads):
             # Ours was timed at another moment, perhaps a busier one: both once more, side by side.
             again = executor.measure([MeasureInput(task, found.best.candidate)])[0]
             best_s = min(best_s, again.latency_s)
             vendor_s = min(vendor_s, vendor.latency_s(task.spec) or math.inf)
-            if _wins(vendor_s, best_s):
+            if _wins(vendor_s, best_s, task.threads):
                 before_s = _finite(best_s)
                 return Choice(Candidate(LIBRARY), "library", vendor_s, before_s, found.trials)
     return Choice(found.best.candidate, "tuned", best_s, _finite(found.first_s), found.trials)
 
 
-def _wins(vendor_s: float, ours_s: float) -> bool:
-    return vendor_s * VENDOR_MARGIN + VENDOR_SWITCH_S < ours_s
+def _wins(vendor_s: float, ours_s: float, threads: int) -> bool:
+    switch_s = VENDOR_SPIN_S if threads > 1 else VENDOR_SWITCH_S
+    return vendor_s * VENDOR_MARGIN + switch_s < ours_s
 
 
 def _finite(seconds: float) -> float | None:
