@@ -142,11 +142,40 @@ def _tile(nest: Nest, g: Expr, nb: Expr, tile: Expr, turn: tuple[Expr, int]) -> 
 
     init = each(lambda i, j, v: store(nest.acc, i * bn + j * vl + v, zero))
     ahead = panel_fetcher(nest, g, nb, turn) if nest.ahead else None
-    return seq([stack(nest.acc), init, _reduce(nest, update, ahead), _write(nest, g, nb, tile)])
+    products = _reduce(nest, update, ahead, _reads_input(nest, tile))
+    return seq([stack(nest.acc), init, products, _write(nest, g, nb, tile)])
+
+
+def _reads_input(nest: Nest, tile: Expr) -> Callable[[Index], Expr | None]:
+    """Whether the kernel offsets chosen so far read anything but padding; None if they always do.
+
+    Known for tiles that lie in one line of the output: most of a strongly dilated convolution, and
+    the first and last line of any padded one, multiplies zeros.
+    """
+    con, conv, tm = nest.con, nest.con.conv, nest.tm
+    if conv is None or con.form != "conv" or con.m[-1] % tm:
+        return lambda _: None
+    place = _row(nest, tile, imm(0), clamp=True)[1:]
+    extent = nest.spec.nodes[con.a].shape[2:]
+
+    def guard(offsets: Index) -> Expr | None:
+        d = len(offsets) - 1
+        hop, gap, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], extent[d]
+        span = (tm - 1) * hop if d == len(place) - 1 else 0
+        highest = (con.m[d + 1] - 1) * hop - span + (conv.kernel[d] - 1) * gap - lo
+        first = place[d] * hop + offsets[d] * gap - lo
+        inside = [first + span >= 0] if lo > span else []
+        inside += [first < size] if highest >= size else []
+        return T.all(*inside) if inside else None
+
+    return guard
 
 
 def _reduce(
-    nest: Nest, update: Callable[[Index], Stmt], ahead: Callable[[Expr], Stmt] | None
+    nest: Nest,
+    update: Callable[[Index], Stmt],
+    ahead: Callable[[Expr], Stmt] | None,
+    needed: Callable[[Index], Expr | None],
 ) -> Stmt:
     """Loops over the reduction axes; the innermost is unrolled by ``ku`` with a remainder."""
     *outer, last = nest.con.k
@@ -169,7 +198,12 @@ def _reduce(
     def nested(prefix: Index, rest: tuple[int, ...]) -> Stmt:
         if not rest:
             return inner(prefix)
-        return loop(rest[0], lambda r: nested((*prefix, r), rest[1:]), name="r")
+
+        def offset(r: Expr) -> Stmt:
+            body, condition = nested((*prefix, r), rest[1:]), needed((*prefix, r))
+            return body if condition is None else when(condition, body)
+
+        return loop(rest[0], offset, name="r")
 
     return nested((), tuple(outer))
 

@@ -243,6 +243,9 @@ def _lines(
     if not outer:
         yield taps((), (), 0)
         return
+    if nest.th == 1:
+        yield _line_by_line(nest, outer, taps)
+        return
     stride, gap, lo = conv.stride[-2], conv.dilation[-2], conv.lo[-2]
     kernel, size = conv.kernel[-2], nest.extent[-2]
     last = nest.con.m[-2] - 1
@@ -273,6 +276,31 @@ def _lines(
             if last // nest.th * nest.th * stride + y - lo >= size:
                 guards.append(line < size)
             yield when(T.all(*guards), body) if guards else body
+
+
+def _line_by_line(
+    nest: _Nest, outer: list[Expr], taps: Callable[[Index, Index, int], Stmt]
+) -> Stmt:
+    """Loops over kernel lines for a tile of one output line; nothing is unrolled."""
+    conv = nest.conv
+
+    def visit(place: Index, offsets: Index) -> Stmt:
+        d = len(offsets)
+        if d == len(outer):
+            return taps(place, offsets, 0)
+        hop, gap, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], nest.extent[d]
+        kernel, highest = conv.kernel[d], (nest.con.m[d + 1] - 1) * conv.stride[d] - lo
+
+        def line(r: Expr) -> Stmt:
+            at = outer[d] * hop + r * gap - lo
+            guards = [at >= 0] if lo > 0 else []
+            guards += [at < size] if highest + (kernel - 1) * gap >= size else []
+            body = visit((*place, at), (*offsets, r))
+            return when(T.all(*guards), body) if guards else body
+
+        return loop(kernel, line, name="r")
+
+    return visit((), ())
 
 
 def _write(

@@ -1,7 +1,7 @@
 """Emits elementwise kernels of a concatenation: one loop per part, so that no element asks whose.
 
-An element of a concatenation read at any index is a chain of conditions, which no compiler turns
-into vectors. Where the output's innermost axis is the joined one, each line is written part by part
+An element of a concatenation read at any index is a chain of conditions, as long as there are
+parts. Where the output's innermost axis is the joined one, each line is written part by part
 instead, and in every loop it is known which operand is read.
 """
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 
+_MAX_UNROLLED = 144  # vector multiply-adds of one tile: more take seconds to compile
+
+
 class DepthwiseSketch(Sketch):
     """Depthwise convolutions with constant weights, read in place, borders included."""
 
@@ -44,8 +47,7 @@ class DepthwiseSketch(Sketch):
     def domains(self) -> tuple[Decisions, ...]:
         con = self.con
         columns = [t for t in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14) if t <= con.m[-1]]
-        heights = [h for h in (1, 2, 3, 4) if len(con.m) == 2 or h <= con.m[-2]]
-        heights = [1] if len(con.m) == 2 else heights
+        heights = [1, 2] if len(con.m) > 2 and con.m[-2] > 1 else [1]
         vectors = [v for v in (1, 2, 3, 4) if v <= con.n // self.lanes] or [1]
         chunks = [c for c in (1, 2, 4, 6, 8, 14, 28) if c <= self.lines]
         parallel = [0, 1] if self.task.threads > 1 else [0]
@@ -54,7 +56,10 @@ class DepthwiseSketch(Sketch):
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
-        fits = c["tw"] * c["th"] * c["nv"] + 2 <= self.task.target.vector_registers
+        tile = c["tw"] * c["th"] * c["nv"]
+        fits = tile + 2 <= self.task.target.vector_registers
+        # Tiles of two lines are unrolled over all offsets, for each border anew: kept short.
+        fits &= (c["th"] == 1) | (tile * self.con.depth <= _MAX_UNROLLED)
         tasks = self._tasks(c["mc"], c["nv"], c["order"])
         result: Mask = fits & np.where(c["par"] == 1, tasks >= 2, c["mc"] == 1)
         return result
