@@ -66,14 +66,17 @@ def interleave(
     rounds: int = 20,
     min_seconds: float = 0.0,
     pause_s: float = 0.0,
+    wake: int = 1,
+    per_turn: int = 1,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], object] = time.sleep,
 ) -> dict[str, Timing]:
     """Times candidates round-robin: at least ``rounds`` samples and ``min_seconds`` for each.
 
-    The order rotates from round to round. Before each sample there is a pause of ``pause_s``, in
-    which the threads that the candidate before left spinning go to sleep, and one untimed call,
-    after which the candidate finds its own data in the caches.
+    The order rotates from round to round. A turn starts with a pause of ``pause_s``, in which the
+    threads that the candidate before left spinning go to sleep, and with ``wake`` untimed calls,
+    after which the candidate finds its own threads awake and its data in the caches; ``per_turn``
+    samples follow.
     """
     groups = {}
     for name, function in callables.items():
@@ -88,13 +91,15 @@ def interleave(
             function, calls = callables[name], groups[name]
             if pause_s:
                 sleep(pause_s)
-            function()
-            start = clock()
-            for _ in range(calls):
+            for _ in range(wake):
                 function()
-            elapsed = clock() - start
-            samples[name].append(elapsed / calls)
-            spent[name] += elapsed
+            for _ in range(per_turn):
+                start = clock()
+                for _ in range(calls):
+                    function()
+                elapsed = clock() - start
+                samples[name].append(elapsed / calls)
+                spent[name] += elapsed
         order.append(order.pop(0))
         if len(samples[order[0]]) >= rounds and min(spent.values()) >= min_seconds:
             break

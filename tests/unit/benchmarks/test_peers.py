@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import accuracy, contest, machine_peak, peer_table, peers
+from benchmarks import accuracy, contest, machine_peak, peer_table, peers, timing
 from benchmarks.contestants import PREPARE, Setting, TookTooLong, as_tensors, time_limit
 from benchmarks.conversion import Conversion, Positional, positional
 
@@ -155,6 +155,22 @@ class TestRows:
         assert [job.widen for job in conversions] == [False, True]
         files = launched[-1].onnx
         assert files["onnxruntime"] != files["openvino"]
+
+
+def test_a_turn_is_a_pause_then_untimed_then_timed_calls() -> None:
+    happened: list[object] = []
+    now = iter(range(1000))
+    timing.interleave(
+        {"a": lambda: happened.append("a"), "b": lambda: happened.append("b")},
+        warmup=0,
+        rounds=2,
+        pause_s=0.5,
+        wake=2,
+        per_turn=2,
+        clock=lambda: float(next(now)),
+        sleep=happened.append,
+    )
+    assert happened[2:] == [0.5, *"aaaa", 0.5, *"bbbb"]
 
 
 def test_ours_is_always_among_the_peers() -> None:
