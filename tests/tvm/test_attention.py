@@ -132,7 +132,7 @@ def test_sdpa_as_eager(case: Case, depth: int) -> None:
 
 
 def test_sdpa_of_bfloat16() -> None:
-    fn, args = sdpa(Case(depth=64), torch.bfloat16)
+    fn, args = sdpa(Case(depth=64, keys=1024), torch.bfloat16)
     got, names = compiled(fn, *args)
     assert "attention" in names
     exact = fn(*(a.double() for a in args))
@@ -159,7 +159,7 @@ def test_attention_written_out(heads: int, dtype: torch.dtype) -> None:
 
     args[3][:, :, 5] = torch.finfo(dtype).min
     got, names = compiled(fn, *args)
-    assert "attention" in names
+    assert ("attention" in names) == (dtype == torch.float32)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(got, fn(*args), rtol=tolerance, atol=tolerance)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Measured (docs/design.md): with fewer queries a vector of queries is mostly padding.
 MIN_QUERIES = 16
 MIN_KEYS, MIN_WIDTH = 16, 16
+# Products of bfloat16 have instructions of their own, scores in memory or not.
+MIN_KEYS_OF_HALVES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,9 @@ def attentions(graph: Graph, users: Sequence[Sequence[int]]) -> Iterator[Attenti
     """Every attention in ``graph`` that is worth a kernel of its own."""
     for i, node in enumerate(graph.nodes):
         if node.op == "matmul" and (found := match_attention(graph, users, i)) is not None:
-            large = found.queries >= MIN_QUERIES and found.keys >= MIN_KEYS
+            halves = graph.nodes[node.inputs[1]].dtype == "bfloat16"
+            keys = MIN_KEYS_OF_HALVES if halves else MIN_KEYS
+            large = found.queries >= MIN_QUERIES and found.keys >= keys
             if large and found.width >= MIN_WIDTH:
                 yield found
 
