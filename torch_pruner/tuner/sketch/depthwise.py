@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 
-_MAX_UNROLLED = 144  # vector multiply-adds of one tile: more take seconds to compile
+_MAX_UNROLLED = 72  # vector multiply-adds of one tile: more take seconds to compile
 
 
 class DepthwiseSketch(Sketch):
