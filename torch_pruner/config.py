@@ -333,8 +333,12 @@ def environment() -> dict[str, str]:
 
 
 def set_thread_defaults(threads: int) -> None:
-    """Tell TVM's thread pools, one per calling thread, how to start; the user's setting wins."""
-    os.environ.setdefault("TVM_NUM_THREADS", str(threads))
+    """Tell TVM's thread pools, one per calling thread, how to start; the user's setting wins.
+
+    A pool never grows, so it starts with a thread for every CPU, of which kernels use as many as
+    they are configured for; the others sleep.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 

@@ -167,13 +167,14 @@ class Worker:
         """Time a group. Returns how many times slower the machine is than it has been.
 
         The best kernel of the task so far runs along: what it takes longer than it once did, the
-        others take longer, too.
+        others take longer, too. Its own times are kept as they were read, never put right: errors
+        would pile up from anchor to anchor, all in the direction that wins.
         """
         if not watches:
             return 1.0
         anchor = self.anchors.get(name)
         everyone = list(watches.values())
-        slower = 1.0
+        now, slower = math.inf, 1.0
         if anchor is not None:
             task, patient = self._data(name), replace(evaluator, early_out=0.0)
             watch, _ = self._first_call(task, anchor.kernel, patient, math.inf)
@@ -184,8 +185,8 @@ class Worker:
         else:
             time_together(everyone)
         best = min(watches, key=lambda j: statistics.median(watches[j].run_secs))
-        seconds = statistics.median(watches[best].run_secs) / slower
-        if anchor is None or seconds < anchor.seconds:
+        seconds = statistics.median(watches[best].run_secs)
+        if seconds < now:
             self.anchors[name] = Anchor(self.built[best][1], seconds)
             self.anchors.move_to_end(name)
             while len(self.anchors) > MAX_ANCHORS:
