@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 PEAK = "fma peak"
 
-WAKE, PER_TURN = 3, 5
 """Calls of a turn: untimed, then timed. README.md says why turns are longer than a call."""
 
 
@@ -130,8 +129,8 @@ def _time(
         rounds=contest.rounds,
         min_seconds=contest.min_seconds,
         pause_s=contest.pause_s,
-        wake=WAKE,
-        per_turn=PER_TURN,
+        wake=timing.WAKE,
+        per_turn=timing.PER_TURN,
     )
     between = amount / timings.pop(PEAK).median_s
     after = max(machine_peak.samples(peak, amount))

@@ -67,7 +67,7 @@ def demonstrate(name: str, options: argparse.Namespace, ours: dict[str, Any]) ->
             rows[backend] = row
             print(f"first call {row.first}")
         calls = {backend: row.call for backend, row in rows.items()}
-        timings = timing.interleave(calls, rounds=options.rounds, min_seconds=1.0)
+        timings = timing.in_turns(calls, rounds=options.rounds, min_seconds=1.0)
     _print_latencies(rows, timings)
     if report is not None:
         _print_report(reports.summary(report), ours)

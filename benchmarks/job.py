@@ -167,7 +167,7 @@ def run(job: Job) -> dict[str, Any]:
         }
         if job.against or job.steady:
             calls = {name: _bound(f, inputs) for name, f in candidates.items()}
-            timings = timing.interleave(calls, rounds=job.rounds, min_seconds=job.min_seconds)
+            timings = timing.in_turns(calls, rounds=job.rounds, min_seconds=job.min_seconds)
             result["latency"] = {name: t.to_json() for name, t in timings.items()}
     if job.check and not result["difference"] <= result["bound"]:
         result["status"] = "mismatch"

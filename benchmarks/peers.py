@@ -15,16 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine_peak, models, peer_table
+from benchmarks import machine_peak, models, peer_table, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names
 from benchmarks.contest import Contest
 from benchmarks.contestants import FROM_ONNX, PREPARE
 from benchmarks.conversion import Conversion
 from benchmarks.job import launch
 from benchmarks.rows import refresh
-
-PAUSE_S = 0.1
-"""After a call the worker threads of ONNX Runtime and of TVM spin for 46 and 74 ms (README.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +177,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add_tuning(parser)
     parser.add_argument("--rounds", type=int, default=30, help="samples of each, at least")
     parser.add_argument("--seconds", type=float, default=0.2, help="for each, at least")
-    parser.add_argument("--pause", type=float, default=PAUSE_S, metavar="SECONDS")
+    parser.add_argument("--pause", type=float, default=timing.PAUSE_S, metavar="SECONDS")
     parser.add_argument(
         "--peer-limit", type=float, default=600.0, metavar="SECONDS", help="to get one peer ready"
     )
