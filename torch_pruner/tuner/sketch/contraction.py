@@ -86,6 +86,8 @@ class ContractionSketch(Sketch):
         load_cycles = (row_loads + c["nv"]) / machine.LOADS_PER_CYCLE
         direct = (c["pack"] == 0) & ~np.bool_(self._columns_contiguous())
         load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
+        issued = fmas + row_loads + c["nv"] + (1 + c["ahead"]) / c["ku"]
+        fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
         convert = 1.0 if second in ("bfloat16", "float16") else 0.0
         step = (
             np.maximum(fma_cycles + convert * (c["nv"] + c["tm"]) * 0.5, load_cycles)
