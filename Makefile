@@ -16,7 +16,7 @@ demo: $(STAMP)
 	$(PYTHON) -m benchmarks.demo
 
 test: lint
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4
 
 lint: $(STAMP)
 	$(PYTHON) -m ruff check .

@@ -53,6 +53,7 @@ setup(
             "mypy",
             "pre-commit",
             "pytest>=8",
+            "pytest-xdist>=3",  # tests on all cores: most of their time is one compiler thread
             "ruff",
             "setuptools",
             "transformers",

@@ -80,19 +80,8 @@ class ContractionSketch(Sketch):
 
         registers = c["tm"] * c["nv"] + c["nv"] + 1  # S1
         fmas = c["tm"] * c["nv"]
-        fma_cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
         second = spec.nodes[con.b].dtype
-        row_loads = fmas if con.form == "depthwise" else c["tm"]
-        load_cycles = (row_loads + c["nv"]) / machine.LOADS_PER_CYCLE
-        direct = (c["pack"] == 0) & ~np.bool_(self._columns_contiguous())
-        load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
-        issued = fmas + row_loads + c["nv"] + (1 + c["ahead"]) / c["ku"]
-        fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
-        convert = 1.0 if second in ("bfloat16", "float16") else 0.0
-        step = (
-            np.maximum(fma_cycles + convert * (c["nv"] + c["tm"]) * 0.5, load_cycles)
-            + (0.5 + 0.5 * c["ahead"]) / c["ku"]
-        )
+        step = self._step_cycles(c)
         crossing = np.where(con.m[-1] % c["tm"] == 0, 0.0, 0.05 if con.conv is not None else 0.0)
         ragged = np.where(con.n % bn == 0, 0.0, 6.0 * bn)
         tile_cycles = con.depth * step * (1 + crossing)
@@ -136,6 +125,23 @@ class ContractionSketch(Sketch):
             2.0 * con.groups * blocks * bn * tiles * c["tm"] * con.depth,
             np.maximum(seconds, floor * ones),
         )
+
+    def _step_cycles(self, c: dict[str, Array]) -> Array:
+        """Of one position of the reduction, operands in the first cache."""
+        con, target = self.con, self.task.target
+        fmas, bn = c["tm"] * c["nv"], c["nv"] * self.lanes
+        row_loads = fmas if con.form == "depthwise" else c["tm"]
+        load_cycles = (row_loads + c["nv"]) / machine.LOADS_PER_CYCLE
+        direct = (c["pack"] == 0) & ~np.bool_(self._columns_contiguous())
+        load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
+        issued = fmas + row_loads + c["nv"] + (1 + c["ahead"]) / c["ku"]
+        fma_cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
+        fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
+        halves = self.task.spec.nodes[con.b].dtype in ("bfloat16", "float16")
+        convert = 0.5 * (c["nv"] + c["tm"]) if halves else 0.0
+        overhead = (0.5 + 0.5 * c["ahead"]) / c["ku"]
+        step: Array = np.maximum(fma_cycles + convert, load_cycles) + overhead
+        return step
 
     def flow(self, decisions: Decisions) -> Sequence[Step]:
         return contraction_flow(self, decisions)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Half of six: a busy sibling on the core takes every other turn. Products straight from registers do
-# not notice (two per cycle), a tile of 13 x 2 with its loads (3.2) loses a third, 8 x 3 (3.0) less.
+# Half of six: a busy sibling on the core takes every other turn. Products straight from registers
+# do not notice (two per cycle); a tile of 13 x 2 with its loads (3.2) loses a third, 8 x 3 less.
 ISSUED_PER_CYCLE = 3.0
 LAUNCH_S = 5e-6  # starting and joining a parallel loop
 TASK_S = 5e-8  # handing one task to a worker
