@@ -41,7 +41,7 @@ class Budget:
 EFFORT: Mapping[str, Budget] = MappingProxyType(
     {
         "none": Budget(trials=0, trials_per_task=0, time_s=0.0),
-        "quick": Budget(trials=None, trials_per_task=32, time_s=10.0),
+        "quick": Budget(trials=None, trials_per_task=32, time_s=14.0),
         "full": Budget(trials=None, trials_per_task=800, time_s=3600.0),
     }
 )

@@ -21,7 +21,7 @@ def parse(**options: object) -> Config:
 
 def test_defaults_are_the_documented_ones() -> None:
     assert parse() == Config()
-    assert Config().budget == Budget(trials=None, trials_per_task=32, time_s=10.0)
+    assert Config().budget == Budget(trials=None, trials_per_task=32, time_s=14.0)
     assert (Config().effort, Config().on_miss, Config().cost_model) == ("quick", "tune", "moa")
     assert Config().library
     assert not Config().fast_math
@@ -148,7 +148,7 @@ def test_modes() -> None:
 def test_budgets() -> None:
     assert parse(effort="none", trials=9, time_budget_s=9.0).budget == EFFORT["none"]
     assert parse(effort="full").budget == Budget(None, 800, 3600.0)
-    assert parse(trials=100).budget == Budget(100, 100, 10.0)
+    assert parse(trials=100).budget == Budget(100, 100, 14.0)
     assert parse(trials=0).budget.trials == 0
     assert parse(time_budget_s=5).budget == Budget(None, 32, 5.0)
 

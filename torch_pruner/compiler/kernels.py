@@ -299,8 +299,12 @@ def _settle(
     """The best measured schedule, the vendor's kernel if that is faster, or else the draft."""
     if found.best is None:
         return Choice(found.candidate or draft(task), "untuned", trials=found.trials)
+    from torch_pruner.tuner.roofline import roofline_s
+
     best_s = found.best.latency_s
-    if vendor is not None and config.library and worth_vendor(task):
+    # Timing the vendor's kernel costs up to half a second: not where it cannot win.
+    possible = worth_vendor(task) and _wins(roofline_s(task), best_s, task.threads)
+    if vendor is not None and config.library and possible:
         vendor_s = vendor.latency_s(task.spec)
         if vendor_s is not None and _wins(vendor_s, best_s, task.threads):
             # Ours was timed at another moment, perhaps a busier one: both once more, side by side.

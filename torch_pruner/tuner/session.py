@@ -99,6 +99,7 @@ class TuningSession:
     best: dict[str, MeasureResult] = field(default_factory=dict, init=False)
     trials: int = field(default=0, init=False)
     _begin: float = field(default=0.0, init=False)
+    _trial_s: float = field(default=0.0, init=False)  # of the last batch; 0 before there is one
     _runs: list[_Run] = field(default_factory=list, init=False)
 
     def run(self) -> SessionResult:
@@ -175,10 +176,9 @@ class TuningSession:
         limits.append(self._trials_left())
         if self.budget.trials_per_task is not None:
             limits.append(self.budget.trials_per_task - run.progress.trials)
-        if self.budget.time_s is not None and self.trials:
-            per_trial = self._elapsed_s() / self.trials
+        if self.budget.time_s is not None and self._trial_s:
             left = self.budget.time_s - self._elapsed_s()
-            limits.append(max(1, int(left / max(per_trial, 1e-9))))
+            limits.append(max(1, int(left / self._trial_s)))
         return max(1, int(min(limits)))
 
     def _propose(self, run: _Run) -> list[Candidate]:
@@ -192,9 +192,10 @@ class TuningSession:
         return batch
 
     def _measure(self, run: _Run, batch: Sequence[Candidate]) -> list[MeasureResult]:
-        before = self.executor.phase_seconds.get("build", 0.0)
+        before, begin = self.executor.phase_seconds.get("build", 0.0), self.clock()
         with self.timer.phase("measure"):
             results = self.executor.measure([MeasureInput(run.task, c) for c in batch])
+        self._trial_s = (self.clock() - begin) / len(results)
         building = self.executor.phase_seconds.get("build", 0.0) - before
         self.timer.add("build", building)
         self.timer.add("measure", -building)

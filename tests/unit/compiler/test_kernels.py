@@ -6,7 +6,10 @@ import pytest
 
 from torch_pruner.compiler import kernels
 from torch_pruner.config import Config
-from torch_pruner.task import Candidate
+from torch_pruner.graph.ir import Builder
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
+from torch_pruner.tuner.session import TaskOutcome
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,22 @@ def test_a_vendor_kernel_pays_for_its_thread_pool(
     vendor_s: float, ours_s: float, threads: int, wins: bool
 ) -> None:
     assert kernels._wins(vendor_s, ours_s, threads) is wins
+
+
+@pytest.mark.parametrize(("ours_s", "asked"), [(0.9e-3, False), (5e-3, True)])
+def test_the_vendor_is_timed_only_where_it_can_win(ours_s: float, asked: bool) -> None:
+    class Vendor:
+        calls = 0
+
+        def latency_s(self, spec: object) -> float:
+            self.calls += 1
+            return 1.0
+
+    b = Builder()
+    x, w = b.input(0, (128, 512), "float32"), b.input(1, (512, 512), "float32", static=True)
+    task = Task("matmul", b.finish([b.matmul(x, w)]), TargetSpec.detect(2), 2, 1)
+    best = MeasureResult(Candidate("contraction"), MeasureStatus.OK, (ours_s,), "")
+    found = TaskOutcome(task, best, None, ours_s, 1, 0, "")
+    vendor = Vendor()
+    choice = kernels._settle(task, found, Config(), None, vendor)
+    assert (choice.source, vendor.calls) == ("tuned", int(asked))
