@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
 from tests.tvm import kernels as K
+from torch_pruner.codegen import contraction
 from torch_pruner.graph.ir import Builder, Graph
 
 pytestmark = pytest.mark.tvm
@@ -131,3 +133,26 @@ def _injective(kind: str) -> Graph:
 def test_injective(kind: str) -> None:
     outputs, expected, _ = K.run(_injective(kind), "injective", {"vl": 16, "chunk": 2, "par": 1})
     assert K.error(outputs, expected) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (K.linear(16, 32, 8192), {"ku": 4}),
+        (K.linear(13, 40, 3001), {"ku": 4, "ahead": 1}),  # neither pieces nor steps divide it
+        (K.conv(512, 7, 32, 3, 1, 1), {"tm": 7, "ku": 2}),
+        (K.conv(128, 8, 32, 3, 2, 1), {"tm": 4}),
+    ],
+    ids=["matmul", "ragged", "channels", "lines"],
+)
+def test_long_sums_keep_their_digits(
+    spec: Graph, changes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of thousands in one go were off by several times what eager is off by."""
+    exact = Graph.from_json(json.loads(json.dumps(spec.to_json()).replace("float32", "float64")))
+    expected = K.evaluate(exact, [a.astype("float64") for a in K.inputs_for(spec)])
+    errors = []
+    for long in (1 << 30, contraction._LONG):
+        monkeypatch.setattr(contraction, "_LONG", long)
+        errors.append(K.error(K.run(spec, "contraction", TILE | changes)[0], expected))
+    assert errors[1] < 0.75 * errors[0]

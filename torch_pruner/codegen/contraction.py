@@ -9,11 +9,13 @@ columns and dropped at the store.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen._tvm import (
     UNROLLED,
     VECTORIZED,
+    Buffer,
     Expr,
     Stmt,
     T,
@@ -140,10 +142,42 @@ def _tile(nest: Nest, g: Expr, nb: Expr, tile: Expr, turn: tuple[Expr, int]) -> 
 
         return each(step)
 
-    init = each(lambda i, j, v: store(nest.acc, i * bn + j * vl + v, zero))
+    def clear(buf: Buffer) -> Stmt:
+        return each(lambda i, j, v: store(buf, i * bn + j * vl + v, zero))
+
     ahead = panel_fetcher(nest, g, nb, turn) if nest.ahead else None
-    products = _reduce(nest, update, ahead, _reads_input(nest, tile))
-    return seq([stack(nest.acc), init, products, _write(nest, g, nb, tile)])
+    needed = _reads_input(nest, tile)
+    level = _level(con)
+    if level is None:
+        products = [clear(nest.acc), _reduce(nest, update, ahead, needed)]
+        return seq([stack(nest.acc), *products, _write(nest, g, nb, tile)])
+    total = buffer(nest.tm * bn, con.acc_dtype, "total", scope="local")
+
+    def add(i: Expr, j: Expr, v: Expr) -> Stmt:
+        at = i * bn + j * vl + v
+        return store(total, at, total[at] + nest.acc[at])
+
+    def part(body: Stmt) -> Stmt:
+        return seq([clear(nest.acc), body, each(add)])
+
+    products = [clear(total), _reduce(nest, update, ahead, needed, level, part)]
+    whole = each(lambda i, j, v: store(nest.acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
+    return seq([stack(nest.acc), stack(total), *products, whole, _write(nest, g, nb, tile)])
+
+
+_LONG, _PART = 1024, 256
+
+
+def _level(con: Contraction) -> int | None:
+    """How many reduction axes to pass before sums are begun anew; None for short reductions.
+
+    A sum of thousands of products in one go loses digits: each is rounded like the whole. Sums of
+    some hundreds, added up, lose a fraction of that, and cost a percent.
+    """
+    if con.depth <= _LONG or con.acc_dtype != "float32":
+        return None
+    inner = [math.prod(con.k[i:]) for i in range(1, len(con.k))]
+    return max((i for i, n in enumerate(inner, 1) if n >= _PART), default=0)
 
 
 def _reads_input(nest: Nest, tile: Expr) -> Callable[[Index], Expr | None]:
@@ -176,8 +210,13 @@ def _reduce(
     update: Callable[[Index], Stmt],
     ahead: Callable[[Expr], Stmt] | None,
     needed: Callable[[Index], Expr | None],
+    level: int | None = None,
+    part: Callable[[Stmt], Stmt] = lambda body: body,
 ) -> Stmt:
-    """Loops over the reduction axes; the innermost is unrolled by ``ku`` with a remainder."""
+    """Loops over the reduction axes; the innermost is unrolled by ``ku`` with a remainder.
+
+    ``part`` wraps what is below ``level`` axes; below none, pieces of the innermost.
+    """
     *outer, last = nest.con.k
     ku = min(nest.ku, last)
 
@@ -190,10 +229,19 @@ def _reduce(
                 return block(ko * ku, ku)
             return seq([ahead(linear((*prefix, ko), (*outer, last // ku))), block(ko * ku, ku)])
 
-        done = last - last % ku
-        parts = [loop(last // ku, step, name="k") if done else None]
-        parts.append(block(imm(done), last % ku) if last % ku else None)
-        return seq(parts)
+        steps, done = last // ku, last - last % ku
+        rest = block(imm(done), last % ku) if last % ku else None
+        if level != 0:
+            return seq([loop(steps, step, name="k") if done else None, rest])
+        each = max(1, _PART // ku)
+        whole = steps // each
+
+        def piece(first: Expr, count: int) -> Stmt:
+            return part(loop(count, lambda k: step(first + k), name="k"))
+
+        parts = [loop(whole, lambda o: piece(o * each, each), name="part") if whole else None]
+        parts.append(piece(imm(whole * each), steps % each) if steps % each else None)
+        return seq([*parts, None if rest is None else part(rest)])
 
     def nested(prefix: Index, rest: tuple[int, ...]) -> Stmt:
         if not rest:
@@ -201,6 +249,7 @@ def _reduce(
 
         def offset(r: Expr) -> Stmt:
             body, condition = nested((*prefix, r), rest[1:]), needed((*prefix, r))
+            body = part(body) if len(prefix) + 1 == level else body
             return body if condition is None else when(condition, body)
 
         return loop(rest[0], offset, name="r")

@@ -39,7 +39,7 @@ TILES = "tiles"  # the sketch whose kernels need the system's leave
 # A vendor kernel is a step of its own with another thread pool: its idle workers spin against ours.
 # Spinning takes its core from a worker of the other pool for about a millisecond.
 VENDOR_MARGIN, VENDOR_SWITCH_S, VENDOR_SPIN_S = 1.1, 20e-6, 1e-3
-CODEGEN_VERSION = 5  # raise it whenever the same decisions generate other code
+CODEGEN_VERSION = 6  # raise it whenever the same decisions generate other code
 SPACE_VERSION = 3  # raise it whenever the sketches' options change
 
 
