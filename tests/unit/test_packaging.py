@@ -92,7 +92,12 @@ def test_ci_runs_make_test_and_nothing_else() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize(
-    ("goal", "last"), [("test", "-m pytest"), ("demo", "-m benchmarks.demo"), ("lint", "-m mypy")]
+    ("goal", "last"),
+    [
+        ("test", "-m pytest --numprocesses auto --maxprocesses 4"),
+        ("demo", "-m benchmarks.demo"),
+        ("lint", "-m mypy"),
+    ],
 )
 def test_make_installs_torch_first_and_with_the_pins(tmp_path: Path, goal: str, last: str) -> None:
     command = ["make", "--dry-run", "-C", str(ROOT), f"VENV={tmp_path}/venv", goal]
