@@ -31,6 +31,14 @@ class Plan(Protocol):
 P = TypeVar("P", bound=Plan)
 
 
+def portable(settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` without the cache's directory, which says where and not what was measured."""
+    options = settings.get("options", {})
+    if "cache_dir" not in options:
+        return settings
+    return settings | {"options": {k: v for k, v in options.items() if k != "cache_dir"}}
+
+
 def refresh(
     path: str, plans: Sequence[P], produce: Callable[[P], dict[str, Any]], *, force: bool
 ) -> dict[str, Any]:
@@ -39,12 +47,12 @@ def refresh(
     content = json.loads(data.read_text()) if data.exists() else {"rows": {}}
     code = timing.code_identity()
     for number, plan in enumerate(plans, start=1):
-        old = content["rows"].get(plan.key)
-        if old and not force and (old["code"], old["settings"]) == (code, plan.settings):
+        old, settings = content["rows"].get(plan.key), portable(plan.settings)
+        if old and not force and (old["code"], old["settings"]) == (code, settings):
             print(f"[{number}/{len(plans)}] {plan.key}: kept ({old['status']})")
             continue
         print(f"[{number}/{len(plans)}] {plan.key}: ...", end=" ", flush=True)
-        row = produce(plan) | {"code": code, "settings": plan.settings}
+        row = produce(plan) | {"code": code, "settings": settings}
         content["rows"][plan.key] = row
         content["machine"] = timing.machine()
         write_json(path, content)

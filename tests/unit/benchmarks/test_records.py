@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import records
+from benchmarks import records, rows
 from tests import fakes
 from torch_pruner.target import DeviceFingerprint
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus
@@ -53,3 +53,10 @@ def test_a_workload_is_on_one_side_of_a_split_only() -> None:
         assert not {m.task.workload for m in train} & {m.task.workload for m in held}
         sides += [id(m) for m in held]
     assert len(sides) == len(set(sides)) == len(measured)
+
+
+def test_rows_keep_no_directory_of_the_machine() -> None:
+    settings = {"network": "dcgan", "options": {"cache_dir": "/a/folder", "effort": "none"}}
+    kept = rows.portable(settings)
+    assert kept == {"network": "dcgan", "options": {"effort": "none"}}
+    assert rows.portable(kept) == kept
