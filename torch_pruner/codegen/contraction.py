@@ -2,14 +2,15 @@
 
 The nest is: parallel over groups, column panels and row chunks; row tiles; reduction; register
 tile. The tile is ``tm`` rows by ``nv`` vectors, accumulated in local scope and written once through
-the epilogue. Rows and columns that do not fill a tile are computed on clamped rows and zero-padded
-columns and dropped at the store.
+the epilogue. The last panel has as many vectors as are left; columns that do not fill a vector are
+computed on zeros. The last rows make a whole tile with rows before them. Neither is stored.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen._tvm import (
@@ -17,6 +18,7 @@ from torch_pruner.codegen._tvm import (
     VECTORIZED,
     Buffer,
     Expr,
+    S,
     Stmt,
     T,
     buffer,
@@ -35,8 +37,8 @@ from torch_pruner.codegen.operands import (
     panel_fetcher,
     phase,
 )
-from torch_pruner.codegen.reader import Index, Reader, imm, linear, reshape_index, unlinear
-from torch_pruner.codegen.values import store, value_dtype
+from torch_pruner.codegen.reader import Index, Reader, held, imm, linear, reshape_index, unlinear
+from torch_pruner.codegen.values import store
 from torch_pruner.graph.contraction import Contraction, contraction_of
 
 if TYPE_CHECKING:
@@ -67,7 +69,6 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         bool(decisions["ahead"]) and constant is not None,
         panel,
         padded,
-        buffer(tm * nv * vl, con.acc_dtype, "acc", scope="local"),
         out,
     )
     body = []
@@ -90,42 +91,78 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
         else:
             (g, chunk, nb) = unlinear(p, (con.groups, chunks, nest.blocks))
 
-        def tile(t: Expr) -> Stmt:
-            at = chunk * per_chunk + t
-            turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
-            body = _tile(nest, g, nb, at, turn)
-            return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
+        def panel(vectors: int) -> Stmt:
+            def tile(t: Expr) -> Stmt:
+                at = chunk * per_chunk + t
+                turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
+                body = _tile(nest, g, (nb, vectors), at, turn)
+                return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
-        return loop(per_chunk, tile, name="t")
+            return loop(per_chunk, tile, name="t")
+
+        if nest.last_vectors == nest.nv:
+            return panel(nest.nv)
+        return when(nb < nest.blocks - 1, panel(nest.nv), panel(nest.last_vectors))
 
     return loop(con.groups * nest.blocks * chunks, task, nest.kind, name="p")
 
 
-def _row(nest: Nest, tile: Expr, i: Expr, *, clamp: bool) -> Index:
-    """Indices of row ``i`` of a tile.
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of one register tile."""
 
-    When tiles fit the innermost row axis, neighbours differ by a constant.
+    at: Callable[[Expr], Index]
+    """Index of row ``i`` of the tile; all of them exist."""
+    own: Callable[[Expr], Expr] | None = None
+    """Whether row ``i`` is this tile's to store (None: all are)."""
+    bind: Stmt | None = None
+
+
+def _rows(nest: Nest, tile: Expr) -> _Rows:
+    """Neighbouring rows lie a constant apart wherever the operator allows it.
+
+    That is when tiles fit the innermost row axis, or when the operand's rows lie in one line.
     """
-    m, tm = nest.con.m, nest.tm
+    con, m, tm = nest.con, nest.con.m, nest.tm
     if m[-1] % tm == 0:
-        inner = m[-1] // tm
-        *outer, block = unlinear(tile, (*m[:-1], inner))
-        return (*outer, block * tm + i)
-    flat = tile * tm + i
-    if clamp and nest.con.rows % tm:
-        flat = T.min(flat, imm(nest.con.rows - 1))
-    return unlinear(flat, m)
+        *outer, block = unlinear(tile, (*m[:-1], m[-1] // tm))
+        return _Rows(lambda i: (*outer, block * tm + i))
+    if con.pointwise:
+        start = T.Var("first", "int32")
+        ragged = con.rows % tm
+        value = T.min(tile * tm, imm(con.rows - tm)) if ragged else tile * tm
+        return _Rows(
+            lambda i: unlinear(start + i, m),
+            (lambda i: start + i >= tile * tm) if ragged else None,
+            S.Bind(start, value),
+        )
+    last = imm(con.rows - 1)
+    if con.rows % tm == 0:
+        return _Rows(lambda i: unlinear(tile * tm + i, m))
+    return _Rows(lambda i: unlinear(T.min(tile * tm + i, last), m), lambda i: tile * tm + i <= last)
 
 
-def _tile(nest: Nest, g: Expr, nb: Expr, tile: Expr, turn: tuple[Expr, int]) -> Stmt:
-    """One register tile; ``turn`` is which of how many tiles of a panel it is."""
+def _tile(
+    nest: Nest, g: Expr, columns: tuple[Expr, int], tile: Expr, turn: tuple[Expr, int]
+) -> Stmt:
+    """One register tile.
+
+    ``columns``: which panel, and how many vectors; ``turn``: which of how many tiles of a panel.
+    """
     con, vl, bn = nest.con, nest.vl, nest.bn
     zero = T.const(0, con.acc_dtype)
+    nb, vectors = columns
+    rows = _rows(nest, tile)
+    # Indices are constants once loops are unrolled: LLVM keeps the tile in registers.
+    acc = buffer(nest.tm * bn, con.acc_dtype, "acc", scope="local")
 
     def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
         def row(i: Expr) -> Stmt:
             return loop(
-                nest.nv, lambda j: loop(vl, lambda v: body(i, j, v), VECTORIZED, "v"), UNROLLED, "j"
+                vectors,
+                lambda j: loop(vl, lambda v: body(i, j, v), VECTORIZED, "v"),
+                UNROLLED,
+                "j",
             )
 
         return loop(nest.tm, row, UNROLLED, "i")
@@ -134,11 +171,9 @@ def _tile(nest: Nest, g: Expr, nb: Expr, tile: Expr, turn: tuple[Expr, int]) -> 
         def step(i: Expr, j: Expr, v: Expr) -> Stmt:
             lane = j * vl + v
             at = i * bn + lane
-            a = a_at(nest, g, _row(nest, tile, i, clamp=True), k, nb * bn + lane).astype(
-                con.acc_dtype
-            )
+            a = a_at(nest, g, rows.at(i), k, nb * bn + lane).astype(con.acc_dtype)
             b = b_at(nest, g, nb, k, nb * bn + lane, lane).astype(con.acc_dtype)
-            return store(nest.acc, at, nest.acc[at] + a * b)
+            return store(acc, at, acc[at] + a * b)
 
         return each(step)
 
@@ -146,23 +181,23 @@ def _tile(nest: Nest, g: Expr, nb: Expr, tile: Expr, turn: tuple[Expr, int]) -> 
         return each(lambda i, j, v: store(buf, i * bn + j * vl + v, zero))
 
     ahead = panel_fetcher(nest, g, nb, turn) if nest.ahead else None
-    needed = _reads_input(nest, tile)
+    needed = _reads_input(nest, rows)
     level = _level(con)
+    begin, end = [rows.bind, stack(acc)], _write(nest, g, columns, rows, acc)
     if level is None:
-        products = [clear(nest.acc), _reduce(nest, update, ahead, needed)]
-        return seq([stack(nest.acc), *products, _write(nest, g, nb, tile)])
+        return seq([*begin, clear(acc), _reduce(nest, update, ahead, needed), end])
     total = buffer(nest.tm * bn, con.acc_dtype, "total", scope="local")
 
     def add(i: Expr, j: Expr, v: Expr) -> Stmt:
         at = i * bn + j * vl + v
-        return store(total, at, total[at] + nest.acc[at])
+        return store(total, at, total[at] + acc[at])
 
     def part(body: Stmt) -> Stmt:
-        return seq([clear(nest.acc), body, each(add)])
+        return seq([clear(acc), body, each(add)])
 
     products = [clear(total), _reduce(nest, update, ahead, needed, level, part)]
-    whole = each(lambda i, j, v: store(nest.acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
-    return seq([stack(nest.acc), stack(total), *products, whole, _write(nest, g, nb, tile)])
+    whole = each(lambda i, j, v: store(acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
+    return seq([*begin, stack(total), *products, whole, end])
 
 
 _LONG, _PART = 1024, 256
@@ -180,7 +215,7 @@ def _level(con: Contraction) -> int | None:
     return max((i for i, n in enumerate(inner, 1) if n >= _PART), default=0)
 
 
-def _reads_input(nest: Nest, tile: Expr) -> Callable[[Index], Expr | None]:
+def _reads_input(nest: Nest, rows: _Rows) -> Callable[[Index], Expr | None]:
     """Whether the kernel offsets chosen so far read anything but padding; None if they always do.
 
     Known for tiles that lie in one line of the output: most of a strongly dilated convolution, and
@@ -189,7 +224,7 @@ def _reads_input(nest: Nest, tile: Expr) -> Callable[[Index], Expr | None]:
     con, conv, tm = nest.con, nest.con.conv, nest.tm
     if conv is None or con.form != "conv" or con.m[-1] % tm:
         return lambda _: None
-    place = _row(nest, tile, imm(0), clamp=True)[1:]
+    place = rows.at(imm(0))[1:]
     extent = nest.spec.nodes[con.a].shape[2:]
 
     def guard(offsets: Index) -> Expr | None:
@@ -257,42 +292,38 @@ def _reduce(
     return nested((), tuple(outer))
 
 
-def _write(nest: Nest, g: Expr, nb: Expr, tile: Expr) -> Stmt:
+def _write(nest: Nest, g: Expr, columns: tuple[Expr, int], rows: _Rows, acc: Buffer) -> Stmt:
     """The epilogue: every element of the tile through the rest of the graph, stored once."""
     con, vl, bn = nest.con, nest.vl, nest.bn
+    nb, vectors = columns
     path = output_path(nest.spec, con.anchor)
-    shape = nest.spec.nodes[path[-1]].shape
-    ragged = bool(con.rows % nest.tm and con.m[-1] % nest.tm)
+    shape, dtype = nest.spec.nodes[path[-1]].shape, nest.spec.nodes[con.anchor].dtype
+    whole = vectors - 1 if con.n % vl and vectors == nest.last_vectors else vectors
 
     def row(i: Expr) -> Stmt:
-        place = _row(nest, tile, i, clamp=False)
+        place = rows.at(i)
+
+        def element(j: Expr, v: Expr) -> Stmt:
+            index = along(nest.spec, path, anchor_index(con, g, place, nb * bn + j * vl + v))
+            nest.reader.overrides[con.anchor] = held(acc, i * bn + j * vl + v, dtype)
+            return nest.reader.scope(
+                lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
+            )
 
         def vector(j: Expr) -> Stmt:
+            return loop(vl, lambda v: element(j, v), VECTORIZED, "v")
+
+        def cut(j: Expr) -> Stmt:
+            """The vector in which the last column lies, if the panel is the last."""
             first = nb * bn + j * vl
+            single = loop(vl, lambda v: when(first + v < con.n, element(j, v)), name="v")
+            return when(first + vl <= con.n, vector(j), single)
 
-            def element(v: Expr) -> Stmt:
-                index = along(nest.spec, path, anchor_index(con, g, place, first + v))
-                _read_tile(nest, i * bn + j * vl + v)
-                return nest.reader.scope(
-                    lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
-                )
-
-            whole = loop(vl, element, VECTORIZED, "v")
-            if con.n % bn == 0:
-                return whole
-            single = loop(vl, lambda v: when(first + v < con.n, element(v)), name="v")
-            return when(first + vl <= con.n, whole, single)
-
-        vectors = loop(nest.nv, vector, UNROLLED, "j")
-        return when(tile * nest.tm + i < con.rows, vectors) if ragged else vectors
+        body = [loop(whole, vector, UNROLLED, "j") if whole else None]
+        body.append(cut(imm(whole)) if whole < vectors else None)
+        return seq(body) if rows.own is None else when(rows.own(i), seq(body))
 
     return loop(nest.tm, row, UNROLLED, "i")
-
-
-def _read_tile(nest: Nest, at: Expr) -> None:
-    """Let the epilogue read the contraction's result from element ``at`` of the register tile."""
-    dtype = value_dtype(nest.spec.nodes[nest.con.anchor].dtype)
-    nest.reader.overrides[nest.con.anchor] = lambda _: nest.acc[at].astype(dtype)
 
 
 def anchor_index(con: Contraction, g: Expr, row: Index, column: Expr) -> Index:

@@ -47,8 +47,6 @@ class Nest:
     ahead: bool  # fetch the next panel while this one is in use
     panel: Buffer | None  # packed second operand (given or made in the kernel)
     padded: Buffer | None
-    # The register tile; indices are constants once loops are unrolled: LLVM keeps it in registers.
-    acc: Buffer
     out: Buffer
 
     @property
@@ -63,6 +61,11 @@ class Nest:
     @property
     def blocks(self) -> int:
         return -(-self.con.n // self.bn)
+
+    @property
+    def last_vectors(self) -> int:
+        """Vectors of the last panel that hold columns."""
+        return -(-(self.con.n - (self.blocks - 1) * self.bn) // self.vl)
 
     @property
     def tiles(self) -> int:

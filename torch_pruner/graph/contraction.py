@@ -64,6 +64,15 @@ class Contraction:
         return math.prod(self.k)
 
     @property
+    def pointwise(self) -> bool:
+        """Whether the first operand is read row by row, each at the position of its number."""
+        conv = self.conv
+        if conv is None:
+            return True
+        plain = not conv.copies_input and self.form == "conv"
+        return plain and {*conv.kernel, *conv.stride} == {1}
+
+    @property
     def flops(self) -> int:
         return 2 * self.groups * self.rows * self.n * self.depth
 

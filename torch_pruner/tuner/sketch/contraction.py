@@ -81,22 +81,19 @@ class ContractionSketch(Sketch):
         registers = c["tm"] * c["nv"] + c["nv"] + 1  # S1
         fmas = c["tm"] * c["nv"]
         second = spec.nodes[con.b].dtype
-        step = self._step_cycles(c)
-        crossing = np.where(con.m[-1] % c["tm"] == 0, 0.0, 0.05 if con.conv is not None else 0.0)
-        ragged = np.where(con.n % bn == 0, 0.0, 6.0 * bn)
-        tile_cycles = con.depth * step * (1 + crossing)
-        tile_cycles = tile_cycles + c["tm"] * c["nv"] * (2 + self._epilogue()) + 20 + ragged
 
         panel = con.depth * bn * ITEMSIZE[second]
         rows_bytes = c["tm"] * size * (con.depth if con.conv is None else con.k[-1] * 2)
         held = panel + rows_bytes  # S3
         kernel = max(1.0, float(np.prod(con.k[:-1])))
         a_bytes = con.rows * con.depth * size / kernel  # each input element once
-        tile_cycles = tile_cycles + np.where(
+        busy = self._tile_cycles(c, c["nv"])
+        spilled = np.where(
             held > 0.8 * target.l1_bytes,
-            np.maximum(0, panel / machine.bytes_per_cycle(held, target) - 0.6 * tile_cycles),
+            np.maximum(0, panel / machine.bytes_per_cycle(held, target) - 0.6 * busy),
             0,
         )
+        tile_cycles = self._busiest(c, busy, self._tile_cycles(c, self._last(c))) + spilled
         rows_reread = np.where(c["order"] == 0, a_bytes / c["mc"], rows_bytes)
         chunk_bytes = panel + a_bytes / c["mc"] / con.groups
         stream = chunk_bytes / machine.bytes_per_cycle(panel + rows_reread, target) * 0.3
@@ -110,10 +107,14 @@ class ContractionSketch(Sketch):
         task_s = (per_chunk * tile_cycles + stream + exposed) / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], threads)
         seconds = seconds + self._preparation(c["pack"], c["par"])
+        seconds = seconds + self._foreign(c) * a_bytes * con.groups / machine.foreign_bytes_per_s(
+            target
+        )
         traffic = con.groups * (blocks * panel + np.where(c["order"] == 0, blocks, 1) * a_bytes)
         weights = con.groups * con.n * con.depth * ITEMSIZE[second]
         floor = weights / target.dram_bytes_per_s if self.constant else 0.0
         ones = np.ones(len(decisions))
+        columns = np.ceil(con.n / self.lanes) * self.lanes
         return Symbols(
             registers,
             fmas * con.depth,
@@ -122,23 +123,65 @@ class ContractionSketch(Sketch):
             traffic,
             rounds,
             np.where(c["pack"] == 1, bn, self.lanes) * ITEMSIZE[second],
-            2.0 * con.groups * blocks * bn * tiles * c["tm"] * con.depth,
+            2.0 * con.groups * columns * tiles * c["tm"] * con.depth,
             np.maximum(seconds, floor * ones),
         )
 
-    def _step_cycles(self, c: dict[str, Array]) -> Array:
-        """Of one position of the reduction, operands in the first cache."""
+    def _last(self, c: dict[str, Array]) -> Array:
+        """Vectors of the last panel."""
+        vectors = -(-self.con.n // self.lanes)
+        last: Array = vectors - (np.ceil(vectors / c["nv"]) - 1) * c["nv"]
+        return last
+
+    def _tile_cycles(self, c: dict[str, Array], vectors: Array) -> Array:
+        """Of one tile of so many vectors, operands in the first cache."""
+        con, tm = self.con, c["tm"]
+        crosses = not con.pointwise
+        crossing = np.where(con.m[-1] % tm == 0, 0.0, 0.05 if crosses else 0.0)
+        cut = 6.0 * self.lanes * tm if con.n % self.lanes else 0.0
+        cut = np.where(vectors == self._last(c), cut, 0.0)
+        cycles = con.depth * self._step_cycles(c, vectors) * (1 + crossing)
+        result: Array = cycles + tm * vectors * (2 + self._epilogue()) + 20 + cut
+        return result
+
+    def _busiest(self, c: dict[str, Array], whole: Array, last: Array) -> Array:
+        """Cycles of a tile in the mean over the panels of the thread with most to do.
+
+        Tasks are dealt in order; the last panel, which may be narrower, comes last.
+        """
+        blocks = np.ceil(self.con.n / (c["nv"] * self.lanes))
+        mean = ((blocks - 1) * whole + last) / blocks
+        threads = np.where(c["par"] == 1, self.task.threads, 1)
+        rounds = np.ceil(blocks * c["mc"] / threads)
+        full = np.minimum(rounds, (blocks - 1) * c["mc"])
+        first = (full * whole + (rounds - full) * last) / rounds
+        result: Array = np.where((c["order"] == 1) | (self.con.groups > 1), mean, first)
+        return result
+
+    def _foreign(self, c: dict[str, Array]) -> Array:
+        """Share of the first operand that a thread reads and another one has written.
+
+        Kernels that divide rows divide them alike: what a core reads lies in its own cache.
+        """
+        threads = self.task.threads
+        alike = (c["order"] == 1) & (c["mc"] % threads == 0)
+        alike = alike | (c["par"] == 0) | (self.con.groups >= threads)
+        share: Array = np.where(alike, 0.0, 1 - 1 / threads)
+        return share
+
+    def _step_cycles(self, c: dict[str, Array], vectors: Array) -> Array:
+        """Of one position of the reduction."""
         con, target = self.con, self.task.target
-        fmas, bn = c["tm"] * c["nv"], c["nv"] * self.lanes
+        fmas, bn = c["tm"] * vectors, vectors * self.lanes
         row_loads = fmas if con.form == "depthwise" else c["tm"]
-        load_cycles = (row_loads + c["nv"]) / machine.LOADS_PER_CYCLE
+        load_cycles = (row_loads + vectors) / machine.LOADS_PER_CYCLE
         direct = (c["pack"] == 0) & ~np.bool_(self._columns_contiguous())
         load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
-        issued = fmas + row_loads + c["nv"] + (1 + c["ahead"]) / c["ku"]
+        issued = fmas + row_loads + vectors + (1 + c["ahead"]) / c["ku"]
         fma_cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
         fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
         halves = self.task.spec.nodes[con.b].dtype in ("bfloat16", "float16")
-        convert = 0.5 * (c["nv"] + c["tm"]) if halves else 0.0
+        convert = 0.5 * (vectors + c["tm"]) if halves else 0.0
         overhead = (0.5 + 0.5 * c["ahead"]) / c["ku"]
         step: Array = np.maximum(fma_cycles + convert, load_cycles) + overhead
         return step
