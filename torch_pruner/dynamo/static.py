@@ -7,6 +7,7 @@ raises. (Writing through ``.data`` or numpy does not raise it.)
 
 from __future__ import annotations
 
+import operator
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,10 @@ _shared_lock = threading.Lock()
 # For each tensor and layout, the memory that was packed and the packed copy.
 _shared: MutableMapping[torch.Tensor, dict[_Layout, tuple[_Memory, torch.Tensor]]]
 _shared = WeakIdKeyDictionary()
+
+
+_version = operator.attrgetter("_version")
+_address = torch.Tensor.data_ptr
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:
@@ -82,15 +87,17 @@ class Snapshot:
     prepared: tuple[torch.Tensor | None, ...]  # None: only its packed copy is read
 
     def valid(self, inputs: Sequence[torch.Tensor], indices: Sequence[int]) -> bool:
-        """Whether the parameters among ``inputs`` are those of the snapshot, unchanged."""
-        known = zip(indices, self.tensors, self.versions, self.addresses, strict=True)
-        for i, tensor, version, address in known:
-            now = inputs[i]
-            if now is not tensor or version is None:
-                return False
-            if now._version != version or now.data_ptr() != address:
-                return False
-        return True
+        """Whether the parameters among ``inputs`` are those of the snapshot, unchanged.
+
+        Asked at every call about every parameter: the loops are the interpreter's own.
+        """
+        if not all(map(operator.is_, map(inputs.__getitem__, indices), self.tensors)):
+            return False
+        try:
+            versions = tuple(map(_version, self.tensors))
+        except RuntimeError:  # an inference tensor has no version: it may have changed
+            return False
+        return versions == self.versions and self.addresses == tuple(map(_address, self.tensors))
 
 
 class StaticInputs:
