@@ -121,25 +121,30 @@ class _Rows:
 def _rows(nest: Nest, tile: Expr) -> _Rows:
     """Neighbouring rows lie a constant apart wherever the operator allows it.
 
-    That is when tiles fit the innermost row axis, or when the operand's rows lie in one line.
+    A last tile that is not full begins earlier; rows of the tile before are not its own.
     """
     con, m, tm = nest.con, nest.con.m, nest.tm
-    if m[-1] % tm == 0:
-        *outer, block = unlinear(tile, (*m[:-1], m[-1] // tm))
-        return _Rows(lambda i: (*outer, block * tm + i))
-    if con.pointwise:
-        start = T.Var("first", "int32")
-        ragged = con.rows % tm
-        value = T.min(tile * tm, imm(con.rows - tm)) if ragged else tile * tm
-        return _Rows(
-            lambda i: unlinear(start + i, m),
-            (lambda i: start + i >= tile * tm) if ragged else None,
-            S.Bind(start, value),
-        )
+    if con.by_line(tm):
+        width = m[-1]
+        *outer, block = unlinear(tile, (*m[:-1], -(-width // tm)))
+        own, bind, start = _from(block, tm, width)
+        return _Rows(lambda i: (*outer, start + i), own, bind)
+    if con.in_line:
+        own, bind, start = _from(tile, tm, con.rows)
+        return _Rows(lambda i: unlinear(start + i, m), own, bind)
     last = imm(con.rows - 1)
     if con.rows % tm == 0:
         return _Rows(lambda i: unlinear(tile * tm + i, m))
     return _Rows(lambda i: unlinear(T.min(tile * tm + i, last), m), lambda i: tile * tm + i <= last)
+
+
+def _from(tile: Expr, tm: int, extent: int) -> tuple[Callable[[Expr], Expr] | None, Stmt, Expr]:
+    """For a tile of an axis: which rows are its own, a definition, and its first row."""
+    start = T.Var("first", "int32")
+    if extent % tm == 0:
+        return None, S.Bind(start, tile * tm), start
+    bind = S.Bind(start, T.min(tile * tm, imm(extent - tm)))
+    return (lambda i: start + i >= tile * tm), bind, start
 
 
 def _tile(
@@ -222,7 +227,7 @@ def _reads_input(nest: Nest, rows: _Rows) -> Callable[[Index], Expr | None]:
     the first and last line of any padded one, multiplies zeros.
     """
     con, conv, tm = nest.con, nest.con.conv, nest.tm
-    if conv is None or con.form != "conv" or con.m[-1] % tm:
+    if conv is None or con.form != "conv" or not con.by_line(tm):
         return lambda _: None
     place = rows.at(imm(0))[1:]
     extent = nest.spec.nodes[con.a].shape[2:]

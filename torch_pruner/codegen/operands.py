@@ -69,7 +69,7 @@ class Nest:
 
     @property
     def tiles(self) -> int:
-        return -(-self.con.rows // self.tm)
+        return int(self.con.row_tiles(self.tm))
 
 
 def a_at(nest: Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:

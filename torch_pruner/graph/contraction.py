@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch_pruner.graph.ir import Builder, Graph, Node, Shape
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
+
+_TWICE = 0.1  # of a line's rows: rows at a constant distance are worth so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,33 @@ class Contraction:
         return math.prod(self.k)
 
     @property
-    def pointwise(self) -> bool:
-        """Whether the first operand is read row by row, each at the position of its number."""
+    def in_line(self) -> bool:
+        """Whether the first operand's rows lie a constant apart, from the first to the last.
+
+        So do those of a convolution that moves along its first spatial dimension alone.
+        """
         conv = self.conv
         if conv is None:
             return True
-        plain = not conv.copies_input and self.form == "conv"
-        return plain and {*conv.kernel, *conv.stride} == {1}
+        moves = conv.kernel if self.m[0] > 1 else conv.kernel[1:]
+        spaced = {*conv.stride, *moves} == {1} and conv.padded[1:] == self.m[2:]
+        return spaced and self.form == "conv" and max(conv.dilate_input) == 1
+
+    def by_line(self, tm: Any) -> Any:
+        """Whether tiles of ``tm`` rows (a number or an array) are laid along the innermost axis.
+
+        They are where they fit, or where little is computed twice: the last tile of a line begins
+        early enough to be whole.
+        """
+        width = self.m[-1]
+        wasted = -(-width // tm) * tm - width
+        return (wasted == 0) | ((not self.in_line) & (wasted <= _TWICE * width) & (tm <= width))
+
+    def row_tiles(self, tm: Any) -> Any:
+        """Tiles of ``tm`` rows (a number or an array)."""
+        width = self.m[-1]
+        lines = self.by_line(tm)
+        return lines * (self.rows // width * -(-width // tm)) + (lines == 0) * -(-self.rows // tm)
 
     @property
     def flops(self) -> int:

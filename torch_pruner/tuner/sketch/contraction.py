@@ -57,7 +57,7 @@ class ContractionSketch(Sketch):
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
         con, registers = self.con, self.task.target.vector_registers
-        tiles = np.ceil(con.rows / c["tm"])
+        tiles = con.row_tiles(c["tm"])
         blocks = np.ceil(con.n / (c["nv"] * self.lanes))
         fits = c["tm"] * c["nv"] + c["nv"] + 1 <= registers
         chunked = (c["mc"] == 1) | (c["mc"] <= tiles)
@@ -74,7 +74,7 @@ class ContractionSketch(Sketch):
         c, con, target = self.columns(decisions), self.con, self.task.target
         spec, threads, size = self.task.spec, self.task.threads, self.itemsize
         bn = c["nv"] * self.lanes
-        tiles, blocks = np.ceil(con.rows / c["tm"]), np.ceil(con.n / bn)
+        tiles, blocks = con.row_tiles(c["tm"]), np.ceil(con.n / bn)
         per_chunk = np.ceil(tiles / c["mc"])
         tasks = con.groups * blocks * c["mc"]
 
@@ -135,13 +135,30 @@ class ContractionSketch(Sketch):
     def _tile_cycles(self, c: dict[str, Array], vectors: Array) -> Array:
         """Of one tile of so many vectors, operands in the first cache."""
         con, tm = self.con, c["tm"]
-        crosses = not con.pointwise
-        crossing = np.where(con.m[-1] % tm == 0, 0.0, 0.05 if crosses else 0.0)
+        crossing = np.where(con.by_line(tm), 0.0, 0.0 if con.in_line else 0.12)
         cut = 6.0 * self.lanes * tm if con.n % self.lanes else 0.0
         cut = np.where(vectors == self._last(c), cut, 0.0)
-        cycles = con.depth * self._step_cycles(c, vectors) * (1 + crossing)
+        steps = con.depth * self._share_inside[tm.astype(np.int64)]
+        cycles = steps * self._step_cycles(c, vectors) * (1 + crossing)
         result: Array = cycles + tm * vectors * (2 + self._epilogue()) + 20 + cut
         return result
+
+    @cached_property
+    def _share_inside(self) -> Array:
+        """Share of kernel offsets at which a tile of so many rows reads anything but padding."""
+        con, conv = self.con, self.con.conv
+        shares = np.ones(17)
+        if conv is None or con.form != "conv" or not conv.copies_input:
+            return shares
+        extent = self.task.spec.nodes[con.a].shape[2:]
+        for tm in (t for t in range(1, 17) if con.by_line(t)):
+            for d, (size, lo) in enumerate(zip(extent, conv.lo, strict=True)):
+                rows, hop = con.m[d + 1], conv.stride[d]
+                count = tm if d == len(extent) - 1 else 1
+                first = np.minimum(np.arange(0, rows, count), rows - count) * hop - lo
+                at = first[:, None] + np.arange(conv.kernel[d]) * conv.dilation[d]
+                shares[tm] *= np.mean((at + (count - 1) * hop >= 0) & (at < size))
+        return shares
 
     def _busiest(self, c: dict[str, Array], whole: Array, last: Array) -> Array:
         """Cycles of a tile in the mean over the panels of the thread with most to do.

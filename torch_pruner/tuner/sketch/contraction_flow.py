@@ -66,7 +66,7 @@ def _tiling(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
     second, width = _second(sketch), sketch.lanes * size
     columns = c["nv"] * sketch.lanes
-    n_tiles = con.groups * np.ceil(con.rows / c["tm"]) * np.ceil(con.n / columns)
+    n_tiles = con.groups * con.row_tiles(c["tm"]) * np.ceil(con.n / columns)
     panel, rows, tile = con.depth * columns * second, c["tm"] * con.depth * size, _tile(sketch, c)
     registers = (c["tm"] * c["nv"] + c["nv"] + 1) * width
     run, inner = _runs(sketch, c), con.k[-1] * size
@@ -88,7 +88,7 @@ def _rest(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     """The epilogue with the operands that only it reads, and the outputs."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
     spec, columns, tile = sketch.task.spec, c["nv"] * sketch.lanes, _tile(sketch, c)
-    n_tiles = con.groups * np.ceil(con.rows / c["tm"]) * np.ceil(con.n / columns)
+    n_tiles = con.groups * con.row_tiles(c["tm"]) * np.ceil(con.n / columns)
     run, ops = columns * size, after(sketch.task)
     steps = [Step(Role.EPILOGUE, size, n_tiles * tile, tile, tile, tile, size, run, ops)]
     for i in spec.inputs:
