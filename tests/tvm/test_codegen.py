@@ -14,7 +14,18 @@ from torch_pruner.graph.ir import Builder, Graph
 
 pytestmark = pytest.mark.tvm
 
-TILE = {"vl": 16, "tm": 8, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "par": 1, "ahead": 0}
+TILE = {
+    "vl": 16,
+    "tm": 8,
+    "nv": 2,
+    "mc": 1,
+    "order": 0,
+    "ku": 1,
+    "pack": 1,
+    "par": 1,
+    "ahead": 0,
+    "kb": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +52,17 @@ TILE = {"vl": 16, "tm": 8, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "pa
         (K.conv(16, 9, 32, 3, 2, 1, 4), {"nv": 1}),
         (K.conv(8, 20, 16, 3, 1, 1, rank=1), {"nv": 1}),
         (K.conv(4, 6, 16, 3, 1, 1, rank=3, batch=2), {"nv": 1}),
+        (K.conv(32, 17, 40, 3, 1, 1), {"tm": 6}),  # the last tile of a line begins earlier
+        (K.conv(32, 17, 40, 3, 1, 1), {"tm": 7, "nv": 3, "mc": 2, "order": 1}),  # crosses lines
+        (K.conv(32, 9, 72, 1, 1, 0), {"tm": 6, "nv": 4, "mc": 4, "order": 1}),
+        (K.conv(32, 9, 24, 1, 1, 0, batch=2), {"tm": 8, "nv": 1, "mc": 2}),
+        (K.linear(16, 32, 4096), {"kb": 4, "ku": 4}),
+        (K.linear(13, 40, 1536), {"kb": 3, "mc": 2, "order": 1, "ahead": 1, "ku": 4}),
+        (K.linear(13, 40, 1536), {"kb": 2, "tm": 4, "nv": 2, "ahead": 1, "par": 0}),
+        (K.linear(13, 40, 1536, static=False), {"kb": 6}),
+        (K.conv(128, 8, 40, 3, 2, 1), {"tm": 4, "kb": 3, "ahead": 1, "ku": 2}),
+        (K.conv(256, 9, 72, 3, 1, 1), {"tm": 5, "nv": 4, "kb": 9, "mc": 2, "order": 1}),
+        (K.conv(512, 9, 24, 3, 1, 1, rank=1), {"nv": 1, "kb": 3, "tm": 3}),
         (K.conv_transpose(12, 4, 20, 4, 2, 1), {"nv": 1}),
         (K.conv_transpose(10, 1, 16, 4, 1, 0), {"nv": 1, "tm": 4}),
     ],

@@ -9,7 +9,7 @@ from torch_pruner.graph.ir import Builder, Graph
 
 pytestmark = pytest.mark.tvm
 
-TILE = {"vl": 16, "nv": 1, "mc": 2, "order": 0, "ku": 2, "pack": 1, "par": 1, "ahead": 0}
+TILE = {"vl": 16, "nv": 1, "mc": 2, "order": 0, "ku": 2, "pack": 1, "par": 1, "ahead": 0, "kb": 1}
 
 
 def padded(

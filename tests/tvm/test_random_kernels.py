@@ -133,6 +133,7 @@ def test_no_task_lies_past_the_last_row() -> None:
             "pack": 1,
             "par": 1,
             "ahead": 1,
+            "kb": 1,
         }
         outputs = run(schedule(spec, "contraction", decisions), arrays, TargetSpec.detect(2))
         assert_close(outputs, evaluate(spec, arrays), 1e-5)

@@ -55,6 +55,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
     inputs, (out,), scratch = parameters(takes)
     constant = next((k for k, p in enumerate(takes.packs) if p is not None), None)
     rest = list(scratch)
+    sums = rest.pop() if decisions["kb"] > 1 else None
     padded = rest.pop() if con.conv is not None and con.conv.copies_input else None
     panel = inputs[constant] if constant is not None else (rest.pop() if rest else None)
     nest = Nest(
@@ -69,7 +70,9 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         bool(decisions["ahead"]) and constant is not None,
         panel,
         padded,
+        sums,
         out,
+        decisions["kb"],
     )
     body = []
     if padded is not None:
@@ -82,8 +85,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
 
 def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
     con = nest.con
-    per_chunk = -(-nest.tiles // min(chunks, nest.tiles))
-    chunks = -(-nest.tiles // per_chunk)  # none is empty: the guard below relies on it
+    chunks, per_chunk = con.chunked(nest.tm, chunks)
 
     def task(p: Expr) -> Stmt:
         if order == 0:
@@ -92,19 +94,36 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
             (g, chunk, nb) = unlinear(p, (con.groups, chunks, nest.blocks))
 
         def panel(vectors: int) -> Stmt:
-            def tile(t: Expr) -> Stmt:
+            def tile(block: Expr, t: Expr) -> Stmt:
                 at = chunk * per_chunk + t
                 turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
-                body = _tile(nest, g, (nb, vectors), at, turn)
+                place = _Place(g, nb, vectors, block, at, turn, p * per_chunk + t)
+                body = _tile(nest, place)
                 return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
-            return loop(per_chunk, tile, name="t")
+            def tiles(block: Expr) -> Stmt:
+                return loop(per_chunk, lambda t: tile(block, t), name="t")
+
+            return loop(nest.kb, tiles, name="kb")
 
         if nest.last_vectors == nest.nv:
             return panel(nest.nv)
         return when(nb < nest.blocks - 1, panel(nest.nv), panel(nest.last_vectors))
 
     return loop(con.groups * nest.blocks * chunks, task, nest.kind, name="p")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which part of the work a register tile does."""
+
+    g: Expr  # group
+    nb: Expr  # column panel
+    vectors: int  # of the panel
+    kb: Expr  # block of the reduction
+    tile: Expr  # rows
+    turn: tuple[Expr, int]  # which of how many tiles of a panel
+    number: Expr  # of the tile among all of the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,28 +166,21 @@ def _from(tile: Expr, tm: int, extent: int) -> tuple[Callable[[Expr], Expr] | No
     return (lambda i: start + i >= tile * tm), bind, start
 
 
-def _tile(
-    nest: Nest, g: Expr, columns: tuple[Expr, int], tile: Expr, turn: tuple[Expr, int]
-) -> Stmt:
-    """One register tile.
-
-    ``columns``: which panel, and how many vectors; ``turn``: which of how many tiles of a panel.
-    """
+def _tile(nest: Nest, place: _Place) -> Stmt:
+    """One register tile over one block of the reduction."""
     con, vl, bn = nest.con, nest.vl, nest.bn
     zero = T.const(0, con.acc_dtype)
-    nb, vectors = columns
-    rows = _rows(nest, tile)
+    g, nb = place.g, place.nb
+    rows = _rows(nest, place.tile)
     # Indices are constants once loops are unrolled: LLVM keeps the tile in registers.
     acc = buffer(nest.tm * bn, con.acc_dtype, "acc", scope="local")
 
     def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+        def vector(i: Expr, j: Expr) -> Stmt:
+            return loop(vl, lambda v: body(i, j, v), VECTORIZED, "v")
+
         def row(i: Expr) -> Stmt:
-            return loop(
-                vectors,
-                lambda j: loop(vl, lambda v: body(i, j, v), VECTORIZED, "v"),
-                UNROLLED,
-                "j",
-            )
+            return loop(place.vectors, lambda j: vector(i, j), UNROLLED, "j")
 
         return loop(nest.tm, row, UNROLLED, "i")
 
@@ -185,38 +197,52 @@ def _tile(
     def clear(buf: Buffer) -> Stmt:
         return each(lambda i, j, v: store(buf, i * bn + j * vl + v, zero))
 
-    ahead = panel_fetcher(nest, g, nb, turn) if nest.ahead else None
+    def add(buf: Buffer, other: Buffer, first: Expr) -> Stmt:
+        def step(i: Expr, j: Expr, v: Expr) -> Stmt:
+            at = i * bn + j * vl + v
+            return store(buf, at, buf[at] + other[first + at])
+
+        return each(step)
+
+    ahead = panel_fetcher(nest, g, nb, place.kb, place.turn) if nest.ahead else None
     needed = _reads_input(nest, rows)
-    level = _level(con)
-    begin, end = [rows.bind, stack(acc)], _write(nest, g, columns, rows, acc)
+    level = _level(nest)
+    begin, end = [rows.bind, stack(acc)], _write(nest, place, rows, acc)
+    if nest.sums is not None:
+        first = place.number * (nest.tm * bn)
+        more = add(acc, nest.sums, first)
+        kept = each(lambda i, j, v: _keep(nest, acc, first, i * bn + j * vl + v))
+        end = seq([when(place.kb > 0, more), when(place.kb == nest.kb - 1, end, kept)])
     if level is None:
-        return seq([*begin, clear(acc), _reduce(nest, update, ahead, needed), end])
+        return seq([*begin, clear(acc), _reduce(nest, place.kb, update, ahead, needed), end])
     total = buffer(nest.tm * bn, con.acc_dtype, "total", scope="local")
 
-    def add(i: Expr, j: Expr, v: Expr) -> Stmt:
-        at = i * bn + j * vl + v
-        return store(total, at, total[at] + acc[at])
-
     def part(body: Stmt) -> Stmt:
-        return seq([clear(acc), body, each(add)])
+        return seq([clear(acc), body, add(total, acc, imm(0))])
 
-    products = [clear(total), _reduce(nest, update, ahead, needed, level, part)]
+    products = [clear(total), _reduce(nest, place.kb, update, ahead, needed, level, part)]
     whole = each(lambda i, j, v: store(acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
     return seq([*begin, stack(total), *products, whole, end])
+
+
+def _keep(nest: Nest, acc: Buffer, first: Expr, at: Expr) -> Stmt:
+    """Leaves a sum of one block to the next."""
+    return store(nest.sums, first + at, acc[at])
 
 
 _LONG, _PART = 1024, 256
 
 
-def _level(con: Contraction) -> int | None:
-    """How many reduction axes to pass before sums are begun anew; None for short reductions.
+def _level(nest: Nest) -> int | None:
+    """How many reduction axes of a block to pass before sums are begun anew; None for short ones.
 
     A sum of thousands of products in one go loses digits: each is rounded like the whole. Sums of
     some hundreds, added up, lose a fraction of that, and cost a percent.
     """
-    if con.depth <= _LONG or con.acc_dtype != "float32":
+    k = nest.inner
+    if math.prod(k) <= _LONG or nest.con.acc_dtype != "float32":
         return None
-    inner = [math.prod(con.k[i:]) for i in range(1, len(con.k))]
+    inner = [math.prod(k[i:]) for i in range(1, len(k))]
     return max((i for i, n in enumerate(inner, 1) if n >= _PART), default=0)
 
 
@@ -247,22 +273,31 @@ def _reads_input(nest: Nest, rows: _Rows) -> Callable[[Index], Expr | None]:
 
 def _reduce(
     nest: Nest,
+    kb: Expr,
     update: Callable[[Index], Stmt],
     ahead: Callable[[Expr], Stmt] | None,
     needed: Callable[[Index], Expr | None],
     level: int | None = None,
     part: Callable[[Stmt], Stmt] = lambda body: body,
 ) -> Stmt:
-    """Loops over the reduction axes; the innermost is unrolled by ``ku`` with a remainder.
+    """Loops over the reduction axes of a block; the innermost is unrolled by ``ku``, with a rest.
 
     ``part`` wraps what is below ``level`` axes; below none, pieces of the innermost.
     """
-    *outer, last = nest.con.k
+    *outer, last = nest.inner
     ku = min(nest.ku, last)
+    fixed: Index = ()
+    origin = kb * last if nest.kb > 1 else imm(0)
+    if len(nest.con.k) > 1:
+        fixed = unlinear(kb, nest.con.k[: len(nest.con.k) - len(nest.inner)])
+        origin = imm(0)
 
     def inner(prefix: Index) -> Stmt:
         def block(first: Expr, count: int) -> Stmt:
-            return loop(count, lambda u: update((*prefix, first + u)), UNROLLED, "u")
+            def at(u: Expr) -> Stmt:
+                return update((*fixed, *prefix, origin + first + u))
+
+            return loop(count, at, UNROLLED, "u")
 
         def step(ko: Expr) -> Stmt:
             if ahead is None:
@@ -288,28 +323,33 @@ def _reduce(
             return inner(prefix)
 
         def offset(r: Expr) -> Stmt:
-            body, condition = nested((*prefix, r), rest[1:]), needed((*prefix, r))
+            body = nested((*prefix, r), rest[1:])
+            condition = needed((*fixed, *prefix, r))
             body = part(body) if len(prefix) + 1 == level else body
             return body if condition is None else when(condition, body)
 
         return loop(rest[0], offset, name="r")
 
-    return nested((), tuple(outer))
+    body = nested((), tuple(outer))
+    for d in range(len(fixed)):
+        condition = needed(fixed[: d + 1])
+        body = body if condition is None else when(condition, body)
+    return body
 
 
-def _write(nest: Nest, g: Expr, columns: tuple[Expr, int], rows: _Rows, acc: Buffer) -> Stmt:
+def _write(nest: Nest, place: _Place, rows: _Rows, acc: Buffer) -> Stmt:
     """The epilogue: every element of the tile through the rest of the graph, stored once."""
     con, vl, bn = nest.con, nest.vl, nest.bn
-    nb, vectors = columns
+    g, nb, vectors = place.g, place.nb, place.vectors
     path = output_path(nest.spec, con.anchor)
     shape, dtype = nest.spec.nodes[path[-1]].shape, nest.spec.nodes[con.anchor].dtype
     whole = vectors - 1 if con.n % vl and vectors == nest.last_vectors else vectors
 
     def row(i: Expr) -> Stmt:
-        place = rows.at(i)
+        position = rows.at(i)
 
         def element(j: Expr, v: Expr) -> Stmt:
-            index = along(nest.spec, path, anchor_index(con, g, place, nb * bn + j * vl + v))
+            index = along(nest.spec, path, anchor_index(con, g, position, nb * bn + j * vl + v))
             nest.reader.overrides[con.anchor] = held(acc, i * bn + j * vl + v, dtype)
             return nest.reader.scope(
                 lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]

@@ -47,7 +47,9 @@ class Nest:
     ahead: bool  # fetch the next panel while this one is in use
     panel: Buffer | None  # packed second operand (given or made in the kernel)
     padded: Buffer | None
+    sums: Buffer | None  # of tiles, between blocks of the reduction
     out: Buffer
+    kb: int = 1  # blocks of the reduction
 
     @property
     def kind(self) -> object:
@@ -61,6 +63,22 @@ class Nest:
     @property
     def blocks(self) -> int:
         return -(-self.con.n // self.bn)
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Extents of the reduction axes within a block."""
+        k, blocks = self.con.k, self.kb
+        if len(k) == 1:
+            return (k[0] // blocks,)
+        while blocks > 1:
+            blocks, k = blocks // k[0], k[1:]
+        return k
+
+    @property
+    def steps(self) -> int:
+        """Unrolled steps of the reduction within a block."""
+        *outer, last = self.inner
+        return math.prod(outer) * (last // min(self.ku, last))
 
     @property
     def last_vectors(self) -> int:
@@ -221,8 +239,10 @@ def _channels(count: int, vl: int, body: Callable[[Expr], Stmt]) -> Stmt:
     return seq(parts)
 
 
-def panel_fetcher(nest: Nest, g: Expr, nb: Expr, turn: tuple[Expr, int]) -> Callable[[Expr], Stmt]:
-    """Fetches a part of the next panel in every step of a tile, all of it in the panel's tiles.
+def panel_fetcher(
+    nest: Nest, g: Expr, nb: Expr, kb: Expr, turn: tuple[Expr, int]
+) -> Callable[[Expr], Stmt]:
+    """Fetches a part of the next panel's block in every step of a tile, all of it in a block's.
 
     Weights come from memory or a far cache; while a tile is computed there is time to wait for
     them. A panel of one tile is no more than a part of a stream: see ``_stream_fetcher``.
@@ -230,16 +250,16 @@ def panel_fetcher(nest: Nest, g: Expr, nb: Expr, turn: tuple[Expr, int]) -> Call
     con, panel = nest.con, nest.panel
     assert panel is not None
     if nest.tiles == 1:
-        return _stream_fetcher(nest, g, nb)
+        return _stream_fetcher(nest, g, nb, kb)
     line = 64 // ITEMSIZE[nest.spec.nodes[con.b].dtype]
-    lines = -(-con.depth * nest.bn // line)
-    ku = min(nest.ku, con.k[-1])
-    steps = math.prod(con.k[:-1]) * (con.k[-1] // ku)
+    block = con.depth // nest.kb * nest.bn
+    lines = -(-block // line)
+    steps = nest.steps
     t, tiles = turn
     each = -(-lines // (steps * tiles))
     # Once all lines are there the rest of the tiles repeat the last of them, at next to no cost.
     base = T.min(t * (steps * each), imm(max(0, lines - steps * each)))
-    following = (g * nest.blocks + nb + 1) * (con.depth * nest.bn)
+    following = ((g * nest.blocks + nb) * nest.kb + kb + 1) * block
 
     def fetch(step: Expr) -> Stmt:
         first = base + step * each
@@ -248,7 +268,7 @@ def panel_fetcher(nest: Nest, g: Expr, nb: Expr, turn: tuple[Expr, int]) -> Call
     return fetch
 
 
-def _stream_fetcher(nest: Nest, g: Expr, nb: Expr) -> Callable[[Expr], Stmt]:
+def _stream_fetcher(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Callable[[Expr], Stmt]:
     """Fetches what is read ``STREAM_AHEAD`` bytes later: each weight is used once, at one go.
 
     The more rows a tile has, the fewer of its loads fit the processor's window.
@@ -256,7 +276,8 @@ def _stream_fetcher(nest: Nest, g: Expr, nb: Expr) -> Callable[[Expr], Stmt]:
     con, panel = nest.con, nest.panel
     size = ITEMSIZE[nest.spec.nodes[con.b].dtype]
     line, step_length = 64 // size, min(nest.ku, con.k[-1]) * nest.bn
-    start = (g * nest.blocks + nb) * (con.depth * nest.bn) + STREAM_AHEAD // size
+    block = con.depth // nest.kb * nest.bn
+    start = ((g * nest.blocks + nb) * nest.kb + kb) * block + STREAM_AHEAD // size
 
     def fetch(step: Expr) -> Stmt:
         first = start + step * step_length

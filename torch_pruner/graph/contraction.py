@@ -13,6 +13,7 @@ from typing import Any
 from torch_pruner.graph.ir import Builder, Graph, Node, Shape
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
+_BLOCK = 256  # positions of the reduction at least in a block
 _TWICE = 0.1  # of a line's rows: rows at a constant distance are worth so much
 
 
@@ -94,6 +95,21 @@ class Contraction:
         width = self.m[-1]
         lines = self.by_line(tm)
         return lines * (self.rows // width * -(-width // tm)) + (lines == 0) * -(-self.rows // tm)
+
+    def chunked(self, tm: int, chunks: int) -> tuple[int, int]:
+        """(row chunks, tiles of ``tm`` rows in each) nearest to ``chunks``; none is empty."""
+        tiles = int(self.row_tiles(tm))
+        each = -(-tiles // min(chunks, tiles))
+        return -(-tiles // each), each
+
+    def reduction_blocks(self) -> tuple[int, ...]:
+        """Into how many blocks the reduction may be cut: leading kernel axes, or equal pieces."""
+        if self.form == "matmul":
+            counts = [n for n in (2, 3, 4, 6, 8, 12) if self.depth % n == 0]
+        else:
+            counts = [math.prod(self.k[:i]) for i in range(1, len(self.k))]
+        legal = self.form in ("matmul", "conv")
+        return (1, *sorted({n for n in counts if n > 1 and legal and self.depth // n >= _BLOCK}))
 
     @property
     def flops(self) -> int:

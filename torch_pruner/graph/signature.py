@@ -74,7 +74,7 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
 def _contraction(
     spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]
 ) -> tuple[BufferSpec, ...]:
-    """Scratch in order: the panel of an operand packed at run time, the padded input."""
+    """Scratch in order: a panel packed at run time, the padded input, sums between blocks."""
     con = contraction_of(spec)
     block = decisions["vl"] * decisions["nv"]
     shape = (con.groups, -(-con.n // block), con.depth, block)
@@ -88,6 +88,10 @@ def _contraction(
     if con.conv is not None and con.conv.copies_input:
         channels = spec.nodes[con.a].shape[1]
         scratch.append(BufferSpec((con.m[0], *con.conv.padded, channels), spec.nodes[con.a].dtype))
+    if decisions["kb"] > 1:
+        chunks, tiles = con.chunked(decisions["tm"], decisions["mc"])
+        tasks = con.groups * shape[1] * chunks
+        scratch.append(BufferSpec((tasks, tiles, decisions["tm"], block), con.acc_dtype))
     return tuple(scratch)
 
 

@@ -137,7 +137,7 @@ def _conv(groups: int, *, op: str = "conv", static: bool = True) -> Graph:
     ids=["conv", "grouped", "depthwise", "transposed"],
 )
 def test_signatures_name_the_form(spec: Graph, form: str, shape: tuple[int, ...]) -> None:
-    takes = signature(spec, "contraction", {"vl": 4, "nv": 1, "pack": 1})
+    takes = signature(spec, "contraction", {"vl": 4, "nv": 1, "pack": 1, "kb": 1})
     pack = takes.packs[1]
     assert takes.packs[0] is None
     assert pack is not None

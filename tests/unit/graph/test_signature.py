@@ -7,7 +7,7 @@ import pytest
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.signature import BufferSpec, row_tasks, signature
 
-_DECISIONS = {"vl": 4, "nv": 2, "pack": 1}
+_DECISIONS = {"vl": 4, "nv": 2, "pack": 1, "kb": 1}
 
 
 def product(*, static: bool, twice: bool = False, columns: int = 12) -> Graph:

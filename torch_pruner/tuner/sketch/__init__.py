@@ -31,8 +31,6 @@ __all__ = [
     "sketches_for",
 ]
 
-SEARCH_SPACE_VERSION = 1
-
 
 def sketches_for(task: Task) -> list[Sketch]:
     """Every sketch that can express the task, most specific first. Never empty."""

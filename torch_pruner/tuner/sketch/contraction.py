@@ -2,7 +2,8 @@
 
 Decisions: ``tm`` rows and ``nv`` vectors of a register tile, ``mc`` row chunks, ``order`` of panels
 and chunks among parallel tasks, ``ku`` unrolling of the reduction, ``pack`` a second operand that
-is not constant, ``par``, ``ahead`` fetching the next panel of constant operands early.
+is not constant, ``par``, ``ahead`` fetching the next panel of constant operands early, ``kb``
+blocks of the reduction: all tiles of a chunk pass by a block of the panel before the next.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ContractionSketch(Sketch):
     """See the module. One sketch serves matmul and convolution of every kind."""
 
     name = "contraction"
-    names = ("vl", "tm", "nv", "mc", "order", "ku", "pack", "par", "ahead")
+    names = ("vl", "tm", "nv", "mc", "order", "ku", "pack", "par", "ahead", "kb")
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -51,7 +52,18 @@ class ContractionSketch(Sketch):
         ahead = [0, 1] if self.constant else [0]
         return tuple(
             np.array(d, dtype=np.int64)
-            for d in ([lanes], rows, columns, chunks, [0, 1], unroll, pack, parallel, ahead)
+            for d in (
+                [lanes],
+                rows,
+                columns,
+                chunks,
+                [0, 1],
+                unroll,
+                pack,
+                parallel,
+                ahead,
+                con.reduction_blocks(),
+            )
         )
 
     def valid(self, decisions: Decisions) -> Mask:
@@ -67,7 +79,8 @@ class ContractionSketch(Sketch):
         serial = (c["par"] == 1) | (c["mc"] == 1)  # chunks only serve parallelism
         ordered = (c["order"] == 0) | (c["mc"] > 1)
         follows = (c["ahead"] == 0) | (con.groups * blocks > 1)  # there is a next panel
-        result: Mask = fits & chunked & direct & shared & serial & ordered & follows
+        blocked = (c["kb"] == 1) | (c["pack"] == 1)  # a block of a panel lies in one piece
+        result: Mask = fits & chunked & direct & shared & serial & ordered & follows & blocked
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -84,7 +97,7 @@ class ContractionSketch(Sketch):
 
         panel = con.depth * bn * ITEMSIZE[second]
         rows_bytes = c["tm"] * size * (con.depth if con.conv is None else con.k[-1] * 2)
-        held = panel + rows_bytes  # S3
+        held = (panel + rows_bytes) / c["kb"]  # S3
         kernel = max(1.0, float(np.prod(con.k[:-1])))
         a_bytes = con.rows * con.depth * size / kernel  # each input element once
         busy = self._tile_cycles(c, c["nv"])
@@ -140,7 +153,8 @@ class ContractionSketch(Sketch):
         cut = np.where(vectors == self._last(c), cut, 0.0)
         steps = con.depth * self._share_inside[tm.astype(np.int64)]
         cycles = steps * self._step_cycles(c, vectors) * (1 + crossing)
-        result: Array = cycles + tm * vectors * (2 + self._epilogue()) + 20 + cut
+        carried = (c["kb"] - 1) * (tm * vectors * 4 + 60)
+        result: Array = cycles + tm * vectors * (2 + self._epilogue()) + 20 + cut + carried
         return result
 
     @cached_property
@@ -223,7 +237,7 @@ class ContractionSketch(Sketch):
         return contraction_flow(self, decisions)
 
     def default(self) -> Decisions:
-        return self.best_predicted(20_000)
+        return self.best_predicted(6_000)
 
     def _columns_contiguous(self) -> bool:
         """Whether the second operand's columns lie next to each other where it is read in place."""

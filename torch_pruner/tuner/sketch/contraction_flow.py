@@ -70,12 +70,13 @@ def _tiling(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     panel, rows, tile = con.depth * columns * second, c["tm"] * con.depth * size, _tile(sketch, c)
     registers = (c["tm"] * c["nv"] + c["nv"] + 1) * width
     run, inner = _runs(sketch, c), con.k[-1] * size
-    held = panel * (1 + c["ahead"])  # and the next one, where it is fetched early
+    block = panel / c["kb"]
+    held = block * (1 + c["ahead"])  # and the next one, where it is fetched early
     loads = c["tm"] * size + columns * second  # for one step of the reduction
     ops = 2.0 * n_tiles * c["tm"] * columns * con.depth
     span = con.depth / c["ku"]
     return [
-        Step(Role.PANEL, second, n_tiles * panel, panel, panel + rows, held, second, run,
+        Step(Role.PANEL, second, n_tiles * panel, panel, block + rows, held, second, run,
              reuse=_LOOP),
         Step(Role.PANEL, size, n_tiles * rows, rows, rows, rows, inner, inner, 0.0, _LOOP),
         Step(Role.TILE, size, n_tiles * tile, tile, tile, registers, size, width, 0.0, _SERIAL),

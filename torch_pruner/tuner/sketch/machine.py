@@ -34,7 +34,8 @@ def bytes_per_cycle(working_set: Array, target: TargetSpec) -> Array:
     The second cache gives less the more of it is in use: its prefetcher stops at every page.
     """
     size = np.log2(np.maximum(working_set, 1.0))
-    second = np.interp(size, np.log2([target.l2_bytes / 16, target.l2_bytes / 4]), [40.0, 28.0])
+    filled = np.log2(target.l2_bytes * np.array([1 / 16, 1 / 8, 3 / 8]))
+    second = np.interp(size, filled, [38.0, 27.0, 22.0])
     return np.select(
         [
             working_set <= 0.8 * target.l1_bytes,
