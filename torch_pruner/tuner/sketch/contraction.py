@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from torch_pruner.tuner.sketch.flow import Step
 
 
+_FEW = 8
+
+
 class ContractionSketch(Sketch):
     """See the module. One sketch serves matmul and convolution of every kind."""
 
@@ -36,6 +39,8 @@ class ContractionSketch(Sketch):
         super().__init__(task)
         self.con = contraction_of(task.spec)
         self.constant = constant_operand(task.spec, self.con) is not None
+        # For a few rows (decoding) it is a cache of keys or values, which weights have pushed out.
+        self.far = self.constant or self.con.rows < _FEW
         self.itemsize = ITEMSIZE[self.con.acc_dtype]
         self.lanes = max(1, task.target.vector_bytes // self.itemsize)
 
@@ -115,7 +120,7 @@ class ContractionSketch(Sketch):
         cold = (
             panel / machine.memory_bytes_per_cycle(target) / np.where(c["order"] == 0, c["mc"], 1)
         )
-        exposed = cold * np.where(c["ahead"] == 1, 0.1, 0.6) if self.constant else 0.0
+        exposed = cold * np.where(c["ahead"] == 1, 0.1, 0.6) if self.far else 0.0
 
         task_s = (per_chunk * tile_cycles + stream + exposed) / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], threads)
@@ -124,7 +129,7 @@ class ContractionSketch(Sketch):
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target) + self._revisits(c)
         traffic = con.groups * (blocks * panel + np.where(c["order"] == 0, blocks, 1) * a_bytes)
         weights = con.groups * con.n * con.depth * ITEMSIZE[second]
-        floor = weights / target.dram_bytes_per_s if self.constant else 0.0
+        floor = weights / target.dram_bytes_per_s if self.far else 0.0
         ones = np.ones(len(decisions))
         columns = np.ceil(con.n / self.lanes) * self.lanes
         return Symbols(
