@@ -43,8 +43,8 @@ from torch_pruner.codegen.attention_tile import (
     value_at,
     value_of,
 )
-from torch_pruner.codegen.contraction import along, output_path
 from torch_pruner.codegen.kernel import Emitted, parameters
+from torch_pruner.codegen.paths import along, output_path
 from torch_pruner.codegen.reader import Reader, imm, linear, unlinear
 from torch_pruner.codegen.reduction import combine, identity
 from torch_pruner.codegen.values import load, store, value_dtype

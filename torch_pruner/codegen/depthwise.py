@@ -29,8 +29,8 @@ from torch_pruner.codegen._tvm import (
     stack,
     when,
 )
-from torch_pruner.codegen.contraction import along, output_path
 from torch_pruner.codegen.kernel import Emitted, parameters
+from torch_pruner.codegen.paths import along, output_path
 from torch_pruner.codegen.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.values import load, store, value_dtype
 from torch_pruner.graph.contraction import Contraction, ConvShape, contraction_of

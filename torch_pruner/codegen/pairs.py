@@ -23,8 +23,8 @@ from torch_pruner.codegen._tvm import (
     seq,
     when,
 )
-from torch_pruner.codegen.contraction import along, anchor_index, output_path
 from torch_pruner.codegen.kernel import Emitted, parameters
+from torch_pruner.codegen.paths import along, anchor_index, output_path
 from torch_pruner.codegen.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.values import bits, held_bits, store, value_dtype
 from torch_pruner.graph.pairs import COLUMNS, PairForm, pair_form
