@@ -47,6 +47,7 @@ def schedule(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Schedule
         injective,
         reduction,
         tiles,
+        winograd,
     )
 
     emitters = {
@@ -55,6 +56,7 @@ def schedule(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Schedule
         "depthwise": depthwise.emit,
         "dot": dot.emit,
         "tiles": tiles.emit,
+        "winograd": winograd.emit,
         "rows": reduction.emit_rows,
         "columns": reduction.emit_columns,
         "injective": injective.emit,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from torch_pruner.graph.ir import Graph, Shape
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.reference import evaluate
+from torch_pruner.graph.winograd import transformed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,10 +97,13 @@ def to_gkn(operand: Array, form: str, groups: int) -> Array:
     """The operand with axes (group, k, n).
 
     Forms: ``matmul`` (*batch, k, n); ``conv`` (o, i, *r); ``depthwise`` (c, 1, *r);
-    ``conv_transpose`` (i, o, *r), flipped.
+    ``conv_transpose`` (i, o, *r), flipped; ``winograd`` (o, i, *r), with as many times the channels
+    as a tile has positions.
     """
     if form == "matmul":
         return operand.reshape(-1, *operand.shape[-2:])
+    if form == "winograd":
+        return transformed(operand)
     spatial = tuple(range(2, operand.ndim))
     if form == "depthwise":
         return operand.reshape(1, operand.shape[0], -1).transpose(0, 2, 1)

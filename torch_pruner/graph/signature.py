@@ -16,6 +16,7 @@ from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.pairs import COLUMNS, STEPS, pair_form
 from torch_pruner.graph.rows import row_domain
+from torch_pruner.graph.winograd import winograd_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,8 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
         scratch = _contraction(spec, decisions, packs)
     elif sketch == "depthwise":
         _depthwise(spec, decisions, packs)
+    elif sketch == "winograd":
+        scratch = _winograd(spec, decisions, packs)
     elif sketch == "attention":
         scratch = _attention(spec, decisions)
     elif sketch in STEPS:
@@ -104,6 +107,25 @@ def _depthwise(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout
     (index, view), lanes = constant, decisions["vl"]
     shape = (1, -(-con.n // lanes), con.depth, lanes)
     packs[index] = PackLayout(view, con.form, 1, lanes, shape)
+
+
+def _winograd(
+    spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]
+) -> tuple[BufferSpec, ...]:
+    """Scratch in order, for each task: transformed inputs of a block, and a panel's products."""
+    plan = winograd_of(spec)
+    constant = None if plan is None else constant_operand(spec, plan.con)
+    if plan is None or constant is None:
+        raise ValueError("no convolution of three neighbouring taps and constant weights")
+    (index, view), block = constant, decisions["vl"] * decisions["nv"]
+    shape = (1, -(-plan.con.n // block), plan.positions * plan.channels, block)
+    packs[index] = PackLayout(view, "winograd", 1, block, shape)
+    rows = decisions["tm"] * decisions["tb"]
+    tasks = plan.blocked(rows, decisions["mc"])[0] * decisions["nc"]
+    return tuple(
+        BufferSpec((tasks, plan.positions, rows, width), plan.con.acc_dtype)
+        for width in (plan.channels, block)
+    )
 
 
 def _pairs(

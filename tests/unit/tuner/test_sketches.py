@@ -31,13 +31,14 @@ def matmul(
     return b.finish([b.pointwise("relu", b.matmul(x, w))])
 
 
-def convolution(groups: int = 1, op: str = "conv") -> Graph:
+def convolution(groups: int = 1, op: str = "conv", kernel: int = 3) -> Graph:
     b = Builder()
     x = b.input(0, (1, 16, 14, 14), "float32")
-    w = b.input(1, (16, 16 // groups, 3, 3), "float32", static=True)
-    both = {"stride": (1, 1), "lo": (1, 1), "dilation": (1, 1), "groups": groups}
+    w = b.input(1, (16, 16 // groups, kernel, kernel), "float32", static=True)
+    pad = (kernel // 2,) * 2
+    both = {"stride": (1, 1), "lo": pad, "dilation": (1, 1), "groups": groups}
     if op == "conv":
-        both["hi"] = (1, 1)
+        both["hi"] = pad
     return b.finish([b.append(op, (x, w), (1, 16, 14, 14), "float32", **both)])
 
 
@@ -79,6 +80,7 @@ _SPECS = {
     "bfloat16": matmul(64, 64, 64, dtype="bfloat16"),
     "float64": matmul(64, 64, 64, dtype="float64"),
     "conv": convolution(),
+    "five taps": convolution(kernel=5),
     "grouped": convolution(4),
     "depthwise": convolution(16),
     "transposed": convolution(op="conv_transpose"),
@@ -123,6 +125,8 @@ def _grid(sketch: Sketch) -> np.ndarray:
     ("name", "expected"),
     [
         ("linear", ["contraction"]),
+        ("conv", ["winograd", "contraction"]),
+        ("five taps", ["contraction"]),
         ("depthwise", ["depthwise"]),
         ("softmax", ["rows"]),
         ("outer sum", ["columns", "rows"]),

@@ -13,6 +13,7 @@ from torch_pruner.tuner.sketch.contraction import ContractionSketch
 from torch_pruner.tuner.sketch.depthwise import DepthwiseSketch
 from torch_pruner.tuner.sketch.pairs import DotSketch, TilesSketch
 from torch_pruner.tuner.sketch.sweeps import ColumnsSketch, InjectiveSketch, RowsSketch
+from torch_pruner.tuner.sketch.winograd import WinogradSketch, takes_winograd
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
@@ -28,6 +29,7 @@ __all__ = [
     "Sketch",
     "Symbols",
     "TilesSketch",
+    "WinogradSketch",
     "sketches_for",
 ]
 
@@ -43,7 +45,8 @@ def sketches_for(task: Task) -> list[Sketch]:
         if con.form == "depthwise" and constant_operand(spec, con) is not None:
             return [DepthwiseSketch(task)]
         pairs = [s(task) for s in (TilesSketch, DotSketch) if s.fits(task)]
-        return [*pairs, ContractionSketch(task)]
+        tiles = [WinogradSketch(task)] if takes_winograd(task) else []
+        return [*pairs, *tiles, ContractionSketch(task)]
     if OpKind.WINDOW in kinds:
         return [ColumnsSketch(task)]
     if OpKind.REDUCE not in kinds:

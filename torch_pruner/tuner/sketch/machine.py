@@ -61,6 +61,22 @@ def foreign_bytes_per_s(target: TargetSpec) -> float:
     return 3.0 * target.frequency_hz
 
 
+def tile_step_cycles(
+    rows: Array, vectors: Array, fetched: Array, unrolled: Array, target: TargetSpec
+) -> Array:
+    """Of one position of the reduction of a register tile whose operands are near.
+
+    ``fetched`` instructions besides, and the loop's own, come once in ``unrolled`` positions.
+    """
+    fmas = rows * vectors
+    issued = fmas + rows + vectors + fetched / unrolled
+    cycles = np.maximum(fmas / target.fma_per_cycle, FMA_LATENCY)
+    cycles = np.maximum(cycles, issued / ISSUED_PER_CYCLE)
+    cycles = np.maximum(cycles, (rows + vectors) / LOADS_PER_CYCLE)
+    result: Array = cycles + 0.5 * fetched / unrolled
+    return result
+
+
 def parallel_seconds(
     tasks: Array, task_s: Array, parallel: Array, threads: int
 ) -> tuple[Array, Array]:

@@ -1,0 +1,139 @@
+"""Minimal filtering: exact in exact arithmetic, every result made once, refused where it is not."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.packing import PackLayout, to_gkn
+from torch_pruner.graph.signature import signature
+from torch_pruner.graph.winograd import MAX_DEPTH, additions, places, transformed, winograd_of
+
+
+def conv(
+    kernel: tuple[int, ...] = (3, 3),
+    *,
+    size: tuple[int, ...] = (9, 12),
+    channels: int = 4,
+    columns: int = 8,
+    dilation: int = 1,
+    stride: int = 1,
+    groups: int = 1,
+    dtype: str = "float32",
+    static: bool = True,
+) -> Graph:
+    b = Builder()
+    rank = len(kernel)
+    x = b.input(0, (2, channels, *size), dtype)
+    w = b.input(1, (columns, channels // groups, *kernel), dtype, static=static)
+    pad = tuple(dilation * (k - 1) // 2 for k in kernel)
+    out = tuple(-(-n // stride) for n in size)
+    y = b.append(
+        "conv", (x, w), (2, columns, *out), dtype, stride=(stride,) * rank, lo=pad, hi=pad,
+        dilation=(dilation,) * rank, groups=groups,
+    )  # fmt: skip
+    return b.finish([y])
+
+
+def along(matrix: tuple[tuple[float, ...], ...], value: np.ndarray, d: int) -> np.ndarray:
+    return np.moveaxis(np.tensordot(np.array(matrix), value, (1, d)), 0, d)
+
+
+@pytest.mark.parametrize("kernel", [(3,), (3, 3), (1, 3), (3, 1)])
+def test_a_tile_is_the_convolution(kernel: tuple[int, ...]) -> None:
+    size = (9, 12)[: len(kernel)]
+    plan = winograd_of(conv(kernel, size=size))
+    assert plan is not None
+    rng = np.random.default_rng(0)
+    # Small integers: the transforms halve twice at most, so that every step is exact.
+    data = rng.integers(-8, 8, plan.tile).astype(np.float64)
+    taps = rng.integers(-8, 8, (1, 1, *kernel)).astype(np.float64)
+    moved = data
+    for d, matrix in enumerate(plan.input_transform()):
+        moved = along(matrix, moved, d)
+    products = moved * transformed(taps).reshape(plan.tile)
+    for d, matrix in enumerate(plan.output_transform()):
+        products = along(matrix, products, d)
+    for at in places(plan.step):
+        window = tuple(slice(i, i + k) for i, k in zip(at, kernel, strict=True))
+        assert products[at] == (data[window] * taps[0, 0]).sum()
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 3, 5, 12])
+@pytest.mark.parametrize("size", [(9, 12), (1, 7), (16, 31)])
+def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int) -> None:
+    plan = winograd_of(conv(size=size, dilation=dilation))
+    assert plan is not None
+    assert plan.tiles == np.prod(plan.grid)
+    made = np.zeros(size, dtype=int)
+    for tile in itertools.product(*map(range, plan.grid[1:])):
+        begin = [plan.first(d, t) for d, t in enumerate(tile)]
+        for place in places(plan.step):
+            at = tuple(b + i * g for b, i, g in zip(begin, place, plan.gap, strict=True))
+            if all(i < n for i, n in zip(at, size, strict=True)):
+                made[at] += 1
+    assert (made == 1).all()
+    assert [plan.first(d, n - 1) for d, n in enumerate(plan.grid[1:])] == [
+        plan.last(0),
+        plan.last(1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        conv((5, 5)),
+        conv((1, 1)),
+        conv((3, 5)),
+        conv(stride=2),
+        conv(groups=2),
+        conv(dtype="bfloat16"),
+        conv(dtype="float64"),
+        conv(static=False),
+        conv(channels=MAX_DEPTH + 16),
+        conv((3, 3, 3), size=(4, 4, 4)),
+    ],
+)
+def test_others_are_refused(spec: Graph) -> None:
+    assert winograd_of(spec) is None
+    with pytest.raises(ValueError, match="three neighbouring taps"):
+        signature(spec, "winograd", {"vl": 4, "nv": 1, "tm": 1, "tb": 1, "mc": 1, "nc": 1})
+
+
+def test_weights_are_transformed_in_double_precision_and_rounded_once() -> None:
+    taps = np.array([1.0, 2.0**-24, 1.0], np.float32).reshape(1, 1, 3)
+    assert transformed(taps).dtype == np.float32
+    assert transformed(taps).ravel().tolist() == [1.0, 1.0, 1.0, 1.0]
+    exact = transformed(taps.astype(np.float64)).ravel()
+    assert exact.tolist() == [1.0, 1.0 + 2.0**-25, 1.0 - 2.0**-25, 1.0]
+
+
+def test_weights_are_packed_panel_by_panel() -> None:
+    spec = conv(channels=4, columns=8)
+    takes = signature(spec, "winograd", {"vl": 2, "nv": 2, "tm": 3, "tb": 2, "mc": 2, "nc": 2})
+    layout = takes.packs[1]
+    assert isinstance(layout, PackLayout)
+    assert layout.shape == (1, 2, 16 * 4, 4)
+    assert PackLayout.from_json(layout.to_json()) == layout
+    weights = np.random.default_rng(0).standard_normal((8, 4, 3, 3)).astype(np.float32)
+    whole = to_gkn(weights, "winograd", 1)
+    packed = layout.pack(weights)
+    for block, k, v in itertools.product(range(2), range(64), range(4)):
+        assert packed[0, block, k, v] == whole[0, k, block * 4 + v]
+    # Five tiles by six, two images: ten blocks of six tiles, in two chunks; two shares.
+    tasks, positions, rows = 4, 16, 6
+    assert [s.shape for s in takes.scratch] == [
+        (tasks, positions, rows, 4),
+        (tasks, positions, rows, 4),
+    ]
+
+
+def test_costs_are_those_of_the_literature() -> None:
+    plan = winograd_of(conv(size=(8, 8)))
+    assert plan is not None
+    assert additions(plan.input_transform()) == 32
+    assert additions(plan.output_transform()) == 24
+    assert plan.con.flops == pytest.approx(2.25 * plan.flops)
