@@ -24,7 +24,7 @@ def test_one_copy_of_each_weight_is_held_and_reported(backend, monkeypatch):
     monkeypatch.setattr(static.StaticInputs, "_make", keep)
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 32)
+        nn.Conv2d(16, 32, 5), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 32)
     ).eval()
     compiled = backend.compile(net)
     x = torch.randn(2, 16, 8, 8)

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_pruner import exc
-from torch_pruner.codegen._tvm import Expr, S, T, tvm
+from torch_pruner.codegen._tvm import Expr, S, T, seq, tvm
+from torch_pruner.codegen.region import Part, parts_of, region
 from torch_pruner.codegen.spill import spill
 from torch_pruner.config import COMPILERS, c_compiler
 from torch_pruner.graph.memory import ALIGNMENT, Place
@@ -46,29 +47,17 @@ class Call:
     args: tuple[Place, ...]
 
 
-def _subroutine(kernel: ScheduledKernel) -> Any:
-    """The kernel as a private function of pointers that returns a status, for direct calls."""
-    func = kernel.func
-    handles, binds = [], []
-    for buf in func.params:
-        var = T.Var(f"{buf.name}_ptr", tvm.ir.PointerType(tvm.ir.PrimType(buf.dtype), "global"))
-        handles.append(var)
-        binds.append(S.DeclBuffer(buf, data=var))
-    body = S.SeqStmt([*binds, func.body, S.Return(T.const(0, "int32"))])
-    sub = T.PrimFunc(handles, body, ret_type=tvm.ir.PrimType("int32"))
-    return sub.with_attr({"tirx.noalias": True})
-
-
 def program_module(
     kernels: Mapping[str, ScheduledKernel], programs: Mapping[str, Sequence[Call]], slots: int
 ) -> Any:
-    """An IRModule with the kernels as private functions and one public function per program."""
-    names = {name: tvm.ir.GlobalVar(name) for name in kernels}
-    functions: dict[Any, Any] = {
-        names[name]: _subroutine(kernel) for name, kernel in kernels.items()
+    """An IRModule with parts of kernels as private functions and a public function per program."""
+    parts = {
+        name: [(tvm.ir.GlobalVar(f"{name}_{i}"), part) for i, part in enumerate(parts_of(kernel))]
+        for name, kernel in kernels.items()
     }
+    functions: dict[Any, Any] = {var: part.func for of in parts.values() for var, part in of}
     for entry, calls in programs.items():
-        functions[tvm.ir.GlobalVar(entry)] = _entry(entry, calls, kernels, names, slots)
+        functions[tvm.ir.GlobalVar(entry)] = _entry(entry, calls, kernels, parts, slots)
     return tvm.IRModule(functions)
 
 
@@ -76,25 +65,30 @@ def _entry(
     entry: str,
     calls: Sequence[Call],
     kernels: Mapping[str, ScheduledKernel],
-    names: Mapping[str, Any],
+    parts: Mapping[str, Sequence[tuple[Any, Part]]],
     slots: int,
 ) -> Any:
     address = T.Var("table", "int64")
     table_ptr = T.Var("table_ptr", tvm.ir.PointerType(tvm.ir.PrimType("int64"), "global"))
     table = T.decl_buffer((max(slots, 1),), "int64", "addresses", data=table_ptr)
-    body: list[Any] = [
+    begin: list[Any] = [
         S.Bind(table_ptr, _cast_pointer(address, "int64")),
         S.DeclBuffer(table, data=table_ptr),
     ]
-    for call in calls:
-        pointers = [
-            _pointer(table, a, dtype)
-            for a, dtype in zip(call.args, _dtypes(kernels[call.kernel]), strict=True)
-        ]
-        body.append(
-            S.Evaluate(tvm.ir.Call(names[call.kernel], pointers, ret_ty=tvm.ir.PrimType("int32")))
-        )
-    func = T.PrimFunc([address], S.SeqStmt(body))
+
+    def called(call: Call, function: Any) -> Callable[[Expr | None], Any]:
+        def statement(number: Expr | None) -> Any:
+            pointers = [
+                _pointer(table, a, dtype)
+                for a, dtype in zip(call.args, _dtypes(kernels[call.kernel]), strict=True)
+            ]
+            given = pointers if number is None else [*pointers, number]
+            return S.Evaluate(tvm.ir.Call(function, given, ret_ty=tvm.ir.PrimType("int32")))
+
+        return statement
+
+    everything = [(part, called(c, var)) for c in calls for var, part in parts[c.kernel]]
+    func = T.PrimFunc([address], seq([*begin, region(everything)] if everything else begin))
     return func.with_attr({"global_symbol": entry})
 
 

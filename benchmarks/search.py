@@ -1,0 +1,293 @@
+"""How soon each search reaches what stock MetaSchedule reaches, task by task.
+
+    python -m benchmarks.search --networks bert_tiny,resnet50,mobilenet_v2 --out docs/search.md
+
+MetaSchedule (its space, its evolution, its gradient-boosted trees; our building and timing) gets
+``--trials`` trials of a task. Ours get its time and as many trials, with each of ``--seeds``. In
+the end everything that was the best at some moment is timed once more, all of a task in turns: the
+curves are of those times, so that no moment of the machine decides. Each task runs in a process of
+its own, each search with workers of its own that are up when the clock starts. Rows are written as
+they come. Needs the extra ``xgboost``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import records, search_table
+from benchmarks.arguments import network_names
+from benchmarks.collect import tasks_of
+from benchmarks.job import answer_with, launch
+from benchmarks.models import NETWORKS
+from benchmarks.rows import refresh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch_pruner.task import Candidate, Task
+    from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.search.base import SearchStrategy
+
+REFERENCE = "metaschedule"
+NETWORKS_OF_THE_ISSUE = ["bert_tiny", "resnet50", "mobilenet_v2"]
+FIRST, BATCH = 4, 8
+AGAIN_REPEATS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class SearchJob:
+    """One task and who searches it. ``file`` holds its graph; a search is "strategy/cost model"."""
+
+    file: str
+    workload: str
+    threads: int
+    searches: tuple[str, ...]
+    seeds: tuple[int, ...]
+    reference_seeds: tuple[int, ...]
+    trials: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One row to produce."""
+
+    name: str
+    job: SearchJob
+    time_limit_s: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}/{self.job.workload[:16]}/{self.job.threads} threads"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {k: v for k, v in json.loads(self.job.to_json()).items() if k != "file"}
+
+
+def run(job: SearchJob) -> dict[str, Any]:
+    """All searches of the task, the reference first, then the second timing of their best."""
+    task = next(
+        m.task for m in records.read([Path(job.file)])[0] if m.task.workload == job.workload
+    )
+    found = [search(task, REFERENCE, seed, job.trials, math.inf) for seed in job.reference_seeds]
+    limit_s = max(s["seconds"] for s in found)
+    found += [
+        search(task, name, seed, job.trials, limit_s) for name in job.searches for seed in job.seeds
+    ]
+    return {"status": "ok", "searches": found, "again": timed_again(task, found)}
+
+
+def search(task: Task, name: str, seed: int, trials: int, time_s: float) -> dict[str, Any]:
+    """One search of one task: when it found what, and on what it spent its time."""
+    from torch_pruner.task import MeasureStatus
+    from torch_pruner.tuner import make_executor
+    from torch_pruner.tuner.sketch import sketches_for
+
+    spent = dict.fromkeys(("draft", "verify", "build", "measure", "train"), 0.0)
+    events: list[dict[str, Any]] = []
+    best, count, failed = math.inf, 0, 0
+    with make_executor("local", task.threads, seed) as executor:
+        awake(executor, task)
+        strategy = strategy_for(name, seed)
+        begin = time.perf_counter()
+        with _Clock(spent, "draft"):
+            strategy.start(task, sketches_for(task), rng=_generator(seed, task))
+        while count < trials and time.perf_counter() - begin < time_s:
+            with _Clock(spent, "draft"):
+                strategy.draft()
+            with _Clock(spent, "verify"):
+                batch = strategy.propose(min(BATCH if count else FIRST, trials - count))
+            if not batch:
+                break
+            results = _measured(executor, task, batch, spent)
+            elapsed = time.perf_counter() - begin
+            for result in results:
+                count += 1
+                failed += result.status is not MeasureStatus.OK
+                if result.latency_s < best:
+                    best = result.latency_s
+                    events.append(
+                        {
+                            "seconds": elapsed,
+                            "trial": count,
+                            "latency_s": best,
+                            "candidate": result.candidate.to_json(),
+                            "digest": result.candidate.digest,
+                        }
+                    )
+            with _Clock(spent, "train"):
+                strategy.observe(results)
+        seconds = time.perf_counter() - begin
+    return {
+        "search": name,
+        "seed": seed,
+        "trials": count,
+        "failed": failed,
+        "seconds": seconds,
+        "phases": spent,
+        "events": events,
+    }
+
+
+class _Clock:
+    """Adds the time of a block to an entry."""
+
+    def __init__(self, spent: dict[str, float], phase: str) -> None:
+        self.spent, self.phase = spent, phase
+
+    def __enter__(self) -> None:
+        self.begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.spent[self.phase] += time.perf_counter() - self.begin
+
+
+def _measured(
+    executor: MeasureExecutor, task: Task, batch: list[Candidate], spent: dict[str, float]
+) -> list[Any]:
+    from torch_pruner.task import MeasureInput
+
+    before = executor.phase_seconds.get("build", 0.0)
+    begin = time.perf_counter()
+    results = executor.measure([MeasureInput(task, c) for c in batch])
+    building = executor.phase_seconds.get("build", 0.0) - before
+    spent["build"] += building
+    spent["measure"] += time.perf_counter() - begin - building
+    return results
+
+
+def strategy_for(name: str, seed: int) -> SearchStrategy:
+    """A strategy with a cost model that knows nothing yet."""
+    from torch_pruner.tuner import make_cost_model, make_strategy
+
+    strategy, _, model = name.partition("/")
+    return make_strategy(strategy, make_cost_model(model or "analytic", seed), seed)
+
+
+def _generator(seed: int, task: Task) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(np.random.SeedSequence([seed, int(task.workload[:16], 16)]))
+
+
+def awake(executor: MeasureExecutor, task: Task) -> None:
+    """Start the workers, and import what any search needs, on a kernel that nobody searches."""
+    from torch_pruner.compiler.kernels import draft
+    from torch_pruner.graph.ir import Builder
+    from torch_pruner.task import MeasureInput
+    from torch_pruner.tuner.search import _tvm  # noqa: F401  MetaSchedule's import takes seconds
+
+    b = Builder()
+    spec = b.finish([b.pointwise("relu", b.input(0, (1024,), "float32"))])
+    small = replace(task, name="warm-up", spec=spec)
+    executor.measure([MeasureInput(small, draft(small))] * 2)
+
+
+def timed_again(task: Task, found: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of every candidate that was the best of its search once, all in turns."""
+    from torch_pruner.task import Candidate, MeasureInput
+    from torch_pruner.tuner.measure.base import EvaluatorSpec
+    from torch_pruner.tuner.measure.local import LocalExecutor
+
+    candidates = {e["digest"]: e["candidate"] for s in found for e in s["events"]}
+    evaluator = EvaluatorSpec(repeat=AGAIN_REPEATS, early_out=0.0)
+    with LocalExecutor(task.threads, evaluator, n_workers=1) as executor:
+        inputs = [MeasureInput(task, Candidate.from_json(c)) for c in candidates.values()]
+        results = executor.measure(inputs)
+    pairs = zip(candidates, results, strict=True)
+    return {digest: r.latency_s for digest, r in pairs if math.isfinite(r.latency_s)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    if importlib.util.find_spec("xgboost") is None:
+        print("MetaSchedule's cost model is gradient-boosted trees: pip install the extra xgboost")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="search-") as folder:
+        file = Path(folder) / "tasks.jsonl"
+        plans = list(_plans(options, file))
+        content = refresh(options.data, plans, produce, force=options.force)
+    text = search_table.render(content, options.data, options.curve)
+    if options.curve:
+        search_table.draw(content, Path(options.curve))
+    if options.out:
+        Path(options.out).write_text(text)
+    else:
+        print("\n" + text)
+    return 0 if all(content["rows"][p.key]["status"] == "ok" for p in plans) else 1
+
+
+def produce(plan: Plan) -> dict[str, Any]:
+    """The row of one task."""
+    row = launch(plan.job, time_limit_s=plan.time_limit_s, module="benchmarks.search")
+    return {**row, "name": plan.name, "threads": plan.job.threads}
+
+
+def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
+    from torch_pruner.target import DeviceFingerprint, TargetSpec
+
+    target, device = TargetSpec.resolve("auto", options.threads), DeviceFingerprint.detect()
+    for task in tasks_of(options, target):
+        records.append(file, [records.task_line(task, device)])
+        job = SearchJob(
+            str(file), task.workload, task.threads, tuple(options.searches), tuple(options.seeds),
+            tuple(range(options.reference_seeds)), options.trials,
+        )  # fmt: skip
+        yield Plan(task.name, job, options.time_limit)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    import torch
+
+    def names(text: str) -> list[str]:
+        return [n.strip() for n in text.split(",") if n.strip()]
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
+    parser.add_argument(
+        "--networks", type=network_names, default=NETWORKS_OF_THE_ISSUE, metavar="NAME,..."
+    )
+    parser.add_argument("--tasks", type=int, default=8, help="at most so many of each network")
+    parser.add_argument("--searches", type=names, default=["draft-verify/moa"], metavar="NAME,...")
+    parser.add_argument("--trials", type=int, default=128)
+    parser.add_argument(
+        "--seeds", type=lambda t: [int(n) for n in names(t)], default=[0, 1, 2], metavar="N,..."
+    )
+    parser.add_argument("--reference-seeds", type=int, default=1, metavar="COUNT")
+    parser.add_argument("--min-flops", type=float, default=1e5, help="leave smaller kernels out")
+    parser.add_argument("--contractions", action="store_true", help="leave other kernels out")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--time-limit", type=float, default=1800.0, metavar="SECONDS", help="a row")
+    parser.add_argument("--force", action="store_true", help="make rows again that are up to date")
+    parser.add_argument("--data", default="docs/data/search.json")
+    parser.add_argument("--out", help="write the Markdown page there, e.g. docs/search.md")
+    parser.add_argument("--curve", help="write a PNG there, e.g. docs/search.png")
+    options = parser.parse_args(arguments)
+    options.batch = 1
+    options.layers_of = lambda name: 1 if NETWORKS[name].depth else None
+    return options
+
+
+def _child(text: str, answer: Path) -> None:
+    fields = json.loads(text)
+    for name in ("searches", "seeds", "reference_seeds"):
+        fields[name] = tuple(fields[name])
+    answer_with(lambda: run(SearchJob(**fields)), answer)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):  # started by ``launch``
+        _child(sys.argv[1], Path(sys.argv[2]))
+    else:
+        sys.exit(main())

@@ -1,0 +1,195 @@
+"""The page of ``search``: when each search reached the reference's latency, and what it cost.
+
+In: rows as ``search`` produces them, plain values. Out: text, and a picture. Knows no tuner.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import tables, timing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+Row = dict[str, Any]
+Search = dict[str, Any]
+
+REFERENCE = "metaschedule"
+OWN_WORK = ("draft", "verify", "train")
+
+
+def curve(row: Row, search: Search) -> list[tuple[float, int, float]]:
+    """(seconds, trials, latency) of each improvement, by the second, common timing.
+
+    What was better only by the first timing is no step.
+    """
+    again, best, steps = row["again"], math.inf, []
+    for event in search["events"]:
+        seconds = again.get(event["digest"], math.inf)
+        if seconds < best:
+            best = seconds
+            steps.append((event["seconds"], event["trial"], best))
+    return steps
+
+
+def latency(row: Row, search: Search, within_s: float = math.inf) -> float:
+    """The least of a search, within so many seconds."""
+    return min((s for at, _, s in curve(row, search) if at <= within_s), default=math.inf)
+
+
+def reference(row: Row) -> Search:
+    """Of several seeds, the one with the least latency."""
+    own = [s for s in row["searches"] if s["search"] == REFERENCE]
+    return min(own, key=lambda s: latency(row, s))
+
+
+def reached(row: Row, search: Search) -> tuple[float, int] | None:
+    """(seconds, trials) until a search had the reference's least latency; None if it never did."""
+    goal = latency(row, reference(row))
+    return next(((at, trial) for at, trial, s in curve(row, search) if s <= goal), None)
+
+
+def others(row: Row) -> dict[str, list[Search]]:
+    """The searches that are compared with the reference, all seeds of each."""
+    found: dict[str, list[Search]] = {}
+    for search in row["searches"]:
+        if search["search"] != REFERENCE:
+            found.setdefault(search["search"], []).append(search)
+    return found
+
+
+def sooner(row: Row, search: Search) -> float | None:
+    """How many times sooner than the reference itself; None if never."""
+    at, own = reached(row, search), reached(row, reference(row))
+    return own[0] / at[0] if at and own and at[0] > 0 else None
+
+
+def geometric(values: Sequence[float]) -> float | None:
+    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+
+
+def overhead(searches: Sequence[Search]) -> float | None:
+    """Share of the time that drafting, verifying and training took."""
+    total = sum(sum(s["phases"].values()) for s in searches)
+    return sum(s["phases"][p] for s in searches for p in OWN_WORK) / total if total else None
+
+
+def summary(rows: Sequence[Row], name: str) -> dict[str, Any]:
+    """Of one search over all tasks and seeds. Searches that never got there count as absent."""
+    pairs = [(row, s) for row in rows for s in others(row).get(name, ())]
+    times = [sooner(row, s) for row, s in pairs]
+    same_time = [
+        latency(row, reference(row)) / latency(row, s, reference(row)["seconds"])
+        for row, s in pairs
+    ]
+    met = [t for t in times if t is not None]
+    return {
+        "runs": len(pairs),
+        "reached": len(met),
+        "sooner": geometric(met),
+        "at equal time": geometric([r for r in same_time if r > 0]),
+        "worst at equal time": min(same_time, default=None),
+        "overhead": overhead([s for _, s in pairs]),
+    }
+
+
+def render(content: Mapping[str, Any], data: str, picture: str | None = None) -> str:
+    """The Markdown page."""
+    rows = [r for r in content["rows"].values() if r["status"] == "ok"]
+    names = list(dict.fromkeys(name for row in rows for name in others(row)))
+    lines = [
+        "# Search",
+        "",
+        f"Written by `python -m benchmarks.search`; all numbers are in `{data}`.",
+        "",
+        timing.machine_line(content["machine"]) + ".",
+        "",
+        "* **sooner**: when MetaSchedule had the best of its trials, over when the search had one",
+        "  as fast; geometric mean over tasks and seeds that got there.",
+        "* **at equal time**: MetaSchedule's best over the search's, after MetaSchedule's time.",
+        "* All latencies are from one last timing of everything that once was best, in turns.",
+        "",
+    ]
+    if picture:
+        lines += [f"![Latency over time](./{picture.rpartition('/')[2]})", ""]
+    header = ["search", "runs", "got there", "sooner", "at equal time", "worst", "own work"]
+    lines += [tables.markdown(header, [_summary_line(rows, name) for name in names]), ""]
+    header = ["task", "search", "seed", "trials", "took", "best", "reached after", "trials then"]
+    lines += [tables.markdown(header, [c for row in rows for c in _task_lines(row)]), ""]
+    failed = [(k, r) for k, r in content["rows"].items() if r["status"] != "ok"]
+    lines += [f"* {key}: {row['status']}: {row['error']}" for key, row in failed]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _summary_line(rows: Sequence[Row], name: str) -> list[str]:
+    of = summary(rows, name)
+    worst, share = of["worst at equal time"], of["overhead"]
+    return [
+        name,
+        str(of["runs"]),
+        str(of["reached"]),
+        _times(of["sooner"]),
+        _times(of["at equal time"]),
+        _times(worst),
+        f"{100 * share:.0f} %" if share is not None else "",
+    ]
+
+
+def _times(value: float | None) -> str:
+    return f"{value:.2f}x" if value is not None else ""
+
+
+def _task_lines(row: Row) -> list[list[str]]:
+    lines = []
+    for search in row["searches"]:
+        at = reached(row, search)
+        lines.append(
+            [
+                row["name"],
+                search["search"],
+                str(search["seed"]),
+                str(search["trials"]),
+                timing.duration(search["seconds"]),
+                timing.duration(latency(row, search)) if curve(row, search) else "",
+                timing.duration(at[0]) if at else "never",
+                str(at[1]) if at else "",
+            ]
+        )
+    return lines
+
+
+def draw(content: Mapping[str, Any], path: Path) -> None:
+    """Latency of the best so far over seconds, over all tasks in geometric mean.
+
+    Relative to the reference's last; a search counts as it stood, and from when all have something.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [r for r in content["rows"].values() if r["status"] == "ok"]
+    names = [REFERENCE, *dict.fromkeys(name for row in rows for name in others(row))]
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for name in names:
+        runs = [(row, s) for row in rows for s in row["searches"] if s["search"] == name]
+        moments = sorted({at for row, s in runs for at, *_ in curve(row, s)})
+        points = [(at, _relative(runs, at)) for at in moments]
+        known = [(at, value) for at, value in points if value is not None]
+        if known:
+            axes.step(*zip(*known, strict=True), where="post", label=name)
+    axes.axhline(1.0, color="grey", linewidth=0.5)
+    axes.set(xscale="log", xlabel="seconds of a task", ylabel="latency / MetaSchedule's last")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _relative(runs: Sequence[tuple[Row, Search]], at: float) -> float | None:
+    now = [latency(row, s, at) / latency(row, reference(row)) for row, s in runs]
+    return geometric(now) if all(map(math.isfinite, now)) else None
