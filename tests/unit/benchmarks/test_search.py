@@ -1,0 +1,88 @@
+"""The page of ``benchmarks.search``: who got there when, from the second timing alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks import search_table
+
+
+def search(name: str, seed: int, *events: tuple[float, int, str]) -> dict[str, Any]:
+    return {
+        "search": name,
+        "seed": seed,
+        "trials": events[-1][1] if events else 0,
+        "failed": 0,
+        "seconds": events[-1][0] + 10.0 if events else 1.0,
+        "phases": {"draft": 1.0, "verify": 1.0, "build": 5.0, "measure": 12.0, "train": 1.0},
+        "events": [
+            {"seconds": at, "trial": trial, "latency_s": 1.0, "candidate": {}, "digest": digest}
+            for at, trial, digest in events
+        ],
+    }
+
+
+@pytest.fixture
+def row() -> dict[str, Any]:
+    """The reference has its 2 ms after 40 s; ours has 1.9 ms after 4 s, another 3 ms only."""
+    return {
+        "status": "ok",
+        "error": "",
+        "name": "conv",
+        "threads": 2,
+        "searches": [
+            search("metaschedule", 0, (10.0, 8, "a"), (40.0, 64, "b"), (50.0, 70, "c")),
+            search("draft-verify/moa", 0, (2.0, 1, "d"), (4.0, 6, "e")),
+            search("draft-verify/moa", 1, (3.0, 2, "d")),
+            search("random/random", 0),
+        ],
+        # ``c`` looked better than ``b`` once, but is not.
+        "again": {"a": 4e-3, "b": 2e-3, "c": 2.1e-3, "d": 3e-3, "e": 1.9e-3},
+    }
+
+
+def test_a_curve_keeps_what_is_better_the_second_time(row) -> None:
+    reference = search_table.reference(row)
+    assert search_table.curve(row, reference) == [(10.0, 8, 4e-3), (40.0, 64, 2e-3)]
+    assert search_table.reached(row, reference) == (40.0, 64)
+
+
+def test_sooner_is_a_ratio_of_times_or_never(row) -> None:
+    fast, slow = search_table.others(row)["draft-verify/moa"]
+    assert search_table.reached(row, fast) == (4.0, 6)
+    assert search_table.sooner(row, fast) == pytest.approx(10.0)
+    assert search_table.sooner(row, slow) is None
+
+
+def test_the_summary_counts_who_never_got_there(row) -> None:
+    of = search_table.summary([row], "draft-verify/moa")
+    assert (of["runs"], of["reached"]) == (2, 1)
+    assert of["sooner"] == pytest.approx(10.0)
+    assert of["at equal time"] == pytest.approx(math.sqrt(2 / 1.9 * 2 / 3))
+    assert of["worst at equal time"] == pytest.approx(2 / 3)
+    assert of["overhead"] == pytest.approx(3 / 20)
+
+
+def test_a_search_without_a_result_is_infinitely_slow(row) -> None:
+    (empty,) = search_table.others(row)["random/random"]
+    assert search_table.latency(row, empty) == math.inf
+    of = search_table.summary([row], "random/random")
+    assert (of["reached"], of["sooner"], of["at equal time"]) == (0, None, None)
+
+
+def test_the_page_names_every_run_and_every_failure(row) -> None:
+    machine = {
+        "cpu": "a CPU", "gpu": None, "cores": 2, "threads": 2, "versions": {"torch": "2"},
+        "commit": "abc", "date": "today",
+    }  # fmt: skip
+    failed = {"status": "timeout", "error": "after 10 s", "name": "other"}
+    content = {"rows": {"conv": row, "other": failed}, "machine": machine}
+    text = search_table.render(content, "data.json", "docs/search.png")
+    assert "![Latency over time](./search.png)" in text
+    assert text.count("| conv |") == 4
+    assert "never" in text
+    assert "other: timeout: after 10 s" in text
+    assert "10.00x" in text
