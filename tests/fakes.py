@@ -109,6 +109,7 @@ class FakeExecutor(MeasureExecutor):
         self.evaluator = EvaluatorSpec()
         self.device = DeviceFingerprint.detect()
         self.batches: list[list[MeasureInput]] = []
+        self.races: list[list[MeasureInput]] = []
         self.n_closed = 0
         self._measure_one = measure_one
 
@@ -118,6 +119,10 @@ class FakeExecutor(MeasureExecutor):
 
     def measure(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
         self.batches.append(list(inputs))
+        return [self._measure_one(i) for i in inputs]
+
+    def race(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+        self.races.append(list(inputs))
         return [self._measure_one(i) for i in inputs]
 
     def close(self) -> None:
@@ -193,6 +198,9 @@ class FakeBuilder:
 
     def set_threads(self, threads: int) -> None:
         pass
+
+    def renewal(self, target: TargetSpec, arrays: Sequence[np.ndarray]) -> None:
+        return None
 
 
 class BrokenBuilder:

@@ -41,6 +41,13 @@ class MeasureExecutorContract:
         assert all(r.status is MeasureStatus.OK for r in results), [r.error for r in results]
         assert all(r.run_secs and min(r.run_secs) > 0 for r in results)
 
+    def test_a_race_times_everyone(self, executor, task, good, bad) -> None:
+        entered = [good[1], bad[0][0], good[0]]
+        results = executor.race([MeasureInput(task, c) for c in entered])
+        assert [r.candidate for r in results] == entered
+        assert results[1].status is bad[0][1], results[1].error
+        assert all(r.status is MeasureStatus.OK and r.run_secs for r in (results[0], results[2]))
+
     def test_nothing_to_measure(self, executor) -> None:
         assert executor.measure([]) == []
 

@@ -2,9 +2,9 @@
 
 A kernel is a sequence of parts: parallel loops, and what one thread does. Each becomes a private
 function. The parts of consecutive kernels run within one launch, with a barrier after each; what
-follows one another on one thread needs none. A launch and its join cost 4 to 5 us, a barrier next
-to nothing where threads share a core and some tenths of a microsecond where they do not. How many
-threads there are is known when the launch runs: each takes its share of every loop.
+follows one another on one thread needs none. A launch and its join cost 4 to 5 us, a barrier less
+than 0.1. How many threads there are is known when the launch runs: each takes its share of every
+loop.
 """
 
 from __future__ import annotations

@@ -30,6 +30,10 @@ log = logger(__name__)
 
 History = Mapping[str, Sequence[MeasureResult]]
 
+FINALISTS = 8
+TIE = 1.01  # times the winner: the draft, which knows of the kernels around, is as good
+LATE = 1.1  # times the budget: no more finals
+
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
@@ -72,6 +76,7 @@ class _Run:
     draft: Candidate | None = None
     first_s: float = math.inf
     failed: int = 0
+    winners: list[MeasureResult] = field(default_factory=list)  # the best of each batch
 
 
 @dataclass(slots=True)
@@ -81,6 +86,9 @@ class TuningSession:
     The same seed gives the same proposals for the same measured latencies, whatever the order of
     tasks. ``history`` holds earlier results by workload: they are not repeated, and they count as
     trials, so that a session that was killed is continued and not begun anew.
+
+    Batches of one task are measured at different moments of the machine. So in the end the best of
+    each batch and the first draft are raced side by side, and the race decides.
     """
 
     tasks: Sequence[Task]
@@ -110,6 +118,7 @@ class TuningSession:
             with self.timer.phase("draft"):
                 self._runs.extend(self._start(task) for task in self.tasks)
             stopped = self._loop()
+            self._finals()
         except KeyboardInterrupt:
             log.warning("tuning interrupted after %d trials; keeping the best so far", self.trials)
             stopped, interrupted = "interrupted", True
@@ -137,6 +146,7 @@ class TuningSession:
         good = [r for r in known if r.status is MeasureStatus.OK]
         if good:
             run.best = self.best[task.workload] = min(good, key=lambda r: r.latency_s)
+            run.winners.append(run.best)
             progress.best_s = run.best.latency_s
         return run
 
@@ -147,7 +157,7 @@ class TuningSession:
                 return "trials used up"
             if self.budget.trials_per_task == 0:
                 return "trials used up"
-            if self.budget.time_s is not None and self._elapsed_s() >= self.budget.time_s:
+            if self.budget.time_s is not None and self._elapsed_s() >= self._searching_s():
                 return "time used up"
             i = scheduler.next()
             if i is None:
@@ -167,6 +177,12 @@ class TuningSession:
             return math.inf
         return self.budget.trials - sum(run.progress.trials for run in self._runs)
 
+    def _searching_s(self) -> float:
+        """Of the budget's time, less what the finals will take."""
+        assert self.budget.time_s is not None
+        finals = sum(len(_finalists(run)) for run in self._runs)
+        return max(0.5 * self.budget.time_s, self.budget.time_s - finals * self._trial_s)
+
     def _elapsed_s(self) -> float:
         return self.clock() - self._begin
 
@@ -177,7 +193,7 @@ class TuningSession:
         if self.budget.trials_per_task is not None:
             limits.append(self.budget.trials_per_task - run.progress.trials)
         if self.budget.time_s is not None and self._trial_s:
-            left = self.budget.time_s - self._elapsed_s()
+            left = self._searching_s() - self._elapsed_s()
             limits.append(max(1, int(left / self._trial_s)))
         return max(1, int(min(limits)))
 
@@ -210,9 +226,28 @@ class TuningSession:
             if first:
                 run.first_s = min(run.first_s, result.latency_s)
             self.on_result(run.task, result)
+        if (winner := _fastest(results)) is not None:
+            run.winners.append(winner)
         with self.timer.phase("train"):
             run.strategy.observe(results)
         return results
+
+    def _finals(self) -> None:
+        """Race what may be the best of each task, the longest task first, as far as time goes."""
+        for run in sorted(self._runs, key=lambda r: -r.progress.weight * r.progress.latency_s):
+            finalists = _finalists(run)
+            late = self.budget.time_s is not None and self._elapsed_s() > self.budget.time_s * LATE
+            if len(finalists) < 2 or late:
+                continue
+            with self.timer.phase("measure"):
+                results = self.executor.race([MeasureInput(run.task, c) for c in finalists])
+            winner = _fastest(results)
+            if winner is None:
+                continue
+            first = next((r for r in results if r.candidate == run.draft), winner)
+            if first.latency_s <= winner.latency_s * TIE:
+                winner = first
+            run.best = self.best[run.task.workload] = winner
 
 
 def _predicted_s(sketches: Sequence[Sketch], first: Sequence[Candidate]) -> float:
@@ -224,6 +259,20 @@ def _predicted_s(sketches: Sequence[Sketch], first: Sequence[Candidate]) -> floa
                 row = np.array([[taken[n] for n in sketch.names]], dtype=np.int64)
                 return float(sketch.symbols(row).latency_s[0])
     return 1e-3
+
+
+def _fastest(results: Sequence[MeasureResult]) -> MeasureResult | None:
+    good = [r for r in results if r.status is MeasureStatus.OK]
+    return min(good, key=lambda r: r.latency_s, default=None)
+
+
+def _finalists(run: _Run) -> list[Candidate]:
+    """The draft and the winners of the fastest batches; none where all ran in one batch."""
+    if len(run.winners) < 2:
+        return []
+    best = sorted(run.winners, key=lambda r: r.latency_s)[: FINALISTS - 1]
+    chosen = [run.draft] if run.draft else []
+    return list(dict.fromkeys([*chosen, *(r.candidate for r in best)]))
 
 
 def _outcome(run: _Run) -> TaskOutcome:

@@ -24,6 +24,7 @@ class Machine:
     def __init__(self) -> None:
         self.now, self.slowness, self.noise = 0.0, 1.0, 0.0
         self.rng = np.random.default_rng(1)
+        self.renewed, self.renewals = [], 0
 
     def build(self, spec, target, threads, candidate):
         good = fakes.FakeBuilder().build(spec, target, threads, fakes.candidate())
@@ -45,6 +46,14 @@ class Machine:
 
     def set_threads(self, threads):
         pass
+
+    def renewal(self, target, arrays):
+        self.renewed = [a.shape for a in arrays]
+        return self.renew
+
+    def renew(self):
+        self.now += 1e-6  # takes time, which is nobody's
+        self.renewals += 1
 
 
 @pytest.fixture
@@ -77,6 +86,15 @@ def timed(worker, *us):
 
 def test_times_are_in_the_order_asked(worker) -> None:
     assert timed(worker, 30, 10, 20) == pytest.approx([30, 10, 20])
+
+
+def test_activations_are_renewed_before_every_timed_call(worker, machine) -> None:
+    """Weights are not: they come from memory. The time of it is not counted."""
+    spec = fakes.linear_spec()
+    activations = [spec.nodes[i].shape for i in spec.inputs if not spec.nodes[i].attr("static")]
+    assert timed(worker, 100) == pytest.approx([100])
+    assert machine.renewed == activations
+    assert machine.renewals >= 3 * 10  # three repeats of a millisecond
 
 
 def test_what_is_timed_at_a_slow_moment_is_put_right(worker, machine) -> None:

@@ -47,6 +47,65 @@ def session(tasks, sketches, *, executor=None, budget=TRIALS, strategy=None, **k
     return TuningSession(tasks, make, lambda task: sketches, executor, budget, **kwargs)
 
 
+class Drifting:
+    """Measures ``SKETCH`` on a machine that is half as fast for its first ``slow`` measurements."""
+
+    def __init__(self, slow: int) -> None:
+        self.left = slow
+
+    def __call__(self, given):
+        result = fakes.invented([SKETCH], given.candidate)
+        self.left -= 1
+        factor = 2.0 if self.left >= 0 else 1.0
+        return replace(result, run_secs=tuple(s * factor for s in result.run_secs))
+
+
+def test_a_race_decides_and_not_the_moment_of_a_batch() -> None:
+    """The best of a slow moment is as good as it is, whatever came later."""
+    task = fakes.make_task()
+    executor = fakes.FakeExecutor(Drifting(4))
+    outcome = session([task], [SKETCH], executor=executor).run().tasks[task.workload]
+    (finalists,) = executor.races
+    assert finalists[0].candidate == outcome.draft
+    assert len({f.candidate for f in finalists}) == len(finalists) <= 8
+    truth = [fakes.invented([SKETCH], f.candidate).latency_s for f in finalists]
+    assert outcome.best.latency_s <= min(truth) * 1.01
+    first = executor.batches[0]
+    early = min(fakes.invented([SKETCH], i.candidate).latency_s for i in first)
+    assert outcome.best.latency_s <= early * 1.01
+
+
+def test_the_draft_wins_a_tie() -> None:
+    task = fakes.make_task()
+    executor = fakes.FakeExecutor(
+        lambda i: MeasureResult(
+            i.candidate, MeasureStatus.OK, (1e-3 * (1 - 1e-4 * len(executor.batches)),)
+        )
+    )
+    outcome = session([task], [SKETCH], executor=executor).run().tasks[task.workload]
+    assert len(executor.races) == 1
+    assert outcome.best.candidate == outcome.draft
+
+
+def test_one_batch_needs_no_race() -> None:
+    task = fakes.make_task()
+    budget = Budget(trials=4, trials_per_task=None, time_s=None)
+    it = session([task], [SKETCH], budget=budget)
+    it.run()
+    assert not it.executor.races
+
+
+def test_a_race_that_fails_leaves_the_best_as_it_was() -> None:
+    task = fakes.make_task()
+    executor = fakes.FakeExecutor(lambda i: fakes.invented([SKETCH], i.candidate))
+    executor.race = lambda inputs: [
+        MeasureResult(i.candidate, MeasureStatus.RUN_ERROR, (), "lost") for i in inputs
+    ]
+    outcome = session([task], [SKETCH], executor=executor).run().tasks[task.workload]
+    measured = [fakes.invented([SKETCH], i.candidate) for b in executor.batches for i in b]
+    assert outcome.best.latency_s == min(r.latency_s for r in measured)
+
+
 def test_finds_a_good_schedule_and_reports_it() -> None:
     task, seen = fakes.make_task(), []
     it = session([task], [SKETCH], on_result=lambda t, r: seen.append((t, r)))
@@ -103,8 +162,10 @@ def test_time_ends_the_session_and_shrinks_the_last_batches() -> None:
         [fakes.make_task()], [SKETCH], executor=executor, budget=budget, clock=clock
     ).run()
     assert result.stopped == "time used up"
-    assert result.trials == 20
-    assert [len(b) for b in executor.batches] == [4, 8, 8]
+    raced = sum(map(len, executor.races))
+    assert raced
+    assert 20 <= result.trials + raced <= 22  # the last batch adds a finalist
+    assert [len(b) for b in executor.batches] == [4, 8, result.trials - 12]
 
 
 def test_every_task_is_tried_once_in_order_of_its_share() -> None:

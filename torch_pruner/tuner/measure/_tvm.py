@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen._tvm import tvm
 from torch_pruner.codegen.build import compile_kernel
 from torch_pruner.codegen.kernel import ScheduledKernel, schedule
+from torch_pruner.codegen.renewal import renewer
 from torch_pruner.exc import CompileError
 from torch_pruner.target import tiles_allowed
 from torch_pruner.tuner.measure.builder import BuiltKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch_pruner.graph.ir import Graph
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Candidate
+    from torch_pruner.tuner.measure.builder import Array
 
 BIG_CORES = 1  # TVM's affinity mode: any core, biggest first
 
@@ -26,6 +28,7 @@ class TvmBuilder:
 
     def __init__(self) -> None:
         self._threads = 0
+        self._renewers: dict[int, Callable[[Sequence[Array]], Callable[[], None]]] = {}
         self._configure: Callable[[int, int], None] = tvm.get_global_func(
             "runtime.config_threadpool"
         )
@@ -48,6 +51,13 @@ class TvmBuilder:
         if threads != self._threads:
             self._configure(BIG_CORES, threads)
             self._threads = threads
+
+    def renewal(self, target: TargetSpec, arrays: Sequence[Array]) -> Callable[[], object] | None:
+        if self._threads < 2 or not arrays:
+            return None
+        if self._threads not in self._renewers:
+            self._renewers[self._threads] = renewer(target, self._threads)
+        return self._renewers[self._threads](arrays)
 
 
 def scheduled(spec: Graph, target: TargetSpec, candidate: Candidate) -> ScheduledKernel:

@@ -21,12 +21,14 @@ class EvaluatorSpec:
     A repeat is a run of consecutive calls that lasts at least ``min_repeat_s``; its value is
     seconds per call. Static operands (weights) rotate over copies that together fill
     ``flush_bytes``, so that they come from memory as they do in a network, while activations stay
-    in cache; 0 keeps everything hot. A repeat during which another process took a core away is
+    in cache; 0 keeps everything hot. With ``renew``, threads write activations anew before every
+    call, each its share, as the kernel before would have: what another core holds has to come from
+    there. Only the calls are timed then. A repeat during which another process took a core away is
     disturbed: up to ``extra`` more are run in their place, and only if all were disturbed do the
-    fastest of them count. After the first repeat a candidate slower than ``early_out``
-    times the best one known is given no further repeats (0 turns that off). Candidates of a task
-    take turns, repeat by repeat, with the best of them that the worker knows: where that takes
-    longer than it once did, the machine is slower, and the others' times are divided by as much.
+    fastest of them count. After the first repeat a candidate slower than ``early_out`` times the
+    best one known is given no further repeats (0 turns that off). Candidates of a task take turns,
+    repeat by repeat, with the best of them that the worker knows: where that takes longer than it
+    once did, the machine is slower, and the others' times are divided by as much.
     ``rtol`` and ``atol``
     are for float32; see ``measure/check.py`` for how they scale.
     """
@@ -36,6 +38,7 @@ class EvaluatorSpec:
     min_repeat_s: float = 0.002
     warmup: int = 1
     flush_bytes: int = 32 << 20
+    renew: bool = True
     early_out: float = 2.5
     rtol: float = 1e-3
     atol: float = 1e-4
@@ -65,6 +68,13 @@ class MeasureExecutor(ABC):
 
     @abstractmethod
     def measure(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]: ...
+
+    def race(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+        """Like ``measure``, for finalists of one task: side by side, so that moments do not count.
+
+        Default: ``measure``.
+        """
+        return self.measure(inputs)
 
     @property
     def phase_seconds(self) -> Mapping[str, float]:

@@ -45,3 +45,6 @@ class Builder(Protocol):
 
     def set_threads(self, threads: int) -> None:
         """Number of threads that kernels run on from now."""
+
+    def renewal(self, target: TargetSpec, arrays: Sequence[Array]) -> Callable[[], object] | None:
+        """A call that writes arrays anew as kernels do, each thread its share; None: no need."""

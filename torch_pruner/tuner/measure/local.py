@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.exc import MeasureError, WorkerDied
@@ -39,6 +39,7 @@ TVM_BUILDER = "torch_pruner.tuner.measure._tvm:TvmBuilder"
 MAX_LOST = 3  # times that a job's worker may die without a culprit
 MAX_STARTS = 3  # in a row without an answer, before the executor gives up
 GROUP_BYTES = 256 << 20  # of operands of candidates that are timed side by side
+FINAL_REPEATS = 9
 WINDOW = 2  # builds on their way to one worker: it never waits for its parent
 
 
@@ -74,6 +75,7 @@ class _Batch:
     results: dict[int, MeasureResult] = field(default_factory=dict)
     queue: deque[int] = field(default_factory=deque)
     lost: Counter[int] = field(default_factory=Counter)
+    race: int = 0
 
     def settle(self, job: int, status: MeasureStatus, error: str) -> None:
         candidate = self.inputs[job].candidate
@@ -122,10 +124,14 @@ class LocalExecutor(MeasureExecutor):
         self._closed = True
         _kill_all(self._workers)
 
-    def measure(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+    def race(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+        return self.measure(inputs, FINAL_REPEATS)
+
+    def measure(self, inputs: Sequence[MeasureInput], race: int = 0) -> list[MeasureResult]:
+        """``race``: with so many repeats of each, all by one worker, which times them in turns."""
         with self._lock:
             names = [f"{i.task.workload}/{i.task.threads}" for i in inputs]
-            batch = _Batch(inputs, names, queue=deque(range(len(inputs))))
+            batch = _Batch(inputs, names, queue=deque(range(len(inputs))), race=race)
             try:
                 self._reap()
                 while batch.queue:
@@ -250,7 +256,8 @@ class LocalExecutor(MeasureExecutor):
             worker.built.clear()
         while True:
             self._respawn()
-            for worker in [w for w in self._workers if w.ready]:
+            ready = [w for w in self._workers if w.ready]
+            for worker in ready[:1] if batch.race else ready:
                 if not worker.process.alive and not worker.owes:
                     self._lose(worker, batch, MeasureStatus.RUN_ERROR, "the idle worker died")
                     continue
@@ -336,11 +343,14 @@ class LocalExecutor(MeasureExecutor):
         worker.owes.extend(group)
         worker.ran.clear()
         worker.since = time.monotonic()
+        evaluator = self.evaluator
+        if batch.race:
+            evaluator = replace(evaluator, repeat=batch.race, extra=batch.race, early_out=0.0)
         message = {
             "cmd": "time",
             "jobs": list(group),
             "best_s": self._best.get(batch.names[group[0]]),
-            "evaluator": self.evaluator.to_json(),
+            "evaluator": evaluator.to_json(),
         }
         with contextlib.suppress(WorkerDied):
             worker.process.send(message)

@@ -19,8 +19,21 @@ MAX_CALLS = 100_000
 HOPELESS = 10.0  # one call this many times slower than the best is not worth a repeat
 
 
-def _run(calls: Sequence[Call], number: int, clock: Callable[[], float]) -> float:
-    """Seconds for ``number`` calls, taking ``calls`` in turn."""
+def _run(
+    calls: Sequence[Call],
+    number: int,
+    clock: Callable[[], float],
+    before: Call | None = None,
+) -> float:
+    """Seconds for ``number`` calls, taking ``calls`` in turn; ``before`` each of them, untimed."""
+    if before is not None:
+        total = 0.0
+        for call in itertools.islice(itertools.cycle(calls), number):
+            before()
+            begin = clock()
+            call()
+            total += clock() - begin
+        return total
     if len(calls) == 1:
         call = calls[0]
         begin = clock()
@@ -37,7 +50,8 @@ def _run(calls: Sequence[Call], number: int, clock: Callable[[], float]) -> floa
 class Stopwatch:
     """Times one kernel repeat by repeat, so that several can take turns.
 
-    ``preemptions`` counts how often another process has taken a core from this one.
+    ``preemptions`` counts how often another process has taken a core from this one; ``before`` runs
+    before every call and is not timed.
     """
 
     def __init__(
@@ -47,8 +61,10 @@ class Stopwatch:
         best_s: float,
         clock: Callable[[], float],
         preemptions: Callable[[], int] = lambda: 0,
+        before: Call | None = None,
     ) -> None:
         self._calls, self._spec, self._clock, self._preemptions = calls, spec, clock, preemptions
+        self._before = before
         self._limit = best_s * spec.early_out if spec.early_out > 0 else math.inf
         self._clean: list[float] = []
         self._disturbed: list[float] = []
@@ -66,25 +82,28 @@ class Stopwatch:
             return
         self._calls[0]()  # what ran before has taken the caches
         before = self._preemptions()
-        self._note(_run(self._calls, self._number, self._clock), before)
+        self._note(self._timed(self._number), before)
 
     def _calibrate(self) -> bool:
         """Whether repeats are worth it: a call far slower than the best is all it gets."""
         spec = self._spec
         for i in range(spec.warmup):
             self._calls[i % len(self._calls)]()
-        once = _run(self._calls, 1, self._clock)
+        once = self._timed(1)
         if once > max(self._limit / max(spec.early_out, 1.0) * HOPELESS, spec.min_repeat_s):
             self._clean, self.done = [once], True
             return False
         number = _calls_per_repeat(once, spec.min_repeat_s)
         while number < MAX_CALLS:
-            elapsed = _run(self._calls, number, self._clock)
+            elapsed = self._timed(number)
             if elapsed >= spec.min_repeat_s * 0.5:
                 break
             number = max(2 * number, _calls_per_repeat(elapsed / number, spec.min_repeat_s))
         self._number = min(MAX_CALLS, number)
         return True
+
+    def _timed(self, number: int) -> float:
+        return _run(self._calls, number, self._clock, self._before)
 
     def _note(self, elapsed: float, before: int) -> None:
         kind = self._disturbed if self._preemptions() > before else self._clean

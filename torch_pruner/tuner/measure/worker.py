@@ -159,7 +159,14 @@ class Worker:
         if key not in task.expected:
             task.expected[key] = check.expectations(task.spec, task.reference, evaluator)
         error = check.mismatch(task.expected[key], outputs)
-        return Stopwatch(calls, evaluator, best_s, self.clock, _preemptions), error or ""
+        before = self._renewal(task) if evaluator.renew else None
+        return Stopwatch(calls, evaluator, best_s, self.clock, _preemptions, before), error or ""
+
+    def _renewal(self, task: WorkerTask) -> Callable[[], object] | None:
+        """Writes the inputs that another kernel would have written; all candidates share them."""
+        dynamic = [i for i, n in enumerate(task.spec.inputs) if not _static(task.spec, n)]
+        arrays = [a for i in dynamic for a in task.arrays.get((i, None, 1), ())]
+        return self.builder.renewal(task.target, arrays)
 
     def _together(
         self, name: str, watches: Mapping[int, Stopwatch], evaluator: EvaluatorSpec
@@ -195,7 +202,7 @@ class Worker:
 
     def _rows(self, task: WorkerTask, kernel: BuiltKernel, flush: int) -> list[list[Array]]:
         """The inputs of each of the calls that are timed in turn."""
-        static = [bool(task.spec.nodes[i].attr("static")) for i in task.spec.inputs]
+        static = [_static(task.spec, i) for i in task.spec.inputs]
         weights = sum(a.nbytes for a, s in zip(task.inputs, static, strict=True) if s)
         copies = min(MAX_COPIES, max(1, math.ceil(flush / weights))) if weights else 1
         columns = []
@@ -239,6 +246,10 @@ class Worker:
                 self.built.pop(number, None)
         else:
             raise ValueError(f"unknown command {command!r}")
+
+
+def _static(spec: Graph, node: int) -> bool:
+    return bool(spec.nodes[node].attr("static"))
 
 
 def _preemptions() -> int:
