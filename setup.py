@@ -46,6 +46,7 @@ setup(
         "platformdirs",
     ],
     extras_require={
+        "curve": ["matplotlib"],
         "demo": ["transformers"],
         "dev": [
             "expecttest",
@@ -59,6 +60,11 @@ setup(
             "transformers",
         ],
         "peers": ["onnxruntime", "onnxscript", "openvino", "transformers"],
+        "search": [
+            "matplotlib",
+            "transformers",
+            "xgboost-cpu",
+        ],  # benchmarks.search and its picture
         "rpc": [f"apache-tvm[rpc]=={TVM}"],
         "xgboost": ["xgboost"],
         "cuda": [f"apache-tvm[cuda]=={TVM}"],

@@ -114,5 +114,10 @@ def split(measured: Sequence[Measured], folds: int, fold: int) -> tuple[list[Any
 
     The side follows from the workload alone, so data that is added later moves nothing across.
     """
-    held = [m for m in measured if zlib.crc32(m.task.workload.encode()) % folds == fold]
+    held = [m for m in measured if in_fold(m.task.workload, folds, fold)]
     return [m for m in measured if not any(m is h for h in held)], held
+
+
+def in_fold(workload: str, folds: int, fold: int) -> bool:
+    """Whether a workload belongs to part ``fold`` of ``folds``."""
+    return zlib.crc32(workload.encode()) % folds == fold

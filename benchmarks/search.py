@@ -7,7 +7,7 @@ MetaSchedule (its space, its evolution, its gradient-boosted trees; our building
 the end everything that was the best at some moment is timed once more, all of a task in turns: the
 curves are of those times, so that no moment of the machine decides. Each task runs in a process of
 its own, each search with workers of its own that are up when the clock starts. Rows are written as
-they come. Needs the extra ``xgboost``.
+they come. Needs the extra ``search``.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def timed_again(task: Task, found: list[dict[str, Any]]) -> dict[str, float]:
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if importlib.util.find_spec("xgboost") is None:
-        print("MetaSchedule's cost model is gradient-boosted trees: pip install the extra xgboost")
+        print("MetaSchedule's cost model is gradient-boosted trees: pip install the extra search")
         return 2
     with tempfile.TemporaryDirectory(prefix="search-") as folder:
         file = Path(folder) / "tasks.jsonl"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from benchmarks import records, tables
 from benchmarks.arguments import write_json
-from torch_pruner.task import MeasureStatus
+from benchmarks.pools import BATCH, FIRST, Pool, load, replay
 from torch_pruner.tuner.cost_model import network
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
 from torch_pruner.tuner.cost_model.features import decisions_of
@@ -28,41 +27,24 @@ from torch_pruner.tuner.cost_model.pattern import patterns
 from torch_pruner.tuner.cost_model.residual import ResidualModel
 from torch_pruner.tuner.cost_model.training import Adam, Scaling, TaskList, train_step
 from torch_pruner.tuner.cost_model.weights import Weights
-from torch_pruner.tuner.sketch import sketches_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from torch_pruner.task import MeasureResult, Task
     from torch_pruner.tuner.cost_model.base import CostModel
-    from torch_pruner.tuner.sketch.base import Sketch
 
-FIRST, BATCH, BATCHES = 4, 8, 3  # of the search: 4, 12, 20 and 28 candidates measured
-LEAST = 16  # records of a task that is used
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """A task, its sketches and everything that was measured of it."""
-
-    task: Task
-    sketches: Mapping[str, Sketch]
-    results: Sequence[MeasureResult]
-
-    def scores(self, model: CostModel, results: Sequence[MeasureResult]) -> np.ndarray:
-        found = np.zeros(len(results))
-        for name, sketch in self.sketches.items():
-            where = [i for i, r in enumerate(results) if r.candidate.sketch == name]
-            if where:
-                decisions = decisions_of(sketch, (results[i].candidate for i in where))
-                found[where] = model.predict(self.task, sketch, decisions)
-        return found
+STATEMENT, FLOW = "statement", "flow"
+FEATURES: Mapping[str, Collection[str]] = {
+    "": (),
+    " without flow features": (FLOW,),
+    " without statement features": (STATEMENT,),
+}
+BATCHES = 3  # of the search after the first: 4, 12, 20 and 28 candidates measured
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    measured, damaged = records.read([Path(p) for p in options.records])
-    pools = [p for m in measured if (p := pool_of(m)) is not None]
+    pools, damaged = load(Path(p) for p in options.records)
     count = sum(len(p.results) for p in pools)
     print(f"{count} records of {len(pools)} tasks; {damaged} damaged lines", flush=True)
     rows = evaluate(pools, options) if options.folds > 1 else {}
@@ -85,20 +67,13 @@ def _cells(values: Sequence[float], width: int) -> list[str]:
     return [f"{v:.3f}" for v in values] or [""] * width
 
 
-def pool_of(measured: records.Measured) -> Pool | None:
-    """What of a task today's sketches still know; None where that is too little."""
-    sketches = {s.name: s for s in sketches_for(measured.task)}
-    known = []
-    for result in measured.results:
-        sketch = sketches.get(result.candidate.sketch)
-        if sketch and set(dict(result.candidate.decisions)) == set(sketch.names):
-            known.append(result)
-    good = sum(r.status is MeasureStatus.OK for r in known)
-    return Pool(measured.task, sketches, known) if good >= LEAST else None
+def train(
+    pools: Sequence[Pool], steps: int, seed: int, *, without: Collection[str] = ()
+) -> Weights:
+    """Weights from nothing, the rate falling to zero; every batch holds four tasks.
 
-
-def train(pools: Sequence[Pool], steps: int, seed: int) -> Weights:
-    """Weights from nothing, the rate falling to zero; every batch holds four tasks."""
+    ``without`` names features that the network never gets to see: STATEMENT, FLOW.
+    """
     lists = []
     for pool in pools:
         own = TaskList()
@@ -108,13 +83,25 @@ def train(pools: Sequence[Pool], steps: int, seed: int) -> Weights:
                 decisions = decisions_of(sketch, (r.candidate for r in some))
                 own.add(patterns(pool.task, sketch, decisions), [r.latency_s for r in some])
         lists.append(own)
-    rng, scaling, optimiser = np.random.default_rng(seed), Scaling.fit(lists), Adam()
+    rng, optimiser = np.random.default_rng(seed), Adam()
+    scaling = _blinded(Scaling.fit(lists), without)
     flat, rate = network.initial(rng), optimiser.rate
     for step in range(steps):
         optimiser.rate = rate * (1 - step / steps)
         some = rng.permutation(len(lists))[:4]
         train_step(flat, optimiser, [lists[i] for i in some], scaling, rng)
     return Weights(flat, scaling, steps)
+
+
+def _blinded(scaling: Scaling, without: Collection[str]) -> Scaling:
+    """What is divided by infinity is zero, whatever it was."""
+
+    def of(moments: np.ndarray, name: str) -> np.ndarray:
+        return (
+            np.stack([moments[0], np.full_like(moments[1], np.inf)]) if name in without else moments
+        )
+
+    return Scaling(of(scaling.statement, STATEMENT), of(scaling.token, FLOW))
 
 
 def evaluate(pools: Sequence[Pool], options: argparse.Namespace) -> dict[str, Any]:
@@ -129,12 +116,15 @@ def evaluate(pools: Sequence[Pool], options: argparse.Namespace) -> dict[str, An
         learn = [p for p, out in zip(pools, inside, strict=True) if not out]
         if not test or not learn:
             continue
-        weights = train(learn, options.steps, options.seed)
-        for name, make in fixed_models(weights, learn).items():
+        trained = {
+            name: train(learn, options.steps, options.seed, without=without)
+            for name, without in FEATURES.items()
+        }
+        for name, make in fixed_models(trained, learn).items():
             top.setdefault(name, []).extend(_top(p, make) for p in test)
-        for name, start in online_models(weights).items():
+        for name, start in online_models(trained).items():
             for seed in range(options.seeds):
-                best.setdefault(name, []).extend(search(test, start, seed))
+                best.setdefault(name, []).extend(best_after(test, start(seed), seed))
         print(f"fold {fold + 1}/{options.folds}: {len(test)} held out", flush=True)
     names = list(dict.fromkeys([*top, *best]))
     return {
@@ -146,7 +136,7 @@ def evaluate(pools: Sequence[Pool], options: argparse.Namespace) -> dict[str, An
     }
 
 
-def fixed_models(weights: Weights, learn: Sequence[Pool]) -> dict[str, Any]:
+def fixed_models(trained: Mapping[str, Weights], learn: Sequence[Pool]) -> dict[str, Any]:
     """Scorers that learned nothing of the tasks they are asked about."""
     from benchmarks import baselines
 
@@ -154,24 +144,29 @@ def fixed_models(weights: Weights, learn: Sequence[Pool]) -> dict[str, Any]:
         return lambda pool: pool.scores(model, pool.results)
 
     rows = [(_features(p), np.array([r.latency_s for r in p.results])) for p in learn]
-    found = {
-        "analytic": by(AnalyticModel()),
-        "network, offline": by(MomentumModel(0, weights, learn=False, local=False)),
-    }
+    found = {"analytic": by(AnalyticModel())}
+    for name, weights in trained.items():
+        model = MomentumModel(0, weights, learn=False, local=False)
+        found[f"network, offline{name}"] = by(model)
     for name, fit in baselines.AVAILABLE.items():
         scorer = fit(rows)
         found[name] = lambda pool, scorer=scorer: scorer(_features(pool))
     return found
 
 
-def online_models(weights: Weights) -> dict[str, Any]:
+def online_models(trained: Mapping[str, Weights]) -> dict[str, Callable[[int], CostModel]]:
     """Models that learn during the search, by the seed they get."""
+
+    def adapted(weights: Weights) -> Callable[[int], CostModel]:
+        return lambda seed: MomentumModel(seed, weights)
+
+    weights = trained[""]
     return {
         "analytic": lambda seed: AnalyticModel(),
         "residual": lambda seed: ResidualModel(),
         "pacm": PatternAwareModel,
         "moa, offline": lambda seed: MomentumModel(seed, weights, learn=False),
-        "moa": lambda seed: MomentumModel(seed, weights),
+        **{f"moa{name}": adapted(own) for name, own in trained.items()},
     }
 
 
@@ -192,21 +187,14 @@ def _top(pool: Pool, scorer: Callable[[Pool], np.ndarray]) -> list[float]:
     return [float(latency.min() / latency[order[:k]].min()) for k in (1, 5)]
 
 
-def search(pools: Sequence[Pool], make: Callable[[int], CostModel], seed: int) -> list[list[float]]:
-    """Best of the pool over best found, after each batch; tasks take turns with one model."""
-    model, rng = make(seed), np.random.default_rng(seed)
-    left = [[p.results[i] for i in rng.permutation(len(p.results))] for p in pools]
-    found: list[list[float]] = [[] for _ in pools]
-    best = [np.inf] * len(pools)
-    for turn in range(BATCHES + 1):
-        for k, pool in enumerate(pools):
-            order = np.argsort(-pool.scores(model, left[k]), kind="stable")
-            batch = [left[k][i] for i in order[: BATCH if turn else FIRST]]
-            left[k] = [left[k][i] for i in order[len(batch) :]]
-            model.update(pool.task, list(pool.sketches.values()), batch)
-            best[k] = min([best[k], *(r.latency_s for r in batch)])
-            found[k].append(min(r.latency_s for r in pool.results) / best[k])
-    return found
+def best_after(pools: Sequence[Pool], model: CostModel, seed: int) -> list[list[float]]:
+    """Best of the pool over best found, after each turn of a replayed search."""
+    found = replay(pools, model, seed, BATCHES + 1)
+    trials = [FIRST + BATCH * i for i in range(BATCHES + 1)]
+    return [
+        [pool.best_s / own[min(n, len(own)) - 1] for n in trials]
+        for pool, own in zip(pools, found, strict=True)
+    ]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

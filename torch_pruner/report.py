@@ -71,6 +71,18 @@ class OpFallback:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """How one search went; ``strategy`` names the cost model, too.
+
+    Each point: seconds since it began, trials, and seconds that the best schedules so far take in
+    one call of the graph, from when every kernel was timed.
+    """
+
+    strategy: str
+    points: tuple[tuple[float, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GraphReport:
     """One compiled graph. ``weight_bytes`` is held by packed copies of weights,
     ``workspace_bytes`` by buffers between kernels."""
@@ -88,6 +100,7 @@ class GraphReport:
     notes: tuple[str, ...] = ()
     weight_bytes: int = 0
     workspace_bytes: int = 0
+    tunings: tuple[Tuning, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(replace(self, seconds=_phases([self.seconds])))
@@ -156,6 +169,11 @@ class Report:
         return sum(g.workspace_bytes for g in self.graphs)
 
     @property
+    def tunings(self) -> tuple[Tuning, ...]:
+        """Searches one after the other."""
+        return tuple(t for g in self.graphs for t in g.tunings)
+
+    @property
     def complete(self) -> bool:
         """Whether every graph was compiled, with no operator left to the fallback and no kernel
         untuned. A graph that eager runs as a whole has no operators, and a note that says why."""
@@ -177,6 +195,7 @@ class Report:
             "notes": list(self.notes),
             "weight_bytes": self.weight_bytes,
             "workspace_bytes": self.workspace_bytes,
+            "tunings": [asdict(t) for t in self.tunings],
             "graphs": [g.to_json() for g in self.graphs],
         }
 

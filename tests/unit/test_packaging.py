@@ -62,7 +62,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
         *("filelock", "numpy", "onnx", "platformdirs"),
     } == {n for n in needs if "extra ==" not in n}
     extras = set(meta.get_all("Provides-Extra", []))
-    assert extras == {"cuda", "demo", "dev", "peers", "rpc", "xgboost"}
+    assert extras == {"cuda", "curve", "demo", "dev", "peers", "rpc", "search", "xgboost"}
 
 
 def test_entry_points(wheel: zipfile.ZipFile) -> None:

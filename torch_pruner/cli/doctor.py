@@ -29,6 +29,7 @@ DISTRIBUTION = "torch-pruner"
 OPTIONAL = {
     "transformers": ("the demo and `hf:` models", "demo"),
     "xgboost": ("cost_model='xgb'", "xgboost"),
+    "matplotlib": ("torch-pruner curve", "curve"),
     "tornado": ("executor='rpc'", "rpc"),
     "onnxruntime": ("a peer in benchmarks", "peers"),
     "openvino": ("a peer in benchmarks", "peers"),

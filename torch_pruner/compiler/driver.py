@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
-    from torch_pruner.report import TaskReport
+    from torch_pruner.report import TaskReport, Tuning
 
 log = logger(__name__)
 
@@ -85,6 +85,7 @@ class Compiler:
     context: Context
     vendor: Vendor | None = None
     timer: PhaseTimer = field(default_factory=PhaseTimer)
+    tunings: list[Tuning] = field(default_factory=list)  # how the searches of all graphs went
 
     def lower(self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> Lowered:
         """Simplify, split off what depends on parameters alone, and cut into kernels.
@@ -117,7 +118,13 @@ class Compiler:
         """
         lowered = self.lower(graph, inputs, outputs)
         choices = kernels.choose(
-            lowered.tasks, self.config, self.store, self.context, self.vendor, self.timer
+            lowered.tasks,
+            self.config,
+            self.store,
+            self.context,
+            self.vendor,
+            self.timer,
+            self.tunings,
         )
         takes = [
             signature(k.spec, choices[w].sketch, choices[w].decisions)

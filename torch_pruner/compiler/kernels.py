@@ -19,7 +19,7 @@ from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.log import PhaseTimer, logger, warn_once
-from torch_pruner.report import Source, TaskReport
+from torch_pruner.report import Source, TaskReport, Tuning
 from torch_pruner.target import DeviceFingerprint, TargetSpec, tiles_allowed
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
 from torch_pruner.versions import installed_version
@@ -125,8 +125,12 @@ def choose(
     context: Context,
     vendor: Vendor | None,
     timer: PhaseTimer,
+    tunings: list[Tuning] | None = None,
 ) -> dict[str, Choice]:
-    """A choice for every task, by workload; misses are tuned, drafted or refused by ``config``."""
+    """A choice for every task, by workload; misses are tuned, drafted or refused by ``config``.
+
+    How a search went is added to ``tunings``.
+    """
     choices = look_up(tasks, config, store, context)
     missing = [t for t in tasks if t.workload not in choices]
     if not missing:
@@ -143,7 +147,8 @@ def choose(
         choices |= look_up(missing, config, store, context)
         missing = [t for t in missing if t.workload not in choices]
         if missing:
-            choices |= _tune(missing, config, store, context, vendor, timer)
+            found = tunings if tunings is not None else []
+            choices |= _tune(missing, config, store, context, vendor, timer, found)
     return choices
 
 
@@ -224,6 +229,7 @@ def _tune(
     context: Context,
     vendor: Vendor | None,
     timer: PhaseTimer,
+    tunings: list[Tuning],
 ) -> dict[str, Choice]:
     from torch_pruner.tuner import make_strategy
     from torch_pruner.tuner.session import TuningSession
@@ -265,6 +271,7 @@ def _tune(
         line.close()
         release_later()
         learned.keep(cost_model, config, context.target)
+    tunings.append(Tuning(f"{config.strategy}/{config.cost_model}", outcome.curve))
     choices = {
         t.workload: _settle(t, outcome.tasks[t.workload], config, executor, vendor) for t in tasks
     }

@@ -157,7 +157,7 @@ def _build(
         built = build_graph(
             gm, compiler, static=static, mutated=mutated, fallback=config.fallback, name=label
         )
-    report = built.report(label, dict(timer.seconds))
+    report = built.report(label, dict(timer.seconds), compiler.tunings)
     reports.add(report)
     if config.check != "first-call" or not built.compiled:
         return built.call

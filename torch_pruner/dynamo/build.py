@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch_pruner.compiler.driver import CompiledGraph, Compiler
+    from torch_pruner.report import Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ class BuiltGraph:
     partitioned: PartitionedGraph
     compiled: tuple[CompiledGraph, ...]
 
-    def report(self, name: str, seconds: dict[str, float]) -> GraphReport:
+    def report(
+        self, name: str, seconds: dict[str, float], tunings: Sequence[Tuning] = ()
+    ) -> GraphReport:
         parts = self.partitioned
         tasks = tuple(t for c in self.compiled for t in c.tasks)
         return GraphReport(
@@ -54,6 +57,7 @@ class BuiltGraph:
             trials=sum(t.trials for t in tasks if t.source in ("tuned", "library")),
             weight_bytes=sum(c.plan.packed_bytes for c in self.compiled),
             workspace_bytes=sum(c.plan.workspace_bytes for c in self.compiled),
+            tunings=tuple(tunings),
         )
 
 

@@ -62,6 +62,9 @@ class SessionResult:
     seconds: Mapping[str, float]  # by phase
     stopped: str
     interrupted: bool = False
+    curve: tuple[tuple[float, int, float], ...] = ()
+    """(seconds since the start, trials, sum of weight times best latency), as it changed, from when
+    every task has a latency."""
 
 
 @dataclass(slots=True)
@@ -109,6 +112,7 @@ class TuningSession:
     _begin: float = field(default=0.0, init=False)
     _trial_s: float = field(default=0.0, init=False)  # of the last batch; 0 before there is one
     _runs: list[_Run] = field(default_factory=list, init=False)
+    _curve: list[tuple[float, int, float]] = field(default_factory=list, init=False)
 
     def run(self) -> SessionResult:
         """Tune. Returns what was found when Ctrl-C ends it; ``interrupted`` tells."""
@@ -123,7 +127,8 @@ class TuningSession:
             log.warning("tuning interrupted after %d trials; keeping the best so far", self.trials)
             stopped, interrupted = "interrupted", True
         outcomes = {run.task.workload: _outcome(run) for run in self._runs}
-        return SessionResult(outcomes, self.trials, self.timer.seconds, stopped, interrupted)
+        seconds, curve = self.timer.seconds, tuple(self._curve)
+        return SessionResult(outcomes, self.trials, seconds, stopped, interrupted, curve)
 
     def _start(self, task: Task) -> _Run:
         known = self.history.get(task.workload, ())
@@ -228,6 +233,7 @@ class TuningSession:
             self.on_result(run.task, result)
         if (winner := _fastest(results)) is not None:
             run.winners.append(winner)
+        self._note_curve()
         with self.timer.phase("train"):
             run.strategy.observe(results)
         return results
@@ -248,6 +254,13 @@ class TuningSession:
             if first.latency_s <= winner.latency_s * TIE:
                 winner = first
             run.best = self.best[run.task.workload] = winner
+            self._note_curve()
+
+    def _note_curve(self) -> None:
+        if all(run.best for run in self._runs):
+            total = sum(run.progress.weight * run.best.latency_s for run in self._runs if run.best)
+            if not self._curve or self._curve[-1][2] != total:
+                self._curve.append((self._elapsed_s(), self.trials, total))
 
 
 def _predicted_s(sketches: Sequence[Sketch], first: Sequence[Candidate]) -> float:

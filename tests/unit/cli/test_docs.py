@@ -37,7 +37,7 @@ def test_every_command_is_described() -> None:
 
 def test_every_flag_is_described_and_exists() -> None:
     known = flags(parser())
-    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", CLI))
+    mentioned = set(re.findall(r"(?<![\w-])(?:--[a-z][a-z-]+|-[a-z](?![\w-]))", CLI))
     assert mentioned <= known
     assert known - mentioned <= {"-h", "--help", "--version"}
 

@@ -40,7 +40,7 @@ def one_line(text: str) -> str:
         (["tune", "net.py:make", "--set", "library=maybe"], "1 or 0"),
         (["bench", "net.py:make", "--rounds", "0"], "integer of at least 1, not '0'"),
         (["cache", "prune", "--max-bytes", "-1"], "integer of at least 1"),
-        (["curve", "report.json"], "invalid choice"),
+        (["draw", "report.json"], "invalid choice"),
         (["tune", "net.py:make", "--executor", "rpc"], "tracker"),
     ],
 )

@@ -123,6 +123,24 @@ def test_finds_a_good_schedule_and_reports_it() -> None:
     assert set(result.seconds) >= {"draft", "verify", "build", "measure", "train"}
 
 
+def test_the_curve_begins_when_every_task_has_a_latency_and_ends_with_the_result() -> None:
+    tasks = [fakes.make_task(8, weight=3), fakes.make_task(16)]
+    result = session(tasks, [SKETCH], clock=Clock(0.1)).run()
+    seconds, trials, total = zip(*result.curve, strict=True)
+    assert trials[0] == 8  # two first batches
+    assert list(seconds) == sorted(seconds)
+    assert list(trials) == sorted(trials)
+    best = {w: outcome.best.latency_s for w, outcome in result.tasks.items()}
+    assert total[-1] == pytest.approx(sum(t.weight * best[t.workload] for t in tasks))
+
+
+def test_a_task_that_never_works_leaves_no_curve() -> None:
+    executor = fakes.FakeExecutor(
+        lambda i: MeasureResult(i.candidate, MeasureStatus.RUN_ERROR, (), "no")
+    )
+    assert session([fakes.make_task()], [SKETCH], executor=executor).run().curve == ()
+
+
 def test_effort_none_measures_nothing_and_gives_the_top_draft() -> None:
     task = fakes.make_task()
     it = session([task], [SKETCH], budget=Budget(0, 0, 0.0))

@@ -1,0 +1,85 @@
+"""Searches replayed on records: what is asked, in which order, and what the summaries say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import draft, pools, transfer
+from benchmarks.records import Measured
+from tests import fakes
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
+from torch_pruner.tuner.cost_model.analytic import AnalyticModel
+from torch_pruner.tuner.search.space import SketchSpace
+from torch_pruner.tuner.sketch import sketches_for
+
+TASK = Task("linear", fakes.linear_spec(64, 128, 96), TargetSpec.detect(), 2)
+
+
+@pytest.fixture(scope="module")
+def pool() -> pools.Pool:
+    """A small linear layer, measured as the draft model says, but for one lucky point."""
+    task = TASK
+    sketch = next(s for s in sketches_for(task) if s.name == "contraction")
+    space = SketchSpace(sketch)
+    rows = space.random(20_000, np.random.default_rng(0))[:100]
+    seconds = sketch.symbols(space.decisions(rows)).latency_s
+    seconds[np.argsort(seconds)[70]] = seconds.min() / 2
+    results = [
+        MeasureResult(c, MeasureStatus.OK, (float(s),))
+        for c, s in zip(space.candidates(rows), seconds, strict=True)
+    ]
+    results[0] = MeasureResult(results[0].candidate, MeasureStatus.TIMEOUT)
+    unknown = MeasureResult(Candidate("gone", (("x", 1),)), MeasureStatus.OK, (1e-9,))
+    found = pools.pool_of(Measured(task, "device", [*results, unknown]))
+    assert found is not None
+    return found
+
+
+def test_a_pool_leaves_out_what_no_sketch_knows(pool) -> None:
+    assert len(pool.results) == 100
+    assert pool.best_s > 1e-9
+
+
+def test_a_task_of_few_records_is_no_pool(pool) -> None:
+    few = [r for r in pool.results if r.status is MeasureStatus.OK][: pools.LEAST - 1]
+    assert pools.pool_of(Measured(pool.task, "device", few)) is None
+
+
+def test_a_replay_measures_the_whole_pool_once(pool) -> None:
+    (curve,) = pools.replay([pool], AnalyticModel(), seed=0, turns=transfer.turns(1000))
+    assert len(curve) == 100
+    assert curve == sorted(curve, reverse=True)
+    assert curve[-1] == pool.best_s
+    (again,) = pools.replay([pool], AnalyticModel(), seed=0, turns=transfer.turns(1000))
+    assert again == curve
+
+
+@pytest.mark.parametrize(("trials", "turns"), [(1, 1), (4, 1), (5, 2), (12, 2), (60, 8)])
+def test_turns_hold_the_trials(trials, turns) -> None:
+    assert transfer.turns(trials) == turns
+
+
+def test_best1_is_the_share_of_the_best_that_was_drafted(pool) -> None:
+    assert draft.best1(pool, 100) == 1.0
+    assert draft.best1(pool, 50) == pytest.approx(0.5)
+    row = draft.row_of(pool, 0.5, seed=0)
+    assert (row["measured"], row["drafted"], row["best1"]) == (100, 50, pytest.approx(0.5))
+    assert all(r > 0 for r in row["rates"].values())
+
+
+def test_transfer_counts_trials_until_the_reference_s_result() -> None:
+    reference = [[9.0, 8.0, 8.0, 4.0], [3.0, 3.0, 3.0, 3.0], [math.inf] * 4]
+    ours = [[9.0, 4.0, 4.0, 4.0], [5.0, 5.0, 5.0, 4.0], [1.0] * 4]
+    rows = transfer.summary({transfer.REFERENCE: reference, "ours": ours}, [2.0, 3.0, 1.0])
+    assert rows[transfer.REFERENCE] == {
+        "trials": 1.0,
+        "never": 0,
+        "best": pytest.approx(math.sqrt(0.5)),
+    }
+    assert rows["ours"]["trials"] == pytest.approx(math.sqrt(2 / 4 * 4 / 1))
+    assert rows["ours"]["never"] == 1
+    assert rows["ours"]["best"] == pytest.approx((0.5 * 0.75) ** (1 / 3))
