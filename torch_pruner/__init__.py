@@ -12,12 +12,28 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner import exc
 
 if TYPE_CHECKING:
-    from torch_pruner.dynamo.api import Report, explain, last_report, tune
+    from torch_pruner.dynamo.api import (
+        Report,
+        explain,
+        last_report,
+        load_bundle,
+        save_bundle,
+        tune,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Report", "__version__", "exc", "explain", "last_report", "tune"]
+__all__ = [
+    "Report",
+    "__version__",
+    "exc",
+    "explain",
+    "last_report",
+    "load_bundle",
+    "save_bundle",
+    "tune",
+]
 
-_API = frozenset({"Report", "explain", "last_report", "tune"})
+_API = frozenset({"Report", "explain", "last_report", "load_bundle", "save_bundle", "tune"})
 
 
 def __getattr__(name: str) -> Any:

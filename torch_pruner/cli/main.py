@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from torch_pruner import __version__, exc, log
-from torch_pruner.cli import arguments, bench, cache, curve, doctor, explain, tune
+from torch_pruner.cli import arguments, bench, bundle, cache, curve, doctor, explain, tune
 from torch_pruner.config import Config
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
         ("explain", explain, "what would be compiled, and why not; tunes and times nothing"),
         ("bench", bench, "latency beside eager and inductor, taking turns in one process"),
         ("cache", cache, "look into and look after the kernel cache"),
+        ("bundle", bundle, "ship kernels of this device in one file"),
         ("curve", curve, "draw how latency fell with time and with trials"),
     ):
         module.add_arguments(

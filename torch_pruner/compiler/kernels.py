@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner import exc
-from torch_pruner.cache import EFFORTS, GraphKey, KernelEntry, KernelKey, KernelStore, TuningRecord
-from torch_pruner.compiler import learned
+from torch_pruner.cache import EFFORTS, GraphKey, KernelEntry, KernelKey, KernelStore
+from torch_pruner.compiler import history, learned
 from torch_pruner.compiler.executors import executor_for, release_later
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.graph.describe import flops_of
@@ -21,7 +21,7 @@ from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.log import PhaseTimer, logger, warn_once
 from torch_pruner.report import Source, TaskReport, Tuning
 from torch_pruner.target import DeviceFingerprint, TargetSpec, tiles_allowed
-from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
+from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
 from torch_pruner.versions import installed_version
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ TILES = "tiles"  # the sketch whose kernels need the system's leave
 VENDOR_MARGIN, VENDOR_SWITCH_S, VENDOR_SPIN_S = 1.1, 20e-6, 10e-3
 CODEGEN_VERSION = 9  # raise it whenever the same decisions generate other code
 SPACE_VERSION = 5  # raise it whenever the sketches' options change
+
+
+def codegen_version() -> str:
+    """The versions of what generates code, as keys have them."""
+    tvm = installed_version("apache-tvm")
+    return f"tvm {tvm} + codegen {CODEGEN_VERSION} + space {SPACE_VERSION}"
 
 
 class Vendor(Protocol):
@@ -69,8 +75,7 @@ class Context:
 
     @property
     def codegen(self) -> str:
-        tvm = installed_version("apache-tvm")
-        return f"tvm {tvm} + codegen {CODEGEN_VERSION} + space {SPACE_VERSION}"
+        return codegen_version()
 
     def kernel_key(self, workload: str) -> KernelKey:
         return KernelKey(
@@ -236,16 +241,13 @@ def _tune(
     from torch_pruner.tuner.sketch import sketches_for
 
     keys = {t.workload: context.kernel_key(t.workload) for t in tasks}
-    history = {
-        w: [r for r in map(_result, store.records(key)) if _usable(r.candidate, config)]
-        for w, key in keys.items()
-    }
+    known = {w: history.of(store, k, lambda c: _usable(c, config)) for w, k in keys.items()}
     best: dict[str, float] = {}
     line = ProgressLine(config.progress, len(tasks))
 
     def keep(task: Task, result: MeasureResult) -> None:
         line.update(task, result)
-        store.add_records(keys[task.workload], [_record(result)])
+        store.add_records(keys[task.workload], [history.record_of(result)])
         if result.latency_s < best.get(task.workload, math.inf):
             best[task.workload] = result.latency_s
             choice = Choice(result.candidate, "tuned", result.latency_s)
@@ -261,7 +263,8 @@ def _tune(
         budget=config.budget,
         on_result=keep,
         seed=config.seed,
-        history=history,
+        history={w: results for w, (results, _) in known.items()},
+        seeds={w: seeds for w, (_, seeds) in known.items()},
         timer=timer,
     )
     _import_ahead()
@@ -373,23 +376,3 @@ def _publish(
         provenance={"time": time.time()},
     )
     store.put_kernel(entry)
-
-
-def _record(result: MeasureResult) -> TuningRecord:
-    return TuningRecord(
-        result.candidate.digest,
-        result.candidate.to_json(),
-        str(result.status),
-        result.run_secs,
-        result.error,
-        time.time(),
-    )
-
-
-def _result(record: TuningRecord) -> MeasureResult:
-    return MeasureResult(
-        Candidate.from_json(record.candidate),
-        MeasureStatus(record.status),
-        record.run_secs,
-        record.error,
-    )

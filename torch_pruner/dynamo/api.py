@@ -1,4 +1,4 @@
-"""The Python interface: pre-warm a model, look at what would be compiled, read the last report."""
+"""The Python interface: pre-warm a model, ship its kernels, look at what would be compiled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from torch_pruner import exc
 from torch_pruner.compiler import kernels
+from torch_pruner.compiler.bundles import load_bundle, save_bundle
 from torch_pruner.compiler.driver import Compiler
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
@@ -32,6 +33,8 @@ __all__ = [
     "TaskExplanation",
     "explain",
     "last_report",
+    "load_bundle",
+    "save_bundle",
     "tune",
 ]
 

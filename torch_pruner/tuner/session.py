@@ -19,6 +19,7 @@ from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.roofline import roofline_s
 from torch_pruner.tuner.scheduler import GradientScheduler, TaskProgress
+from torch_pruner.tuner.search.space import SketchSpace
 
 if TYPE_CHECKING:
     from torch_pruner.config import Budget
@@ -75,6 +76,7 @@ class _Run:
     strategy: SearchStrategy
     progress: TaskProgress
     queued: list[Candidate]
+    seeded: frozenset[Candidate]  # what was queued at the start; a strategy may propose it again
     best: MeasureResult | None = None
     draft: Candidate | None = None
     first_s: float = math.inf
@@ -88,7 +90,9 @@ class TuningSession:
 
     The same seed gives the same proposals for the same measured latencies, whatever the order of
     tasks. ``history`` holds earlier results by workload: they are not repeated, and they count as
-    trials, so that a session that was killed is continued and not begun anew.
+    trials, so that a session that was killed is continued and not begun anew. ``seeds`` are
+    schedules that were good elsewhere: those that are points of a sketch are measured right after
+    the first draft.
 
     Batches of one task are measured at different moments of the machine. So in the end the best of
     each batch and the first draft are raced side by side, and the race decides.
@@ -102,6 +106,7 @@ class TuningSession:
     on_result: Callable[[Task, MeasureResult], None] = lambda task, result: None
     seed: int = 0
     history: History = field(default_factory=dict)
+    seeds: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
     bound_s: Callable[[Task], float] = roofline_s
     batch_size: int = 8
     first_batch_size: int = 4  # small: every task gets one before any gets a second
@@ -135,8 +140,8 @@ class TuningSession:
         strategy = self.strategy_factory(task)
         sketches = self.sketches_for(task)
         # By content and not by position: a task's proposals do not depend on its neighbours.
-        seeds = np.random.SeedSequence([self.seed, int(task.workload[:16], 16)])
-        strategy.start(task, sketches, rng=np.random.default_rng(seeds), history=known)
+        sequence = np.random.SeedSequence([self.seed, int(task.workload[:16], 16)])
+        strategy.start(task, sketches, rng=np.random.default_rng(sequence), history=known)
         first = strategy.propose(1)
         progress = TaskProgress(
             weight=task.weight,
@@ -147,7 +152,11 @@ class TuningSession:
         )
         if progress.max_trials is not None and progress.trials >= progress.max_trials:
             progress.stopped = "trials used up"
-        run = _Run(task, strategy, progress, first, draft=first[0] if first else None)
+        seeds = [c for c in self.seeds.get(task.workload, ()) if _possible(c, sketches)]
+        measured = {r.candidate for r in known}
+        queued = [c for c in dict.fromkeys((*first, *seeds)) if c not in measured]
+        draft = first[0] if first else None
+        run = _Run(task, strategy, progress, queued, frozenset(queued), draft=draft)
         good = [r for r in known if r.status is MeasureStatus.OK]
         if good:
             run.best = self.best[task.workload] = min(good, key=lambda r: r.latency_s)
@@ -208,9 +217,16 @@ class TuningSession:
             run.strategy.draft()
         with self.timer.phase("verify"):
             if len(run.queued) < size:
-                run.queued.extend(run.strategy.propose(size - len(run.queued)))
+                run.queued.extend(self._fresh(run, size - len(run.queued)))
         batch, run.queued = run.queued[:size], run.queued[size:]
         return batch
+
+    def _fresh(self, run: _Run, n: int) -> list[Candidate]:
+        """Up to ``n`` proposals that were not queued at the start; none if there are no more."""
+        while proposed := run.strategy.propose(n):
+            if fresh := [c for c in proposed if c not in run.seeded]:
+                return fresh
+        return []
 
     def _measure(self, run: _Run, batch: Sequence[Candidate]) -> list[MeasureResult]:
         before, begin = self.executor.phase_seconds.get("build", 0.0), self.clock()
@@ -272,6 +288,12 @@ def _predicted_s(sketches: Sequence[Sketch], first: Sequence[Candidate]) -> floa
                 row = np.array([[taken[n] for n in sketch.names]], dtype=np.int64)
                 return float(sketch.symbols(row).latency_s[0])
     return 1e-3
+
+
+def _possible(candidate: Candidate, sketches: Sequence[Sketch]) -> bool:
+    """Whether a candidate from elsewhere is a valid point of one of the sketches."""
+    spaces = [SketchSpace(s) for s in sketches if s.name == candidate.sketch]
+    return any(len(space.valid(space.rows_of_candidates([candidate]))) for space in spaces)
 
 
 def _fastest(results: Sequence[MeasureResult]) -> MeasureResult | None:

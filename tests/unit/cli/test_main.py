@@ -53,8 +53,8 @@ def test_wrong_usage_is_status_2_and_one_line(run: Run, argv: list[str], says: s
 def test_help_and_version(run: Run) -> None:
     status, out, _ = run("--help")
     assert status == 0
-    assert all(name in out for name in ("tune", "explain", "bench", "cache", "doctor"))
-    assert "bundle" not in out
+    commands = ("tune", "explain", "bench", "cache", "bundle", "curve", "doctor")
+    assert all(name in out for name in commands)
     assert run("--version") == (0, f"torch-pruner {__version__}\n", "")
 
 

@@ -18,6 +18,7 @@ from torch_pruner.tuner.cost_model.residual import ResidualModel
 from torch_pruner.tuner.roofline import roofline_s
 from torch_pruner.tuner.search.draft_verify import DraftThenVerify
 from torch_pruner.tuner.search.random_search import RandomSearch
+from torch_pruner.tuner.search.space import SketchSpace
 from torch_pruner.tuner.session import TuningSession
 
 SKETCH = fakes.FakeSketch("s", (8, 8, 6, 6), (5, 2, 3, 2), (3, 4, 3, 1))
@@ -121,6 +122,26 @@ def test_finds_a_good_schedule_and_reports_it() -> None:
     assert outcome.best.latency_s < 2 * SKETCH.best_s()
     assert outcome.first_s >= outcome.best.latency_s
     assert set(result.seconds) >= {"draft", "verify", "build", "measure", "train"}
+
+
+def test_seeds_are_measured_right_after_the_draft_and_once() -> None:
+    task = fakes.make_task()
+    space = SketchSpace(SKETCH)
+    good, other = space.candidates(space.rows_of([[32, 4, 8, 4], [1, 1, 1, 2]]))
+    alien = replace(good, sketch="of another version")
+    unknown = replace(good, decisions=tuple((n, 3) for n, _ in good.decisions))
+    seeds = {task.workload: [good, alien, unknown, other, good]}
+    it = session([task], [SKETCH], seeds=seeds)
+    outcome = it.run().tasks[task.workload]
+    measured = [i.candidate for batch in it.executor.batches for i in batch]
+    assert measured[:3] == [outcome.draft, good, other]
+    assert len(set(measured)) == len(measured)
+    known = {task.workload: [fakes.invented([SKETCH], c) for c in measured]}
+    budget = replace(TRIALS, trials=len(measured) + 20)
+    again = session([task], [SKETCH], seeds=seeds, history=known, budget=budget)
+    again.run()
+    later = [i.candidate for batch in again.executor.batches for i in batch]
+    assert not set(later) & set(measured)
 
 
 def test_the_curve_begins_when_every_task_has_a_latency_and_ends_with_the_result() -> None:

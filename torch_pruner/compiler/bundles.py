@@ -1,0 +1,124 @@
+"""Bundles of this machine's kernels: written from a cache, loaded into one.
+
+In: a cache directory and a file. Out: the file, or the cache with more in it. Knows what this
+device and this version are; ``cache.bundle`` knows the file. Imports neither torch nor TVM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner import __version__, exc
+from torch_pruner.cache import KernelStore, bundle
+from torch_pruner.compiler import history
+from torch_pruner.compiler.kernels import LIBRARY, Context, codegen_version
+from torch_pruner.config import Config
+from torch_pruner.target import DeviceFingerprint, TargetSpec
+from torch_pruner.task import Candidate, MeasureStatus
+
+if TYPE_CHECKING:
+    import os
+
+    from torch_pruner.cache.bundle import Contents, Manifest, Origin
+    from torch_pruner.report import Report
+
+
+def save_bundle(
+    path: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    report: Report | None = None,
+    sign: bytes | None = None,
+) -> Manifest:
+    """Write everything the cache has for this device, or only the kernels of ``report``, to a file.
+
+    ``sign`` is a secret of at least 16 bytes that whoever loads the bundle can ask for. Raises
+    ``OSError`` where the file cannot be written.
+    """
+    workloads = None if report is None else {t.workload for t in report.tasks}
+    return create(path, cache_dir=cache_dir, workloads=workloads, sign=sign)
+
+
+def load_bundle(
+    path: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    as_seed: bool = False,
+    require_signature: bytes | None = None,
+) -> Manifest:
+    """Check a whole bundle, then merge it into the cache; of two kernels the better one stays.
+
+    With ``as_seed`` its schedules are where tuning starts on this device, whatever it was made on,
+    and nothing of it runs untimed. Raises ``IncompatibleBundle`` for another device or version, a
+    damaged file, or a signature other than ``require_signature`` gives, and ``CacheDirectoryError``
+    where the cache cannot be written.
+    """
+    contents = bundle.read(path, key=require_signature)
+    _check(contents)
+    store = store_at(cache_dir)
+    try:
+        if as_seed:
+            _seed(store, contents)
+        else:
+            bundle.load(store, contents, origin())
+    finally:
+        store.close()
+    return contents.manifest
+
+
+def create(
+    path: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None,
+    workloads: set[str] | None,
+    sign: bytes | None,
+) -> Manifest:
+    """``save_bundle`` of some ``workloads``, or of all."""
+    store = store_at(cache_dir)
+    made_by = f"torch-pruner {__version__}"
+    try:
+        return bundle.create(store, path, origin(), made_by, workloads=workloads, key=sign)
+    finally:
+        store.close()
+
+
+def origin() -> Origin:
+    """This device and this version."""
+    device = DeviceFingerprint.detect()
+    return bundle.Origin(device.to_json(), device.digest(), codegen_version())
+
+
+def store_at(cache_dir: str | os.PathLike[str] | None) -> KernelStore:
+    """A store of its own: closing it closes nobody else's."""
+    options = {} if cache_dir is None else {"cache_dir": cache_dir}
+    config = Config.from_options(options=options)
+    return KernelStore.open(config.cache_root, max_bytes=config.cache_max_bytes)
+
+
+def _check(contents: Contents) -> None:
+    """Whether the schedules are schedules, before anything of them is kept."""
+    try:
+        for entry in contents.kernels:
+            Candidate.from_json(entry.candidate)
+        for record in (r for own in contents.records.values() for r in own):
+            Candidate.from_json(record.candidate)
+            if record.status != history.SEED:
+                MeasureStatus(record.status)
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise exc.IncompatibleBundle(contents.path, f"an entry is damaged: {err!r}") from err
+
+
+def _seed(store: KernelStore, contents: Contents) -> None:
+    """Note the bundle's schedules under the keys that this device gives their workloads."""
+    if store.read_only or store.degraded:
+        reason = store.degraded or "it is read-only"
+        raise exc.CacheDirectoryError(str(store.root or "in memory"), reason)
+    device = DeviceFingerprint.detect()
+    for entry in contents.kernels:
+        candidate = Candidate.from_json(entry.candidate)
+        if candidate.sketch == LIBRARY:
+            continue
+        threads = entry.key.threads
+        target = TargetSpec.resolve("auto", threads)
+        context = Context(target, device, threads, entry.key.numerics)
+        store.add_records(context.kernel_key(entry.key.workload), history.seeds_of([candidate]))

@@ -1,0 +1,52 @@
+"""What earlier tuning left in the store about a kernel, as the tuning session wants it.
+
+A record whose status is ``SEED`` was never measured here: it is a schedule from another device or
+version, to be tried early.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from torch_pruner.cache import TuningRecord
+from torch_pruner.task import Candidate, MeasureResult, MeasureStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch_pruner.cache import KernelKey, KernelStore
+
+SEED = "seed"
+
+
+def of(
+    store: KernelStore, key: KernelKey, usable: Callable[[Candidate], bool]
+) -> tuple[list[MeasureResult], list[Candidate]]:
+    """(what was measured for ``key``, what is to be tried early), as far as ``usable`` here."""
+    results, seeds = [], []
+    for record in store.records(key):
+        candidate = Candidate.from_json(record.candidate)
+        if not usable(candidate):
+            continue
+        if record.status == SEED:
+            seeds.append(candidate)
+        else:
+            status = MeasureStatus(record.status)
+            results.append(MeasureResult(candidate, status, record.run_secs, record.error))
+    return results, seeds
+
+
+def record_of(result: MeasureResult) -> TuningRecord:
+    return TuningRecord(
+        result.candidate.digest,
+        result.candidate.to_json(),
+        str(result.status),
+        result.run_secs,
+        result.error,
+        time.time(),
+    )
+
+
+def seeds_of(candidates: Iterable[Candidate]) -> list[TuningRecord]:
+    return [TuningRecord(c.digest, c.to_json(), SEED, time=time.time()) for c in candidates]
