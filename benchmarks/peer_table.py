@@ -93,8 +93,11 @@ def render(content: Mapping[str, Any], data: str) -> str:
         timing.machine_line(content["machine"]) + ".",
         LEGEND,
     ]
-    for (precision, effort), rows in groupby(ordered(content["rows"]), key=_section):
-        parts += [f"## {precision}, effort {effort}", *_tables(list(rows))]
+    for (precision, effort), group in groupby(ordered(content["rows"]), key=_section):
+        rows = list(group)
+        commits = ", ".join(sorted({row["commit"] for row in rows if "commit" in row}))
+        parts += [f"## {precision}, effort {effort}"]
+        parts += [f"Commit {commits}.", *_tables(rows)] if commits else _tables(rows)
     return "\n\n".join(parts) + "\n"
 
 

@@ -52,9 +52,10 @@ def refresh(
             print(f"[{number}/{len(plans)}] {plan.key}: kept ({old['status']})")
             continue
         print(f"[{number}/{len(plans)}] {plan.key}: ...", end=" ", flush=True)
-        row = produce(plan) | {"code": code, "settings": settings}
+        machine = timing.machine()
+        row = produce(plan) | {"code": code, "commit": machine["commit"], "settings": settings}
         content["rows"][plan.key] = row
-        content["machine"] = timing.machine()
+        content["machine"] = machine
         write_json(path, content)
         print(f"{row['status']} in {row['process_s']:.0f} s {row['error']}".rstrip())
     return content

@@ -83,7 +83,9 @@ def test_the_page_groups_networks_and_gives_every_reason() -> None:
     rows["c"]["peak_flops_per_s"]["after"] = 100 * GIGA
     machine = {"gpu": None, "cpu": "a CPU", "cores": 2, "threads": 2, "versions": {}}
     content = {"rows": rows, "machine": machine | {"commit": "c", "date": "d"}}
+    rows["b"]["commit"] = "earlier"
     text = peer_table.render(content, "peers.json")
+    assert "Commit earlier." in text
     assert text.index("| RESNET50") < text.index("| BERT_TINY") < text.index("| VIT")
     assert (
         "| RESNET50 | 200 ms | not installed | 100 ms | 2.00x | 2.00x | inductor | 50 % |" in text
