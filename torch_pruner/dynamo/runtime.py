@@ -17,7 +17,7 @@ from torch import fx
 
 from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
 from torch_pruner.dynamo.inplace import IN_PLACE
-from torch_pruner.dynamo.static import Snapshot, StaticInputs
+from torch_pruner.dynamo.static import Snapshot, StaticInputs, picker
 from torch_pruner.dynamo.tensors import DTYPES, dense_strides, takeable
 from torch_pruner.dynamo.vendor import run_spec
 
@@ -220,19 +220,24 @@ class GraphCall:
     ) -> None:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
-        self._steps = tuple(steps)
+        # Hundreds of parameters pass through here at every call: no loop of Python's over them, and
+        # what the last step used is dropped with the list of values.
+        self._steps = tuple(
+            (run, picker(reads), writes, dead if k < len(steps) - 1 else ())
+            for k, (run, reads, writes, dead) in enumerate(steps)
+        )
         self._n_values = n_values
         self._constants = tuple(constants.items())
         self._outputs = tuple((o.index, None) if isinstance(o, Value) else (-1, o) for o in outputs)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        values: list[Any] = [*args, *[None] * (self._n_values - len(args))]
+        values: list[Any] = [*args, *(None,) * (self._n_values - len(args))]
         if isinstance(args, list):
             args.clear()
         for index, constant in self._constants:
             values[index] = constant
-        for run, reads, writes, dead in self._steps:
-            for index, value in zip(writes, run([values[i] for i in reads]), strict=True):
+        for run, pick, writes, dead in self._steps:
+            for index, value in zip(writes, run(list(pick(values))), strict=True):
                 values[index] = value
             for index in dead:
                 values[index] = None

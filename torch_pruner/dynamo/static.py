@@ -21,7 +21,7 @@ from torch_pruner.dynamo.tensors import DTYPES
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import Callable, MutableMapping, Sequence
 
     from torch_pruner.compiler.driver import CompiledGraph
     from torch_pruner.graph.packing import PackLayout
@@ -35,6 +35,13 @@ _shared_lock = threading.Lock()
 # For each tensor and layout, the memory that was packed and the packed copy.
 _shared: MutableMapping[torch.Tensor, dict[_Layout, tuple[_Memory, torch.Tensor]]]
 _shared = WeakIdKeyDictionary()
+
+
+def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function from a sequence to its items at ``indices``, without a loop in Python."""
+    if len(indices) < 2:  # an item getter of one index gives no tuple
+        return lambda values: [values[i] for i in indices]
+    return operator.itemgetter(*indices)
 
 
 _version = operator.attrgetter("_version")
@@ -86,12 +93,12 @@ class Snapshot:
     kept: tuple[torch.Tensor, ...]
     prepared: tuple[torch.Tensor | None, ...]  # None: only its packed copy is read
 
-    def valid(self, inputs: Sequence[torch.Tensor], indices: Sequence[int]) -> bool:
+    def valid(self, inputs: Sequence[torch.Tensor], pick: Callable[..., Any]) -> bool:
         """Whether the parameters among ``inputs`` are those of the snapshot, unchanged.
 
         Asked at every call about every parameter: the loops are the interpreter's own.
         """
-        if not all(map(operator.is_, map(inputs.__getitem__, indices), self.tensors)):
+        if not all(map(operator.is_, pick(inputs), self.tensors)):
             return False
         try:
             versions = tuple(map(_version, self.tensors))
@@ -114,6 +121,7 @@ class StaticInputs:
         self._n_inputs = n_inputs
         self._orders = orders
         self.indices = tuple(static)
+        self._pick = picker(self.indices)
         self._slots = [
             (k, slot)
             for k, slot in enumerate(compiled.plan.slots)
@@ -126,11 +134,11 @@ class StaticInputs:
     def current(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
         """The snapshot for ``inputs``, made anew when a parameter changed."""
         snapshot = self._current
-        if snapshot is not None and snapshot.valid(inputs, self.indices):
+        if snapshot is not None and snapshot.valid(inputs, self._pick):
             return snapshot
         with self._lock:
             snapshot = self._current
-            if snapshot is None or not snapshot.valid(inputs, self.indices):
+            if snapshot is None or not snapshot.valid(inputs, self._pick):
                 snapshot = self._current = self._make(inputs)
         return snapshot
 
