@@ -36,7 +36,7 @@ REFERENCE = "from nothing"
 MODELS: Mapping[str, Maker] = {
     REFERENCE: lambda seed, weights: PatternAwareModel(seed),
     "residual model alone": lambda seed, weights: ResidualModel(),
-    "adapted with momentum": lambda seed, weights: MomentumModel(seed, weights),
+    "adapted with momentum": lambda seed, weights: MomentumModel(seed, weights, restart=True),
     "fine-tuned": lambda seed, weights: MomentumModel(seed, weights, momentum=0.0),
     "offline": lambda seed, weights: MomentumModel(seed, weights, learn=False),
 }

@@ -277,6 +277,23 @@ def test_training_happens_in_a_copy_and_keeps_the_scaling() -> None:
     assert model.changed
 
 
+def test_without_momentum_what_was_trained_is_kept() -> None:
+    first = trained(MomentumModel(0)).weights()
+    model = trained(MomentumModel(1, first, momentum=0.0), 3)
+    np.testing.assert_array_equal(model.weights().flat, model._flat)
+
+
+def test_a_restart_begins_at_the_siamese_model() -> None:
+    first = trained(MomentumModel(0)).weights()
+    start = Weights(first.flat, first.scaling, 1000)
+    sketch = fakes.FakeSketch(optimum=(0, 0, 0, 0))
+    anew, on = (
+        trained(MomentumModel(1, start, restart=restart), 6, sketch) for restart in (True, False)
+    )
+    moved = [float(np.abs(m._flat - first.flat).mean()) for m in (anew, on)]
+    assert 0 < moved[0] < moved[1]
+
+
 def test_offline_nothing_is_trained() -> None:
     first = trained(MomentumModel(0)).weights()
     model = MomentumModel(1, first, learn=False, local=False)

@@ -23,6 +23,8 @@ MOMENTUM = 0.99  # of the siamese model, as in the paper
 class MomentumModel(PatternAwareModel):
     """``learn=False`` is the offline mode: the weights are used as they are and never trained.
 
+    With ``restart`` each training begins at the siamese model, as in the paper, else where the last
+    one ended. ``momentum=0`` is plain fine-tuning: what was trained is what is kept.
     Without weights it begins from nothing, and the siamese model is the mean of what training gave
     until that has gone on for long enough to have momentum.
     """
@@ -35,9 +37,11 @@ class MomentumModel(PatternAwareModel):
         learn: bool = True,
         local: bool = True,
         steps: int = STEPS,
+        momentum: float = MOMENTUM,
+        restart: bool = False,
     ) -> None:
         super().__init__(seed, local=local, steps=steps)
-        self._learns = learn
+        self._learns, self._momentum, self._restart = learn, momentum, restart
         self._updates = 0
         if weights is not None:
             self._flat, self._scaling = weights.flat.copy(), weights.scaling
@@ -58,16 +62,20 @@ class MomentumModel(PatternAwareModel):
         return Weights(self._siamese.copy(), self._scaling, self._updates)
 
     def _learn(self, workload: str) -> bool:
-        if not self._learns or not super()._learn(workload):
+        if not self._learns:
             return False
-        follow(self._siamese, self._flat, self._updates)
+        if self._restart:
+            self._flat, self._optimiser = self._siamese.copy(), Adam(ADAPTING)
+        if not super()._learn(workload):
+            return False
+        follow(self._siamese, self._flat, self._updates, self._momentum)
         self._updates += 1
         self._changed = True
         return True
 
 
-def follow(siamese: Numbers, trained: Numbers, updates: int) -> None:
-    """Move ``siamese`` towards ``trained``, in place: a running mean, later a momentum of 0.99."""
-    momentum = min(MOMENTUM, updates / (updates + 1))
+def follow(siamese: Numbers, trained: Numbers, updates: int, most: float = MOMENTUM) -> None:
+    """Move ``siamese`` to ``trained`` in place: a running mean, later a momentum of ``most``."""
+    momentum = min(most, updates / (updates + 1))
     siamese *= momentum
     siamese += (1.0 - momentum) * trained
