@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import records, search_table, stock_search
+from benchmarks import records, search_table
 from benchmarks.arguments import network_names
 from benchmarks.collect import tasks_of
 from benchmarks.job import answer_with, launch
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.search.base import SearchStrategy
 
-REFERENCE, UNTOUCHED = "metaschedule", "metaschedule as it comes"
+REFERENCE = "metaschedule"
 NETWORKS_OF_THE_ISSUE = ["bert_tiny", "resnet50", "mobilenet_v2"]
 FIRST, BATCH = 4, 8
 AGAIN_REPEATS = 9
@@ -53,7 +53,6 @@ class SearchJob:
     searches: tuple[str, ...]
     seeds: tuple[int, ...]
     reference_seeds: tuple[int, ...]
-    untouched: bool
     trials: int
 
     def to_json(self) -> str:
@@ -84,8 +83,6 @@ def run(job: SearchJob) -> dict[str, Any]:
     )
     found = [search(task, REFERENCE, seed, job.trials, math.inf) for seed in job.reference_seeds]
     limit_s = max(s["seconds"] for s in found)
-    if job.untouched:
-        found.append(stock_search.search(task, UNTOUCHED, 0, job.trials))
     found += [
         search(task, name, seed, job.trials, limit_s) for name in job.searches for seed in job.seeds
     ]
@@ -246,7 +243,7 @@ def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
         records.append(file, [records.task_line(task, device)])
         job = SearchJob(
             str(file), task.workload, task.threads, tuple(options.searches), tuple(options.seeds),
-            tuple(range(options.reference_seeds)), options.untouched, options.trials,
+            tuple(range(options.reference_seeds)), options.trials,
         )  # fmt: skip
         yield Plan(task.name, job, options.time_limit)
 
@@ -268,9 +265,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--seeds", type=lambda t: [int(n) for n in names(t)], default=[0, 1, 2], metavar="N,..."
     )
     parser.add_argument("--reference-seeds", type=int, default=1, metavar="COUNT")
-    parser.add_argument(
-        "--untouched", action="store_true", help="MetaSchedule driven by its own code, too"
-    )
     parser.add_argument("--min-flops", type=float, default=1e5, help="leave smaller kernels out")
     parser.add_argument("--contractions", action="store_true", help="leave other kernels out")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
