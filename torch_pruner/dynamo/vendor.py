@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.dynamo.tensors import DTYPES
 from torch_pruner.graph.ir import Graph, Node, const_value
@@ -119,6 +120,11 @@ class AtenVendor:
         """Median seconds of one call, or None when the graph holds an unmapped operator."""
         if not runs(spec):
             return None
+        # AOTAutograd compiles under its fake mode, in which nothing is computed, at once.
+        with _disable_current_modes(), torch.inference_mode():
+            return self._timed(spec)
+
+    def _timed(self, spec: Graph) -> float:
         generator = torch.Generator().manual_seed(0)
         operands = []
         for i in spec.inputs:
