@@ -8,6 +8,9 @@ the end everything that was the best at some moment is timed once more, all of a
 curves are of those times, so that no moment of the machine decides. Each task runs in a process of
 its own, each search with workers of its own that are up when the clock starts. Rows are written as
 they come. Needs the extra ``search``.
+
+``--searches draft-verify/moa,tune_tir`` adds MetaSchedule driven by its own code, with its builder
+and its runner.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import records, search_table
+from benchmarks import records, search_table, stock_search
 from benchmarks.arguments import network_names
 from benchmarks.collect import tasks_of
 from benchmarks.job import answer_with, launch
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from torch_pruner.tuner.search.base import SearchStrategy
 
 REFERENCE = "metaschedule"
+UNTOUCHED = "tune_tir"
 NETWORKS_OF_THE_ISSUE = ["bert_tiny", "resnet50", "mobilenet_v2"]
 FIRST, BATCH = 4, 8
 AGAIN_REPEATS = 9
@@ -83,14 +87,16 @@ def run(job: SearchJob) -> dict[str, Any]:
     )
     found = [search(task, REFERENCE, seed, job.trials, math.inf) for seed in job.reference_seeds]
     limit_s = max(s["seconds"] for s in found)
-    found += [
-        search(task, name, seed, job.trials, limit_s) for name in job.searches for seed in job.seeds
-    ]
+    for name in job.searches:
+        seeds = job.reference_seeds if name == UNTOUCHED else job.seeds
+        found += [search(task, name, seed, job.trials, limit_s) for seed in seeds]
     return {"status": "ok", "searches": found, "again": timed_again(task, found)}
 
 
 def search(task: Task, name: str, seed: int, trials: int, time_s: float) -> dict[str, Any]:
     """One search of one task: when it found what, and on what it spent its time."""
+    if name == UNTOUCHED:
+        return stock_search.search(task, name, seed, trials)
     from torch_pruner.task import MeasureStatus
     from torch_pruner.tuner import make_executor
     from torch_pruner.tuner.sketch import sketches_for
@@ -118,15 +124,7 @@ def search(task: Task, name: str, seed: int, trials: int, time_s: float) -> dict
                 failed += result.status is not MeasureStatus.OK
                 if result.latency_s < best:
                     best = result.latency_s
-                    events.append(
-                        {
-                            "seconds": elapsed,
-                            "trial": count,
-                            "latency_s": best,
-                            "candidate": result.candidate.to_json(),
-                            "digest": result.candidate.digest,
-                        }
-                    )
+                    events.append(stock_search.event(elapsed, count, best, result.candidate))
             with _Clock(spent, "train"):
                 strategy.observe(results)
         seconds = time.perf_counter() - begin

@@ -68,6 +68,7 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in os.environ if n.startswith(config.PREFIX)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(tmp_path / "pruner-cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch-cache"))
     log.forget_warnings()
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         last_report,
         load_bundle,
         save_bundle,
+        sync_cache,
         tune,
     )
 
@@ -30,10 +31,11 @@ __all__ = [
     "last_report",
     "load_bundle",
     "save_bundle",
+    "sync_cache",
     "tune",
 ]
 
-_API = frozenset({"Report", "explain", "last_report", "load_bundle", "save_bundle", "tune"})
+_API = frozenset(__all__) - {"__version__", "exc"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """``torch-pruner cache``: look into and look after the kernel cache.
 
-All but ``why`` work without torch and TVM. ``ls``, ``stats`` and ``verify`` change nothing.
+All but ``why`` and ``verify --run`` work without torch and TVM. ``ls``, ``stats`` and ``verify``
+change nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import argparse
 
     from torch_pruner.cache import KernelKey, Listed
+    from torch_pruner.compiler.recheck import Recheck
     from torch_pruner.dynamo.api import TaskExplanation
 
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (0.0, "s"))
@@ -58,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 type=arguments.positive,
                 help="the size limit to enforce",
             )
+        if name == "verify":
+            help_ = "also build every kernel of this device anew and check its results"
+            sub.add_argument("--run", action="store_true", dest="rerun", help=help_)
         arguments.add_json(sub)
         sub.set_defaults(run=command)
     text = "why each kernel of a model that is not in the cache misses"
@@ -80,9 +85,11 @@ def ls(args: argparse.Namespace) -> int:
     if rows:
         headers = ("name", "device", "latency", "source", "effort", "trials", "age", "last use")
         print("\n".join(table(headers, rows, align="<<><<>>>")))
-    built = [item for item in found if not isinstance(item.entry, KernelEntry)]
+    graphs = [item.entry.meta for item in found if not isinstance(item.entry, KernelEntry)]
+    checked = sum("checked" in meta for meta in graphs)
     size = bytes_text(sum(item.bytes for item in found))
-    print(f"{len(rows)} kernels and {len(built)} built libraries, {size}")
+    compared = f"; {checked} graphs compared with eager" if checked else ""
+    print(f"{len(rows)} kernels and {len(graphs) - checked} built libraries, {size}{compared}")
     return 0
 
 
@@ -103,11 +110,14 @@ def stats(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """1 if anything is damaged."""
-    report = _open(args, read_only=True).verify()
+    """1 if anything is damaged, or with ``--run`` gives wrong results."""
+    store = _open(args, read_only=True)
+    report, again = store.verify(), _rerun(store) if args.rerun else None
+    ok = report.ok and (again is None or again.ok)
     if args.json:
-        print(json.dumps({"ok": report.ok, **asdict(report)}, indent=2))
-        return int(not report.ok)
+        ran = {} if again is None else {"run": asdict(again)}
+        print(json.dumps({"ok": ok, **asdict(report), **ran}, indent=2))
+        return int(not ok)
     sound = ", ".join(f"{n} {name}" for name, n in report.sound.items()) or "nothing stored"
     print(f"sound: {sound}")
     for problem in report.problems:
@@ -116,7 +126,19 @@ def verify(args: argparse.Namespace) -> int:
         print(
             "damaged entries are misses and are tuned again; `torch-pruner cache clear` drops all"
         )
-    return int(not report.ok)
+    if again is not None:
+        print(
+            f"ran: {again.checked} kernels, {again.skipped} of other devices or libraries left out"
+        )
+        for problem in again.problems:
+            print(f"wrong: {problem}")
+    return int(not ok)
+
+
+def _rerun(store: KernelStore) -> Recheck:
+    from torch_pruner.compiler.recheck import recheck
+
+    return recheck(store, Config.from_options())
 
 
 def prune(args: argparse.Namespace) -> int:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import s_tir, tirx
 
+from torch_pruner.codegen import scalar
 from torch_pruner.codegen._tvm import S, T, tvm
 from torch_pruner.codegen.kernel import BufferSpec, ScheduledKernel
+from torch_pruner.codegen.plain import apply as plain_apply
 from torch_pruner.codegen.workload import to_prim_func
 
 if TYPE_CHECKING:
@@ -19,9 +21,13 @@ if TYPE_CHECKING:
     from torch_pruner.target import TargetSpec
 
 
-def workload_module(spec: Graph) -> Any:
-    """The module that a trace applies to, and that MetaSchedule searches."""
-    return tvm.IRModule({"main": to_prim_func(spec).with_attr("global_symbol", "main")})
+def workload_module(spec: Graph, *, plain: bool = False) -> Any:
+    """The module that a trace applies to, and that MetaSchedule searches.
+
+    ``plain``: with TVM's own arithmetic. A trace of either module fits the other.
+    """
+    apply = plain_apply if plain else scalar.apply
+    return tvm.IRModule({"main": to_prim_func(spec, apply).with_attr("global_symbol", "main")})
 
 
 def trace_text(trace: Any) -> str:

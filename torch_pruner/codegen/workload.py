@@ -1,8 +1,8 @@
 """A kernel graph as an unscheduled TIR function: what MetaSchedule's own space starts from.
 
 One ``te.compute`` per node; MetaSchedule inlines what it wants to. Arithmetic is
-``scalar.apply``'s, so that kernels of either space compute the same numbers. No schedule is decided
-here.
+``scalar.apply``'s, so that kernels of either space compute the same numbers, unless somebody asks
+for another (``plain.apply``). No schedule is decided here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 Tensor = Any
 Index = tuple[Expr, ...]
 Read = Any  # index expressions -> value expression
+Apply = Any  # (operator, operands, dtype of the result) -> value expression
 
 
-def to_prim_func(spec: Graph) -> Any:
-    """Parameters: the inputs of ``spec`` by index, then its outputs. Takes every operator."""
+def to_prim_func(spec: Graph, apply: Apply = scalar.apply) -> Any:
+    """Parameters: the inputs of ``spec`` by index, then its outputs. Takes every operator that
+    ``apply`` has, which ``scalar.apply`` is all of them.
+    """
     values: list[Tensor] = []
     for i, node in enumerate(spec.nodes):
-        values.append(_stage(spec, node, f"n{i}_{node.op}", values))
+        values.append(_stage(spec, node, f"n{i}_{node.op}", values, apply))
     inputs = [values[i] for i in spec.inputs]
     outputs: list[Tensor] = []
     for k, i in enumerate(spec.outputs):
@@ -42,17 +45,17 @@ def to_prim_func(spec: Graph) -> Any:
     return te.create_prim_func([*inputs, *outputs])
 
 
-def _stage(spec: Graph, node: Node, name: str, values: Sequence[Tensor]) -> Tensor:
+def _stage(spec: Graph, node: Node, name: str, values: Sequence[Tensor], apply: Apply) -> Tensor:
     """The tensor of one node; a constant is an expression."""
     if node.op == "input":
         return te.placeholder(node.shape, node.dtype, name)
     if node.op == "const":
         return T.const(const_value(node), node.dtype)
     if node.kind in (OpKind.REDUCE, OpKind.WINDOW, OpKind.CONTRACT):
-        return _REDUCERS[node.op](spec, node, name, [values[i] for i in node.inputs])
+        return _REDUCERS[node.op](spec, node, name, [values[i] for i in node.inputs], apply)
     reads = [_reader(values[i]) for i in node.inputs]
     shapes = [spec.nodes[i].shape for i in node.inputs]
-    return _compute(node, name, _element(node, reads, shapes))
+    return _compute(node, name, _element(node, reads, shapes, apply))
 
 
 def _reader(value: Tensor) -> Read:
@@ -65,10 +68,12 @@ def _compute(node: Node, name: str, element: Read) -> Tensor:
     return te.compute(node.shape, element, name=name)
 
 
-def _element(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]]) -> Read:
+def _element(
+    node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]], apply: Apply
+) -> Read:
     """The value of a node that does not reduce, at given indices."""
     if node.kind is OpKind.POINTWISE:
-        return lambda *index: scalar.apply(node.op, [r(*index) for r in reads], node.dtype)
+        return lambda *index: apply(node.op, [r(*index) for r in reads], node.dtype)
     if node.op == "iota":
         return lambda *index: T.Cast(node.dtype, index[node.attr("dim")])
     if node.op == "cat":
@@ -182,7 +187,7 @@ def _indexed(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]
 # Reductions
 
 
-def _reducer(op: str, dtype: str) -> Any:
+def _reducer(op: str, dtype: str, apply: Apply) -> Any:
     """A commutative reducer; those of TVM where it has one, since it knows how to split them."""
     if op == "sum":
         return te.sum
@@ -196,18 +201,18 @@ def _reducer(op: str, dtype: str) -> Any:
         "all": ("logical_and", True),
     }[op]
     return te.comm_reducer(
-        lambda a, b: scalar.apply(combine, [a, b], dtype),
+        lambda a, b: apply(combine, [a, b], dtype),
         lambda t: T.const(identity, t),
         name=op,
     )
 
 
-def _reduce(spec: Graph, node: Node, name: str, args: Sequence[Tensor]) -> Tensor:
+def _reduce(spec: Graph, node: Node, name: str, args: Sequence[Tensor], apply: Apply) -> Tensor:
     source = spec.nodes[node.inputs[0]]
     reduced = node.attr("axes")
     axes = [te.reduce_axis((0, source.shape[d]), f"{name}_r{d}") for d in reduced]
     dtype = accumulator(node.dtype)
-    fold = _reducer(node.op, dtype)
+    fold = _reducer(node.op, dtype, apply)
     read = _reader(args[0])
 
     def element(*index: Expr) -> Expr:
@@ -225,7 +230,9 @@ def _rounded(node: Node, name: str, total: Tensor) -> Tensor:
     return _compute(node, f"{name}_cast", lambda *i: scalar.cast(total(*i), node.dtype))
 
 
-def _arg_reduce(spec: Graph, node: Node, name: str, args: Sequence[Tensor]) -> Tensor:
+def _arg_reduce(
+    spec: Graph, node: Node, name: str, args: Sequence[Tensor], _apply: Apply
+) -> Tensor:
     """First position of the extreme; NaN is more extreme than any number."""
     source = spec.nodes[node.inputs[0]]
     (dim,) = node.attr("axes")
@@ -263,14 +270,14 @@ def _arg_reduce(spec: Graph, node: Node, name: str, args: Sequence[Tensor]) -> T
     return _rounded(node, name, position)
 
 
-def _window(spec: Graph, node: Node, name: str, args: Sequence[Tensor]) -> Tensor:
+def _window(spec: Graph, node: Node, name: str, args: Sequence[Tensor], apply: Apply) -> Tensor:
     source = spec.nodes[node.inputs[0]]
     kernel, stride, dilation = node.attr("kernel"), node.attr("stride"), node.attr("dilation")
     lo, lead = node.attr("lo"), len(source.shape) - len(node.attr("kernel"))
     axes = [te.reduce_axis((0, k), f"{name}_r{d}") for d, k in enumerate(kernel)]
     largest = node.op == "window_max"
     dtype = accumulator(node.dtype)
-    fold = _reducer("max" if largest else "sum", dtype)
+    fold = _reducer("max" if largest else "sum", dtype, apply)
     neutral: Expr = T.const(0, dtype)
     if largest:
         neutral = T.const(-math.inf, dtype) if dtype in FLOATS else T.min_value(dtype)
@@ -287,7 +294,7 @@ def _window(spec: Graph, node: Node, name: str, args: Sequence[Tensor]) -> Tenso
     return _rounded(node, name, te.compute(node.shape, element, name=name))
 
 
-def _matmul(spec: Graph, node: Node, name: str, args: Sequence[Tensor]) -> Tensor:
+def _matmul(spec: Graph, node: Node, name: str, args: Sequence[Tensor], _apply: Apply) -> Tensor:
     depth = spec.nodes[node.inputs[0]].shape[-1]
     axis = te.reduce_axis((0, depth), f"{name}_k")
     dtype = accumulator(node.dtype)
@@ -301,7 +308,7 @@ def _matmul(spec: Graph, node: Node, name: str, args: Sequence[Tensor]) -> Tenso
     return _rounded(node, name, te.compute(node.shape, element, name=name))
 
 
-def _conv(spec: Graph, node: Node, name: str, args: Sequence[Tensor]) -> Tensor:
+def _conv(spec: Graph, node: Node, name: str, args: Sequence[Tensor], _apply: Apply) -> Tensor:
     """Both directions: a transposed convolution is an ordinary one on a dilated input."""
     x_shape, w_shape = (spec.nodes[i].shape for i in node.inputs)
     transposed = node.op == "conv_transpose"
@@ -364,7 +371,7 @@ def _padded_input(
     return _reader(te.compute(shape, element, name=f"{name}_pad"))
 
 
-_REDUCERS: dict[str, Callable[[Graph, Node, str, Sequence[Tensor]], Tensor]] = {
+_REDUCERS: dict[str, Callable[[Graph, Node, str, Sequence[Tensor], Apply], Tensor]] = {
     **dict.fromkeys(("sum", "prod", "max", "min", "any", "all"), _reduce),
     **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
     **dict.fromkeys(("window_max", "window_sum"), _window),

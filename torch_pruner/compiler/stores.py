@@ -1,4 +1,4 @@
-"""The open kernel stores of this process, one per cache directory."""
+"""The open kernel stores of this process: of each cache directory one, and one that only reads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
 
 _lock = threading.Lock()
-_stores: dict[tuple[str, int], KernelStore] = {}
+_stores: dict[tuple[str, int, bool], KernelStore] = {}
 
 
 def store_for(config: Config) -> KernelStore:
-    """The store of this configuration's cache directory, opened at first use."""
-    key = (str(config.cache_root), config.cache_max_bytes)
+    """The store of this configuration's cache directory, opened at first use.
+
+    Under ``on_miss="error"`` it is only read, which not even notes when a kernel was used.
+    """
+    reads = config.on_miss == "error"
+    key = (str(config.cache_root), config.cache_max_bytes, reads)
     with _lock:
         if key not in _stores:
-            _stores[key] = KernelStore.open(config.cache_root, max_bytes=config.cache_max_bytes)
+            _stores[key] = KernelStore.open(
+                config.cache_root, max_bytes=config.cache_max_bytes, read_only=reads
+            )
         return _stores[key]

@@ -17,8 +17,9 @@ from torch_pruner.compiler.driver import Compiler
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
 from torch_pruner.dynamo import backend, reports
-from torch_pruner.dynamo.build import spec_of
 from torch_pruner.dynamo.partition import Region, partition
+from torch_pruner.dynamo.ranks import sync_cache
+from torch_pruner.dynamo.tensors import spec_of
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.report import OpFallback, Report
 
@@ -35,6 +36,7 @@ __all__ = [
     "last_report",
     "load_bundle",
     "save_bundle",
+    "sync_cache",
     "tune",
 ]
 

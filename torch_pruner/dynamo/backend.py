@@ -6,28 +6,35 @@ decorator as well, since torch refuses one name twice.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx
 
 from torch_pruner import exc, log
+from torch_pruner.compiler import verdicts
 from torch_pruner.compiler.driver import Compiler
 from torch_pruner.compiler.kernels import Context
 from torch_pruner.compiler.stores import store_for
-from torch_pruner.config import Config
-from torch_pruner.dynamo import reports
+from torch_pruner.config import OPTIONS, Config
+from torch_pruner.dynamo import ranks, reports, saved, torch_cache
 from torch_pruner.dynamo.build import build_graph
 from torch_pruner.dynamo.checked import CheckedCall, run_eager
 from torch_pruner.dynamo.decompositions import decomposition_table
+from torch_pruner.dynamo.program import describe
+from torch_pruner.dynamo.torch_cache import SavedCall
 from torch_pruner.dynamo.vendor import AtenVendor
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+Result = TypeVar("Result")
 
 _log = log.logger(__name__)
 _counter = itertools.count()
@@ -63,14 +70,16 @@ def compile_dynamo_graph(
     timer = PhaseTimer()
     name = f"graph{next(_counter)}"
     reports.begin()
+    config = ranks.without_tuning(config)
     compile_as = partial(_compile_aten, config=config, name=name)
+    restore = partial(restored, config=config, name=name, timer=timer)
 
     def aot() -> Callable[..., Any]:
-        with timer.phase("capture"):
+        with timer.phase("capture"), torch_cache.riding(saved.version(), restore) as kept:
             compiled: Callable[..., Any] = aot_autograd(
-                fw_compiler=partial(compile_as, kind="forward", timer=timer),
-                bw_compiler=partial(compile_as, kind="backward", timer=PhaseTimer()),
-                inference_compiler=partial(compile_as, kind="inference", timer=timer),
+                fw_compiler=kept(partial(compile_as, kind="forward", timer=timer)),
+                bw_compiler=kept(partial(compile_as, kind="backward", timer=PhaseTimer())),
+                inference_compiler=kept(partial(compile_as, kind="inference", timer=timer)),
                 partition_fn=min_cut_rematerialization_partition,
                 decompositions=decomposition_table(),
             )(gm, list(example_inputs))
@@ -101,11 +110,8 @@ def inspect_dynamo_graph(
 
 
 def _or_eager(
-    attempt: Callable[[], Callable[..., Any]],
-    eager: Callable[[], Callable[..., Any]],
-    name: str,
-    config: Config,
-) -> Callable[..., Any]:
+    attempt: Callable[[], Result], eager: Callable[[], Result], name: str, config: Config
+) -> Result:
     """The fallback boundary: what goes wrong in ``attempt`` is reported once and eager runs."""
     try:
         return attempt()
@@ -128,14 +134,26 @@ def _compile_aten(
     name: str,
     kind: str,
     timer: PhaseTimer,
-) -> Callable[..., Any]:
-    label = name if kind == "inference" else f"{name}.{kind}"
+) -> SavedCall:
+    label = _label(name, kind)
 
-    def attempt() -> Callable[..., Any]:
+    def attempt() -> SavedCall:
         with _compile_lock:
             return _build(gm, example_inputs, config, label, kind, timer)
 
-    return _or_eager(attempt, lambda: _boxed(gm), label, config)
+    def eager() -> SavedCall:
+        return SavedCall(why="a graph that eager runs", kind=kind, call=_boxed(gm))
+
+    return _or_eager(attempt, eager, label, config)
+
+
+def _label(name: str, kind: str) -> str:
+    return name if kind == "inference" else f"{name}.{kind}"
+
+
+def _compiler(config: Config, timer: PhaseTimer) -> Compiler:
+    threads = config.threads or torch.get_num_threads()
+    return Compiler(config, store_for(config), Context.make(config, threads), AtenVendor(), timer)
 
 
 def _build(
@@ -145,30 +163,89 @@ def _build(
     label: str,
     kind: str,
     timer: PhaseTimer,
-) -> Callable[..., Any]:
+) -> SavedCall:
     if not gm.graph.output_node().args[0]:
-        return _boxed(gm)
-    store = store_for(config)
-    threads = config.threads or torch.get_num_threads()
-    compiler = Compiler(config, store, Context.make(config, threads), AtenVendor(), timer)
+        return SavedCall(why="an empty graph", kind=kind, call=_boxed(gm))
+    compiler = _compiler(config, timer)
     with timer.phase("lower"):
         static = static_inputs(example_inputs) if kind == "inference" else frozenset()
         mutated = mutated_inputs() if kind == "inference" else ()
-        built = build_graph(
-            gm, compiler, static=static, mutated=mutated, fallback=config.fallback, name=label
-        )
-    report = built.report(label, dict(timer.seconds), compiler.tunings)
-    reports.add(report)
+        program = describe(gm, static=static, mutated=mutated)
+        built = build_graph(program, compiler, fallback=config.fallback, name=label)
+    reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
+    result = SavedCall(kind=kind, settings=json.dumps(_settings(config)), call=built.call)
+    try:
+        result.blob = saved.dumps(program, _identity(gm))
+    except saved.UnsavableError as err:
+        result.why = str(err)
     if config.check != "first-call" or not built.compiled:
-        return built.call
+        return result
 
     def drop() -> None:
         for compiled in built.compiled:
             for task in compiled.tasks:
-                store.drop_kernel(compiler.context.kernel_key(task.workload))
+                compiler.store.drop_kernel(compiler.context.kernel_key(task.workload))
         reports.failed(label, "its first result differed from eager's")
 
-    return CheckedCall(gm, built.call, label, strict=config.strict, on_mismatch=drop)
+    def confirm() -> None:
+        if result.blob is not None:
+            verdicts.remember(compiler, result.blob, built.compiled, label)
+
+    result.call = CheckedCall(
+        gm, built.call, label, strict=config.strict, on_mismatch=drop, on_match=confirm
+    )
+    return result
+
+
+def restored(
+    given: SavedCall, *, config: Config, name: str, timer: PhaseTimer
+) -> Callable[[list[Any]], list[Any]]:
+    """The call of a graph that torch kept, with the kernels that the store has now.
+
+    Raises ``NotUsableError`` if its results were never compared with eager's, with these kernels.
+    """
+    assert given.blob is not None
+    label = _label(name, given.kind)
+    with _compile_lock:
+        compiler = _compiler(config, timer)
+        with timer.phase("lower"):
+            program = saved.loads(given.blob)
+            built = build_graph(program, compiler, fallback=config.fallback, name=label)
+        asked = config.check == "first-call" and built.compiled
+        if asked and not verdicts.remembered(compiler, given.blob, built.compiled):
+            raise torch_cache.NotUsableError(f"{label} was not compared with eager yet")
+        reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
+    return built.call
+
+
+def _restored_alone(given: SavedCall) -> Callable[[list[Any]], list[Any]]:
+    """The same where torch loads a graph of ``aot_compile`` and nobody compiles anything.
+
+    There is no graph to compare with, and no other way to run it: nothing is checked.
+    """
+    config = Config.from_options(None, {**json.loads(given.settings), "check": "off"})
+    log.configure(config.log)
+    return restored(given, config=config, name=f"graph{next(_counter)}", timer=PhaseTimer())
+
+
+torch_cache.set_default(_restored_alone)
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """The options that differ from their defaults and mean the same on another machine."""
+    local = ("cache_dir", "debug_dir", "tracker", "executor", "progress")
+    default = Config()
+    return {
+        name: getattr(config, name)
+        for name in OPTIONS
+        if name not in local and getattr(config, name) != getattr(default, name)
+    }
+
+
+def _identity(gm: fx.GraphModule) -> str:
+    """A digest of an ATen graph and of what goes in."""
+    inputs = [str(n.meta.get("val")) for n in gm.graph.find_nodes(op="placeholder")]
+    return hashlib.sha256("\n".join([gm.code, *inputs]).encode()).hexdigest()
 
 
 def static_inputs(example_inputs: Sequence[Any]) -> frozenset[int]:

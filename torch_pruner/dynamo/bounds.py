@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.dynamo.partition import Region
 
@@ -32,14 +32,14 @@ _KEEPS_VALUES = frozenset(
 class IndexCheck:
     """Input ``input`` must lie in ``low <= index < high`` or be ``ignored``.
 
-    ``eager`` raises as eager does if it does not.
+    If it does not, the operator of this ``kind`` (a key of ``KINDS``) raises as eager does.
     """
 
     input: int
     low: int
     high: int
     ignored: int | None
-    eager: Callable[[torch.Tensor], Any]
+    kind: str
 
     def __call__(self, index: torch.Tensor) -> None:
         if self._holds(index):
@@ -48,7 +48,7 @@ class IndexCheck:
             index = index[index != self.ignored]
             if index.numel() == 0 or self._holds(index):
                 return
-        self.eager(index)
+        KINDS[self.kind](self.high, index)
         raise IndexError(f"index out of range: needs {self.low} <= index < {self.high}")
 
     def _holds(self, index: torch.Tensor) -> bool:
@@ -57,12 +57,12 @@ class IndexCheck:
 
 
 class _Use(NamedTuple):
-    """An index argument, the size it indexes into, whether -1 is the last, and eager's operator."""
+    """An index argument, the size it indexes into, whether -1 is the last, and the operator."""
 
     argument: fx.Node
     size: int
     wraps: bool
-    eager: Callable[[torch.Tensor], Any]
+    kind: str
 
 
 def index_checks(region: Region) -> tuple[IndexCheck, ...]:
@@ -75,7 +75,7 @@ def index_checks(region: Region) -> tuple[IndexCheck, ...]:
             if source in positions:
                 low = -use.size if use.wraps else 0
                 key = positions[source], low, use.size, ignored
-                found.setdefault(key, IndexCheck(*key, use.eager))
+                found.setdefault(key, IndexCheck(*key, use.kind))
     return tuple(found.values())
 
 
@@ -99,29 +99,19 @@ def _uses(node: fx.Node) -> list[_Use]:
     args: tuple[Any, ...] = node.args
     if op is aten.embedding.default:
         size = _shape(args[0])[0]
-        return [_Use(args[1], size, False, lambda i: torch.embedding(_blank(size, 1), i))]
+        return [_Use(args[1], size, False, "embedding")]
     if op in (aten.index_select.default, aten.gather.default):
         shape = _shape(args[0])
         size = shape[args[1]] if shape else 1
-        select = torch.index_select if op is aten.index_select.default else torch.gather
-        return [_Use(args[2], size, False, lambda i: select(_blank(size), 0, i.flatten()))]
+        kind = "index_select" if op is aten.index_select.default else "gather"
+        return [_Use(args[2], size, False, kind)]
     if op is aten.index.Tensor:
         return [
-            _Use(index, size, True, _Lookup(size))
+            _Use(index, size, True, "index")
             for index, size in zip(args[1], _shape(args[0]), strict=False)
             if index is not None
         ]
     return []
-
-
-@dataclass(frozen=True, slots=True)
-class _Lookup:
-    """``x[index]`` for an x of one dimension."""
-
-    size: int
-
-    def __call__(self, index: torch.Tensor) -> torch.Tensor:
-        return _blank(self.size)[index]
 
 
 def _shape(node: fx.Node) -> torch.Size:
@@ -132,6 +122,15 @@ def _shape(node: fx.Node) -> torch.Size:
 def _blank(*shape: int) -> torch.Tensor:
     """A tensor of this shape and almost no memory."""
     return torch.zeros(()).expand(shape)
+
+
+# What eager does with indices into a dimension of some size: it raises in its own words.
+KINDS: Mapping[str, Callable[[int, torch.Tensor], Any]] = {
+    "embedding": lambda size, index: torch.embedding(_blank(size, 1), index),
+    "index_select": lambda size, index: torch.index_select(_blank(size), 0, index.flatten()),
+    "gather": lambda size, index: torch.gather(_blank(size), 0, index.flatten()),
+    "index": lambda size, index: _blank(size)[index],
+}
 
 
 def _source(node: fx.Node) -> tuple[fx.Node, int | None]:

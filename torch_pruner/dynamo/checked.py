@@ -53,12 +53,14 @@ class CheckedCall:
         *,
         strict: bool,
         on_mismatch: Callable[[], None],
+        on_match: Callable[[], None] = lambda: None,
     ) -> None:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         self._gm: fx.GraphModule | None = gm
         self._call: Callable[[list[Any]], Any] = call
         self._name, self._strict, self._on_mismatch = name, strict, on_mismatch
+        self._on_match = on_match
         self._bounds = bounds_of(gm)
         self._draws = any(_may_draw(n.target) for n in gm.graph.nodes if n.op == "call_function")
         self._lock = threading.Lock()
@@ -92,6 +94,7 @@ class CheckedCall:
             self._call, self._checked = _boxed_eager(gm), True
             return expected
         self._checked, self._gm = True, None
+        self._on_match()
         return got
 
     def _mismatch(

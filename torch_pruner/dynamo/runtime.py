@@ -8,36 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 
 from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
-from torch_pruner.dynamo.inplace import IN_PLACE
 from torch_pruner.dynamo.static import Snapshot, StaticInputs, picker
-from torch_pruner.dynamo.tensors import DTYPES, dense_strides, takeable
+from torch_pruner.dynamo.tensors import DTYPES, takeable
 from torch_pruner.dynamo.vendor import run_spec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.dynamo.tensors import TensorSpec
     from torch_pruner.graph.memory import Place
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Shape, strides and dtype of a tensor, and the memory order in which kernels write it."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    order: tuple[int, ...]
-    dense: bool
-
-    @property
-    def kernel_strides(self) -> tuple[int, ...]:
-        return self.strides if self.dense else dense_strides(self.shape, self.order)
 
 
 class _Local(threading.local):
@@ -215,9 +200,10 @@ class GraphCall:
         self,
         steps: Sequence[Step],
         n_values: int,
-        constants: dict[int, Any],
-        outputs: Sequence[Any],
+        constants: Mapping[int, Any],
+        outputs: Sequence[tuple[int, Any]],
     ) -> None:
+        """``outputs``: the number of a value and None, or -1 and a constant."""
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         # Hundreds of parameters pass through here at every call: no loop of Python's over them, and
@@ -228,7 +214,7 @@ class GraphCall:
         )
         self._n_values = n_values
         self._constants = tuple(constants.items())
-        self._outputs = tuple((o.index, None) if isinstance(o, Value) else (-1, o) for o in outputs)
+        self._outputs = tuple(outputs)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         values: list[Any] = [*args, *(None,) * (self._n_values - len(args))]
@@ -244,13 +230,6 @@ class GraphCall:
         return [values[index] if index >= 0 else constant for index, constant in self._outputs]
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A numbered value among the outputs."""
-
-    index: int
-
-
 def profiled(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """``run`` under a name that ``torch.profiler`` shows; one attribute read when none is on."""
     profiler = torch.autograd.profiler
@@ -262,25 +241,3 @@ def profiled(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         return run(inputs)
 
     return call
-
-
-def eager_step(
-    nodes: Sequence[fx.Node],
-    reads: Sequence[fx.Node],
-    writes: Sequence[fx.Node],
-    in_place: Collection[fx.Node] = (),
-) -> fx.GraphModule:
-    """The nodes as a module of their own, from ``reads`` to a tuple of ``writes``.
-
-    Those ``in_place`` write into their first operand.
-    """
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in reads:
-        copies[node] = graph.placeholder(node.name)
-    for node in nodes:
-        copies[node] = graph.node_copy(node, lambda n: copies[n])
-        if node in in_place:
-            copies[node].target = IN_PLACE[node.target]
-    graph.output(tuple(copies[n] for n in writes))
-    return fx.GraphModule(torch.nn.Module(), graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,34 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16, "int64": torch.int64, "int32": torch.int32, "int16": torch.int16,
     "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape, strides and dtype of a tensor, and the memory order in which kernels write it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...]
+    dense: bool
+
+    @property
+    def kernel_strides(self) -> tuple[int, ...]:
+        return self.strides if self.dense else dense_strides(self.shape, self.order)
+
+    @staticmethod
+    def make(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> TensorSpec:
+        order = memory_order(shape, strides)
+        identity = tuple(range(len(shape)))
+        return TensorSpec(tuple(shape), tuple(strides), dtype, order or identity, order is not None)
+
+
+def spec_of(fake: torch.Tensor) -> TensorSpec:
+    """What a fake tensor promises about the real one."""
+    return TensorSpec.make(
+        [int(d) for d in fake.shape], [int(s) for s in fake.stride()], fake.dtype
+    )
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:

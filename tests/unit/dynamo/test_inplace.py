@@ -8,7 +8,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from torch_pruner.dynamo.backend import mutated_inputs
 from torch_pruner.dynamo.inplace import IN_PLACE, updates_in_place
-from torch_pruner.dynamo.runtime import eager_step
+from torch_pruner.dynamo.program import eager_step
 
 
 def found(fn) -> int:

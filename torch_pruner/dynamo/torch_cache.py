@@ -1,0 +1,122 @@
+"""torch's own caches: AOTAutograd's, ``torch.compiler.save_cache_artifacts``, ``.aot_compile()``.
+
+The one module that knows their private names. Where a version of torch lacks them, ``riding`` does
+nothing and AOTAutograd works as it does for any backend.
+
+What AOTAutograd keeps is a ``SavedCall``, of which only bytes are written; it does not know which
+backend wrote an entry, so its key gets a tag. A backward that torch compiles when it is first
+called comes too late to be kept with its forward: such graphs are kept only if the user sets
+``torch._functorch.config.force_non_lazy_backward_lowering``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_pruner.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import fx
+
+    Call = Callable[[list[Any]], Any]
+    Compile = Callable[[fx.GraphModule, Sequence[Any]], "SavedCall"]
+    Restore = Callable[["SavedCall"], Call]
+
+try:
+    from torch._functorch import config as functorch_config
+    from torch._functorch._aot_autograd.autograd_cache import (
+        BypassAOTAutogradCache,
+        FXGraphCacheMiss,
+    )
+    from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+    from torch._inductor.output_code import OutputCode
+
+    AVAILABLE = hasattr(functorch_config, "bundled_autograd_cache") and hasattr(
+        torch.compiler.config, "cache_key_tag"
+    )
+except ImportError:  # another version of torch
+    AVAILABLE = False
+    OutputCode = object  # type: ignore[misc, assignment]
+    BypassAOTAutogradCache = FXGraphCacheMiss = RuntimeError  # type: ignore[misc, assignment]
+
+_log = logger(__name__)
+# How a saved program is built; set while a graph is compiled.
+_restore: contextvars.ContextVar[Restore | None] = contextvars.ContextVar("restore", default=None)
+_default: list[Restore] = []
+
+
+class NotUsableError(FXGraphCacheMiss):
+    """A saved program must not be used as it is: to AOTAutograd, an entry it does not have."""
+
+
+@dataclass
+class SavedCall(OutputCode):
+    """A compiled graph as AOTAutograd's cache keeps it: a boxed callable, and what to write of it.
+
+    ``blob=None`` is a graph that cannot be written down; ``why`` says what is in it. ``kind`` is
+    "forward", "backward" or "inference", ``settings`` the options that it was compiled with.
+    """
+
+    blob: bytes | None = None
+    why: str = ""
+    kind: str = "inference"
+    settings: str = "{}"
+    call: Call | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        self._boxed_call = True
+
+    def __call__(self, inputs: Any) -> Any:
+        assert self.call is not None
+        return self.call(inputs)
+
+    def prepare_for_serialization(self) -> None:
+        """On a copy, before it is written."""
+        if self.blob is None:
+            raise BypassAOTAutogradCache(f"torch_pruner cannot keep {self.why}")
+        self.call = None
+
+    def post_compile(self, _example_inputs: Any, _constants: Any, _graph_kwargs: Any) -> None:
+        """After it was read: look its kernels up. Raises what keeps it from being used."""
+        if self.call is None:
+            self.call = (_restore.get() or _default[-1])(self)
+
+    def set_triton_bundle(self, _bundle: Any) -> None:
+        """Nothing of Triton here."""
+
+
+def set_default(restore: Restore) -> None:
+    """How graphs are restored that torch loads outside of a compilation (``aot_compile``)."""
+    _default[:] = [restore]
+
+
+@contextlib.contextmanager
+def riding(tag: str, restore: Restore) -> Iterator[Callable[[Compile], Any]]:
+    """Inside, AOTAutograd keeps what compilers return that were passed through what is given.
+
+    Args:
+        tag: All that the result of a compilation depends on beside the graph.
+        restore: From what was read to its call; raises ``NotUsableError`` to have the graph
+            compiled instead.
+    """
+    if not AVAILABLE:
+        yield lambda compile_fn: compile_fn
+        return
+    old = torch.compiler.config.cache_key_tag
+    token = _restore.set(restore)
+    try:
+        with (
+            torch.compiler.config.patch(cache_key_tag=f"{old}|pruner:{tag}"),  # type: ignore[attr-defined]
+            functorch_config.patch(bundled_autograd_cache=True),
+        ):
+            yield lambda compile_fn: SerializableAOTDispatchCompiler(OutputCode, compile_fn)
+    finally:
+        _restore.reset(token)
