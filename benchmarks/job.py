@@ -8,6 +8,7 @@ modules have jobs of their own that are launched and answer in the same way.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -35,7 +36,8 @@ class Job:
     """What to build, with which backend, and how much to measure.
 
     ``against`` names the backends that are timed beside it; empty: nothing is timed unless
-    ``steady`` asks for the latency of the backend alone.
+    ``steady`` asks for the latency of the backend alone. ``preload`` are modules that count among
+    the imports and not among the first call.
     """
 
     network: str
@@ -48,13 +50,15 @@ class Job:
     check: bool = True
     steady: bool = False
     against: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
     rounds: int = 20
     min_seconds: float = 1.0
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         fields = json.loads(text)
-        return cls(**fields | {"against": tuple(fields["against"])})
+        lists = {name: tuple(fields[name]) for name in ("against", "preload")}
+        return cls(**fields | lists)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -145,6 +149,8 @@ def run(job: Job) -> dict[str, Any]:
 
     from benchmarks import models, reports, timing
 
+    for name in job.preload:
+        importlib.import_module(name)
     result: dict[str, Any] = {"status": "ok", "import_s": time.perf_counter() - start}
     if job.threads:
         torch.set_num_threads(job.threads)

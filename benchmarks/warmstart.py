@@ -1,7 +1,10 @@
-"""What a second process pays when the cache is warm: start, imports, first call, nothing tuned.
+"""What a second process pays when caches are warm: start, imports, first call, nothing tuned.
 
-The first process fills an empty cache. Each further one is fresh and must find everything: a miss
-is an error. An eager process shows what the network and the imports cost without any compiler.
+For each way of starting a first process fills empty caches. Then rounds of fresh processes, one of
+each in turns: our kernel store alone, the store with torch's own caches, with torch's precompiled
+code as well, inductor with its caches, and eager, which shows what the network and the imports cost
+without any compiler. Ours must find everything: a miss is an error. "First call" is from
+``torch.compile`` to the first result, all modules imported before.
 """
 
 from __future__ import annotations
@@ -18,12 +21,28 @@ from benchmarks import tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
 from benchmarks.job import Job, launch
 
+OURS = ("torch._dynamo", "torch._inductor.output_code", "torch_pruner.dynamo.backend")
+THEIRS = ("torch._dynamo", "torch._inductor.compile_fx")
+# Backend, modules to import before, and which of torch's caches are on.
+WAYS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
+    "store alone": ("pruner", OURS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}),
+    "with torch's caches": ("pruner", OURS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}),
+    "precompiled": (
+        "pruner", OURS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1", "TORCH_CACHING_PRECOMPILE": "1"},
+    ),
+    "inductor": ("inductor", THEIRS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}),
+    "inductor, precompiled": (
+        "inductor", THEIRS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1", "TORCH_CACHING_PRECOMPILE": "1"},
+    ),
+    "eager": ("eager", (), {}),
+}  # fmt: skip
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     results = {}
     for name in options.networks:
-        print(f"{name}: one cold and {options.rounds} warm processes ...", flush=True)
+        print(f"{name}: {len(WAYS)} cold and {options.rounds} times as many warm processes ...")
         with tempfile.TemporaryDirectory(prefix="warm-") as folder:
             results[name] = measure(name, options, Path(folder))
     print("\n" + render(results))
@@ -35,33 +54,49 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(
     name: str, options: argparse.Namespace, folder: Path
 ) -> dict[str, list[dict[str, Any]]]:
-    """The results of the cold process, the warm ones and the eager ones."""
-    job = Job(
+    """The results of the warm processes of each way, after one cold process of each."""
+    jobs = {way: _job(name, way, options) for way in WAYS}
+    surroundings = {way: _environment(way, folder) for way in WAYS}
+    for way, job in jobs.items():
+        print(f"  cold: {way}", flush=True)
+        cold = launch(job, environment=surroundings[way])
+        if cold["status"] != "ok":
+            return {way: [cold]}
+    warm: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for _ in range(options.rounds):
+        for way, job in jobs.items():
+            if job.backend == "pruner":
+                job = replace(job, options={**job.options, "on_miss": "error"})
+            warm[way].append(launch(job, environment=surroundings[way]))
+    return warm
+
+
+def _job(name: str, way: str, options: argparse.Namespace) -> Job:
+    backend, preload, _ = WAYS[way]
+    return Job(
         network=name,
         precision=options.precision,
         layers=options.layers,
-        backend=options.backend,
-        options=backend_options(options) if options.backend == "pruner" else {},
+        backend=backend,
+        options=backend_options(options) if backend == "pruner" else {},
         threads=options.threads,
         check=False,
+        preload=preload,
     )
-    environment = {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+
+
+def _environment(way: str, folder: Path) -> dict[str, str]:
+    """torch's caches are each way's own, our kernels are the same for all."""
+    return {
+        **WAYS[way][2],
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / way.replace(" ", "-")),
         "TORCH_PRUNER_CACHE_DIR": str(folder / "pruner"),
     }
-    warm = replace(job, options={**job.options, "on_miss": "error"})
-    cold_run = launch(job, environment=environment)
-    eager = replace(job, backend="eager", options={})
-    runs: dict[str, list[dict[str, Any]]] = {"cold": [cold_run], "warm": [], "eager": []}
-    for _ in range(options.rounds):
-        runs["warm"].append(launch(warm, environment=environment))
-        runs["eager"].append(launch(eager, environment=environment))
-    return runs
 
 
 def render(results: dict[str, Any]) -> str:
-    """Three lines per network, with medians over the rounds."""
-    header = ["network", "", "whole process", "imports", "first call", "tuned", "measured"]
+    """A line per network and way, with medians over the rounds."""
+    header = ["network", "way", "whole process", "imports", "first call", "tuned", "measured"]
     lines = []
     for name, of in results.items():
         lines += [[name, kind, *_cells(runs)] for kind, runs in of.items()]
@@ -86,9 +121,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--networks", type=network_names, default=["bert_tiny"], metavar="NAME,...")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--backend", default="pruner")
     add_tuning(parser, cache=False)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="write JSON there, e.g. docs/data/warmstart.json")
     return parser.parse_args(arguments)
 

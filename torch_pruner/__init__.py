@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner import exc
 
 if TYPE_CHECKING:
+    from torch_pruner import onnx
     from torch_pruner.dynamo.api import (
         Report,
         explain,
@@ -30,15 +31,18 @@ __all__ = [
     "explain",
     "last_report",
     "load_bundle",
+    "onnx",
     "save_bundle",
     "sync_cache",
     "tune",
 ]
 
-_API = frozenset(__all__) - {"__version__", "exc"}
+_API = frozenset(__all__) - {"__version__", "exc", "onnx"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "onnx":
+        return importlib.import_module("torch_pruner.onnx")
     if name not in _API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("torch_pruner.dynamo.api"), name)

@@ -118,12 +118,19 @@ class BlobDir:
                 with contextlib.suppress(FileNotFoundError):
                     yield path, os.stat(path)
 
+    def unused(self, digest: str) -> bool:
+        """Whether ``remove_unused`` would remove a blob now."""
+        return bool(self._unused(digest, remove=False))
+
     def remove_unused(self, digest: str) -> int:
         """Remove a blob that no process has checked out; the bytes freed, 0 if it stays.
 
         The caller holds the index's write lock. Where locks do not work, nothing can be proved and
         the blob stays.
         """
+        return self._unused(digest, remove=True)
+
+    def _unused(self, digest: str, *, remove: bool) -> int:
         try:
             fd = os.open(self.path(digest), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -131,7 +138,8 @@ class BlobDir:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = os.fstat(fd).st_size
-            os.unlink(self.path(digest))
+            if remove:
+                os.unlink(self.path(digest))
         except OSError:
             return 0
         finally:

@@ -192,7 +192,12 @@ def _remove_leftovers(shelf: Shelf, tally: _Tally) -> None:
 
 
 def _evict(shelf: Shelf, excess: int, tally: _Tally) -> bool:
-    """Remove least recently used entries of about ``excess`` bytes; whether anything went."""
+    """Remove least recently used entries of about ``excess`` bytes; whether anything went.
+
+    Rows first and, when they are gone for good, their blobs: killed in between, a process leaves a
+    blob without a row, which goes in an hour, and never a row without its blob.
+    """
+    unnamed: list[str] = []
 
     def evict(conn: sqlite3.Connection) -> bool:
         freed, stayed, gone = 0, 0, 0
@@ -209,7 +214,7 @@ def _evict(shelf: Shelf, excess: int, tally: _Tally) -> bool:
         for _, table, digest, blob, size in rows.fetchall():
             if freed >= excess:
                 break
-            if _remove_entry(shelf, conn, table, digest, blob):
+            if _remove_entry(shelf, conn, table, digest, blob, unnamed):
                 freed, gone = freed + size, gone + 1
                 tally.graphs += table == "graphs"
                 tally.kernels += table == "kernels"
@@ -218,20 +223,39 @@ def _evict(shelf: Shelf, excess: int, tally: _Tally) -> bool:
         tally.in_use = stayed
         return gone > 0
 
-    return shelf.index.run(evict, write=True)
+    def sweep(conn: sqlite3.Connection) -> None:
+        for blob in unnamed:
+            query = "SELECT 1 FROM graphs WHERE blob = ?"
+            if conn.execute(query, (blob,)).fetchone() is None:
+                shelf.blobs.remove_unused(blob)
+
+    removed = shelf.index.run(evict, write=True)
+    if unnamed:
+        shelf.index.run(sweep, write=True)
+    return removed
 
 
 def _remove_entry(
-    shelf: Shelf, conn: sqlite3.Connection, table: str, digest: str, blob: str
+    shelf: Shelf,
+    conn: sqlite3.Connection,
+    table: str,
+    digest: str,
+    blob: str,
+    unnamed: list[str],
 ) -> bool:
-    """Remove one row with what belongs to it; False if it stays because its blob must."""
+    """Remove one row with what belongs to it; False if it stays because its blob must.
+
+    A blob that no other row names is added to ``unnamed``.
+    """
     if table != "graphs":
         delete_records(conn, digest)
     elif is_digest(blob):
         query = "SELECT 1 FROM graphs WHERE blob = ? AND digest != ?"
         shared = conn.execute(query, (blob, digest)).fetchone() is not None
-        if not shared and shelf.blobs.exists(blob) and not shelf.blobs.remove_unused(blob):
-            return False
+        if not shared and shelf.blobs.exists(blob):
+            if not shelf.blobs.unused(blob):
+                return False
+            unnamed.append(blob)
     conn.execute(f"DELETE FROM {table} WHERE digest = ?", (digest,))
     return True
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Inputs = tuple[Any, ...] | dict[str, Any]
 
-FORMS = "package.module:factory, file.py:factory or hf:DIR_OR_CONFIG_JSON"
+FORMS = "package.module:factory, file.py:factory, model.onnx or hf:DIR_OR_CONFIG_JSON"
 DTYPES = ("float32", "bfloat16", "float16")
 BATCH, SEQ = 1, 128
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -74,12 +74,11 @@ def load(args: argparse.Namespace) -> Loaded:
     Raises UnsupportedModel, with the reason in its first line.
     """
     name: str = args.model
-    is_hf = name.startswith("hf:")
-    if name.lower().endswith(".onnx"):
-        fix = f"give {FORMS}"
-        raise UnsupportedModel(name, "ONNX models come with a later version", fix)
-    if not is_hf and any(v is not None for v in (args.batch, args.seq, args.dtype)):
+    is_hf, is_onnx = name.startswith("hf:"), name.lower().endswith(".onnx")
+    if not (is_hf or is_onnx) and any(v is not None for v in (args.batch, args.seq, args.dtype)):
         raise UnsupportedModel(name, "--batch, --seq and --dtype are for hf: models")
+    if is_onnx:
+        return _from_onnx(args)
     module, inputs = _from_hf(args) if is_hf else _from_factory(name)
     if args.inputs is not None:
         made = _attribute(args.inputs)
@@ -155,6 +154,34 @@ def _file(reference: str, place: str) -> Any:
 def _search_first(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+def _from_onnx(args: argparse.Namespace) -> Loaded:
+    """The model for one set of shapes: those of ``--inputs``, or ``--batch`` and ``--seq`` in the
+    places of its dynamic axes."""
+    from torch_pruner.onnx.function import OnnxFunction
+    from torch_pruner.onnx.load import load as load_onnx
+
+    name: str = args.model
+    if args.train or args.dtype:
+        raise UnsupportedModel(name, "ONNX models have their own types and no training mode")
+    function = OnnxFunction(load_onnx(Path(name).expanduser()))
+    if args.inputs is not None:
+        made = _attribute(args.inputs)
+        made = _theirs(args.inputs, "calling it", made) if callable(made) else made
+        values, *more = _listed(args.inputs, made)
+        if more:
+            raise UnsupportedModel(name, "an ONNX model takes one set of inputs at a time")
+    else:
+        values = function.examples(args.batch or BATCH, args.seq or SEQ)
+    missing = set(function.inputs) - set(values) if isinstance(values, dict) else ()
+    if missing or len(values) != len(function.inputs):
+        raise UnsupportedModel(name, f"its inputs are {', '.join(function.inputs)}")
+    ordered = [values[n] for n in function.inputs] if isinstance(values, dict) else list(values)
+    module = _theirs(name, "tracing it", lambda: function.traced(ordered))
+    loaded = Loaded(name, module, [tuple(ordered)])
+    _try_out(loaded)
+    return loaded
 
 
 def _from_hf(args: argparse.Namespace) -> tuple[nn.Module, Any]:

@@ -51,6 +51,12 @@ def _pacm(seed: int) -> CostModel:
     return PatternAwareModel(seed)
 
 
+def _mlp(seed: int) -> CostModel:
+    from torch_pruner.tuner.cost_model.mlp import TensetMLP
+
+    return TensetMLP(seed)
+
+
 def _moa(seed: int, weights: Weights | None = None) -> CostModel:
     """Without weights the residual model: at a few dozen trials a task, training the network from
     nothing ranked no better and cost more (docs/design.md has the figures).
@@ -66,6 +72,7 @@ COST_MODELS: Mapping[str, Callable[[int], CostModel]] = {
     "pacm": _pacm,
     "moa": _moa,
     "residual": _residual,
+    "mlp": _mlp,
     "xgb": _xgb,
     "analytic": _analytic,
     "random": _random_model,

@@ -32,6 +32,7 @@ log = logger(__name__)
 History = Mapping[str, Sequence[MeasureResult]]
 
 FINALISTS = 8
+SIMILAR = 6  # tasks whose best schedules are drafts for another
 TIE = 1.03  # times the winner: the draft, which knows of the kernels around, is as good
 LATE = 1.1  # times the budget: no more finals
 
@@ -89,10 +90,10 @@ class TuningSession:
     """Tunes ``tasks`` (distinct workloads) until the first part of ``budget`` is used up.
 
     The same seed gives the same proposals for the same measured latencies, whatever the order of
-    tasks. ``history`` holds earlier results by workload: they are not repeated, and they count as
-    trials, so that a session that was killed is continued and not begun anew. ``seeds`` are
-    schedules that were good elsewhere: those that are points of a sketch are measured right after
-    the first draft.
+    tasks; of other tasks a strategy hears what is best for them now. ``history`` holds earlier
+    results by workload: they are not repeated, and they count as trials, so that a session that was
+    killed is continued and not begun anew. ``seeds`` are schedules that were good elsewhere: those
+    that are points of a sketch are measured right after the first draft.
 
     Batches of one task are measured at different moments of the machine. So in the end the best of
     each batch and the first draft are raced side by side, and the races decide.
@@ -214,12 +215,20 @@ class TuningSession:
     def _propose(self, run: _Run) -> list[Candidate]:
         size = self._batch_size(run)
         with self.timer.phase("draft"):
+            run.strategy.learn_from(self._elsewhere(run))
             run.strategy.draft()
         with self.timer.phase("verify"):
             if len(run.queued) < size:
                 run.queued.extend(self._fresh(run, size - len(run.queued)))
         batch, run.queued = run.queued[:size], run.queued[size:]
         return batch
+
+    def _elsewhere(self, run: _Run) -> list[Candidate]:
+        """The best schedules of the tasks that take about as long as this one."""
+        own = run.progress.predicted_s
+        others = [r for r in self._runs if r is not run and r.best is not None]
+        others.sort(key=lambda r: abs(math.log(r.progress.predicted_s / own)))
+        return [r.best.candidate for r in others[:SIMILAR] if r.best is not None]
 
     def _fresh(self, run: _Run, n: int) -> list[Candidate]:
         """Up to ``n`` proposals that were not queued at the start; none if there are no more."""

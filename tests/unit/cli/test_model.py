@@ -75,9 +75,12 @@ def test_the_model_is_in_evaluation_mode_unless_it_is_to_be_trained(
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["net.onnx"], "ONNX models come with a later version"),
-        (["dir/NET.ONNX"], "ONNX models come with a later version"),
-        (["net"], "give package.module:factory, file.py:factory or hf:DIR_OR_CONFIG_JSON"),
+        (["net.onnx"], "No such file"),
+        (["dir/NET.ONNX"], "No such file"),
+        (
+            ["net"],
+            "give package.module:factory, file.py:factory, model.onnx or hf:DIR_OR_CONFIG_JSON",
+        ),
         (["net.py"], "give package.module:factory"),
         (["absent.py:make"], "there is no file absent.py"),
         (["absent_package.net:make"], "No module named 'absent_package'"),

@@ -14,6 +14,7 @@ from torch_pruner.exc import OptionError
 from torch_pruner.task import MeasureResult, MeasureStatus
 from torch_pruner.tuner import COST_MODELS, make_cost_model
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
+from torch_pruner.tuner.cost_model.mlp import TensetMLP
 from torch_pruner.tuner.cost_model.random_model import RandomModel
 from torch_pruner.tuner.cost_model.residual import ResidualModel
 
@@ -34,6 +35,12 @@ class TestResidualModel(CostModelContract):
     @pytest.fixture
     def model(self):
         return ResidualModel()
+
+
+class TestTensetMLP(CostModelContract):
+    @pytest.fixture
+    def model(self):
+        return TensetMLP()
 
 
 class TestXGBoostModel(CostModelContract):
@@ -102,7 +109,7 @@ def test_registry_knows_every_option_value() -> None:
     from torch_pruner.config import OPTIONS
 
     for name in COST_MODELS:
-        if name != "residual":
+        if name not in ("residual", "mlp"):  # of benchmarks
             OPTIONS["cost_model"].parse(name)
     with pytest.raises(OptionError, match="nonsense"):
         make_cost_model("nonsense")

@@ -7,6 +7,7 @@ import pytest
 
 from tests import fakes
 from tests.contracts.search_strategy import SearchStrategyContract
+from torch_pruner.task import Candidate
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
 from torch_pruner.tuner.cost_model.residual import ResidualModel
 from torch_pruner.tuner.search.draft_verify import DraftThenVerify
@@ -129,3 +130,41 @@ def test_a_sketch_without_decisions_has_one_point() -> None:
     strategy.start(fakes.make_task(), [sketch], rng=np.random.default_rng(0))
     assert [c.sketch for c in strategy.propose(4)] == ["fixed"]
     assert strategy.propose(4) == []
+
+
+def test_points_near_those_of_another_sketch() -> None:
+    other = fakes.FakeSketch("fake", (8, 8, 6, 6))
+    space = SketchSpace(fakes.FakeSketch())
+    names = other.names
+    inside = Candidate("fake", tuple(zip(names, (4, 2, 8, 4), strict=True)))
+    beyond = Candidate("fake", tuple(zip(names, (128, 2, 4, 1), strict=True)))
+    rows = space.near([inside, beyond])
+    decisions = space.decisions(rows).tolist()
+    assert decisions == [[4, 2, 8, 4], [32, 2, 4, 1]]
+    refused = Candidate("fake", tuple(zip(names, (32, 32, 32, 8), strict=True)))
+    around = space.near([refused])
+    assert len(around)
+    assert len(space.valid(around)) == len(around)
+    assert len(space.near([Candidate("another", inside.decisions)])) == 0
+    assert len(space.near([])) == 0
+
+
+def test_what_was_best_elsewhere_is_drafted() -> None:
+    """The optimum, which the draft model does not rank among its few drafts."""
+    sketch, task = fakes.FakeSketch(believed=(1, 4, 0, 0)), fakes.make_task()
+    best = Candidate(sketch.name, tuple(zip(sketch.names, (16, 2, 8, 4), strict=True)))
+
+    def first_batches(others):
+        model = ResidualModel()
+        strategy = DraftThenVerify(model, model, draft_size=16, eps_greedy=0.0)
+        strategy.start(task, [sketch], rng=np.random.default_rng(0))
+        strategy.propose(1)
+        strategy.learn_from(others)
+        strategy.draft()
+        return strategy._drafts[0].tolist(), strategy._spaces[0]
+
+    without, _ = first_batches([])
+    drafts, space = first_batches([best])
+    (row,) = space.rows_of_candidates([best]).tolist()
+    assert row not in without
+    assert row in drafts

@@ -172,7 +172,7 @@ def _normalise_back(dy: Numbers, y: Numbers, inverse: Numbers) -> Numbers:
 
 
 def _affine(name: str, x: Numbers, p: Mapping[str, Numbers]) -> Numbers:
-    return _product(x, p[f"{name}.weight"]) + p[f"{name}.bias"]
+    return product(x, p[f"{name}.weight"]) + p[f"{name}.bias"]
 
 
 def _affine_back(
@@ -185,19 +185,20 @@ def _affine_back(
     inner: bool = True,
 ) -> Numbers:
     """Gradients of ``x @ weight + bias``; returns that of ``x`` (nothing unless ``inner``)."""
-    g[f"{name}.weight"][...] += _outer(x, dy)
+    g[f"{name}.weight"][...] += outer(x, dy)
     g[f"{name}.bias"][...] += dy.reshape(-1, dy.shape[-1]).sum(axis=0)
-    return _product(dy, p[f"{name}.weight"].T) if inner else dy
+    return product(dy, p[f"{name}.weight"].T) if inner else dy
 
 
-def _outer(x: Numbers, dy: Numbers) -> Numbers:
-    """sum over rows of x' dy, in blocks of rows."""
+def outer(x: Numbers, dy: Numbers) -> Numbers:
+    """Sum over rows of x' dy, in blocks of ROWS rows."""
     left, right = _blocks(x), _blocks(dy)
     total: Numbers = (left.swapaxes(1, 2) @ right).sum(axis=0)
     return total
 
 
-def _product(x: Numbers, weight: Numbers) -> Numbers:
+def product(x: Numbers, weight: Numbers) -> Numbers:
+    """x @ weight in blocks of ROWS rows; the rows of ``x`` are whole blocks."""
     result: Numbers = (_blocks(x) @ weight).reshape(*x.shape[:-1], weight.shape[1])
     return result
 

@@ -133,10 +133,15 @@ def sample(
 class Adam:
     """Kingma and Ba's optimiser on a flat vector, with decoupled decay and a bound on the step."""
 
-    def __init__(self, rate: float = PRETRAINING, decay: float = 1e-2, clip: float = 1.0) -> None:
+    def __init__(
+        self,
+        rate: float = PRETRAINING,
+        decay: float = 1e-2,
+        clip: float = 1.0,
+        size: int = network.SIZE,
+    ) -> None:
         self.rate, self.decay, self.clip = rate, decay, clip
-        self._mean = np.zeros(network.SIZE, np.float32)
-        self._square = np.zeros(network.SIZE, np.float32)
+        self._mean, self._square = np.zeros(size, np.float32), np.zeros(size, np.float32)
         self._steps = 0
 
     def step(self, flat: Numbers, gradient: Numbers) -> None:

@@ -34,6 +34,12 @@ class SearchStrategy(ABC):
     ) -> None:
         """Begin with a task. ``history`` holds what is known of it from before."""
 
+    def learn_from(self, others: Sequence[Candidate]) -> None:
+        """Schedules that are the best of similar tasks now, the most similar first: worth a look.
+
+        Default: they are not looked at.
+        """
+
     def draft(self) -> None:
         """Refresh what ``propose`` chooses from. A call of its own, so that it can be timed."""
 

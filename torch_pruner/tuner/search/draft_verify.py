@@ -3,7 +3,7 @@
 Drafting scores integers by arithmetic: a small space is listed whole, a large one searched by a
 genetic algorithm that starts from the measured winners and the sketch's default. Neighbours of the
 best measured points are drafted whatever their score, so that the search closes in on what is
-really fast and not on what the draft model believes.
+really fast and not on what the draft model believes; and so are the best of similar tasks.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class DraftThenVerify(SearchStrategy):
         self._listed = [_listed(space) for space in self._spaces]
         self._seen = [np.zeros(0, dtype=np.uint64) for _ in sketches]
         self._drafts: list[Rows] = [space.rows_of([]) for space in self._spaces]
+        self._borrowed: list[Rows] = [space.rows_of([]) for space in self._spaces]
         self._results: list[MeasureResult] = []
         self._age = self.refresh_every
         self._eps_due = 0.0
@@ -83,8 +84,10 @@ class DraftThenVerify(SearchStrategy):
         kept = _best_of([scores for _, scores in found], self.draft_size)
         for i, (rows, _) in enumerate(found):
             near = self._fresh(i, self._neighbourhood(i))
+            other = self._fresh(i, self._borrowed[i])
             chance = self._fresh(i, self._spaces[i].random(16, self._rng))
-            self._drafts[i] = self._spaces[i].unique(np.concatenate([rows[kept[i]], near, chance]))
+            drafts = np.concatenate([rows[kept[i]], near, other, chance])
+            self._drafts[i] = self._spaces[i].unique(drafts)
 
     def propose(self, n: int) -> list[Candidate]:
         if sum(len(d) for d in self._drafts) < n:
@@ -117,6 +120,12 @@ class DraftThenVerify(SearchStrategy):
         self.cost_model.update(self._task, sketches, results)
         if self.draft_model is not self.cost_model:
             self.draft_model.update(self._task, sketches, results)
+
+    def learn_from(self, others: Sequence[Candidate]) -> None:
+        first = not any(map(len, self._borrowed))
+        self._borrowed = [space.near(others) for space in self._spaces]
+        if first and any(map(len, self._borrowed)):
+            self._age = self.refresh_every  # the drafts of before were made without any
 
     def _gambles(self, n: int) -> int:
         """How many of ``n`` proposals are left to chance; fractions add up over the rounds."""

@@ -117,6 +117,23 @@ class SketchSpace:
         taken = [dict(c.decisions) for c in candidates if c.sketch == self.sketch.name]
         return self.rows_of([t[n] for n in names] for t in taken if set(t) == set(names))
 
+    def near(self, candidates: Iterable[Candidate]) -> Rows:
+        """Points like those of another task's sketch of this name: of every decision the nearest
+        option, and where the sketch refuses that, what differs from it in one decision.
+        """
+        names = self.sketch.names
+        taken = [dict(c.decisions) for c in candidates if c.sketch == self.sketch.name]
+        values = [[t[n] for n in names] for t in taken if set(t) == set(names)]
+        if not values or not names:
+            return self.rows_of([])
+        columns = [
+            np.abs(o[None, :] - np.array([v[j] for v in values])[:, None]).argmin(axis=1)
+            for j, o in enumerate(self.options)
+        ]
+        rows = np.stack(columns, axis=1).astype(np.int64)
+        accepted = np.asarray(self.sketch.valid(self.decisions(rows)), dtype=bool)
+        return self.unique(np.concatenate([rows[accepted], self.neighbours(rows[~accepted])]))
+
     def candidates(self, rows: Rows) -> list[Candidate]:
         names = self.sketch.names
         order = np.argsort(names) if names else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,119 @@
+"""SIGKILL at 200 random moments of publishing, recording, evicting and loading; and other clocks.
+
+What was committed is there, what is there is right, and the store opens and verifies every time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contracts.store import graph_key, kernel_entry, kernel_key, record
+from tests.stress.writer import check, library, write
+from torch_pruner.cache import KernelStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KILLS = 100  # with eviction, and as many without
+MOST_S = 0.03
+SMALL = 150_000  # bytes: five libraries, so that eviction always has something to do
+
+
+def child(root: Path, first: int, told: int, *, evict: bool) -> None:
+    """Write, load and perhaps evict until killed; ``told`` hears of every finished round."""
+    store = KernelStore.open(root, max_bytes=SMALL if evict else 1 << 30)
+    for n in range(first, first + 10**6):
+        write(store, n)
+        os.write(told, f"{n}\n".encode())
+        check(store, n)
+        if evict:
+            store.prune()
+
+
+def killed(root: Path, first: int, after_s: float, *, evict: bool) -> list[int]:
+    """The rounds that a child finished before it was killed."""
+    heard, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(heard)
+            child(root, first, told, evict=evict)
+        finally:
+            os._exit(1)
+    os.close(told)
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with os.fdopen(heard) as file:
+        done = [int(line) for line in file if line.endswith("\n")]
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return done
+
+
+@pytest.mark.parametrize("evict", [False, True])
+def test_a_hundred_kills(tmp_path: Path, evict: bool) -> None:
+    rng = random.Random(int(evict))
+    done: list[int] = []
+    for k in range(KILLS):
+        done += killed(tmp_path, 1000 * k, MOST_S * rng.random(), evict=evict)
+        if k % 10 == 9:
+            store = KernelStore.open(tmp_path)
+            assert store.degraded is None
+            report = store.verify()
+            assert report.ok, report.problems
+            found = [check(store, n) for n in done]
+            assert evict or all(found)
+            store.close()
+    assert len(done) > KILLS / 4  # else nothing was tested
+    assert not list((tmp_path / "v1").glob("*.damaged-*"))
+    store = KernelStore.open(tmp_path)
+    if not evict:
+        digests = {r.digest for r in store.records(kernel_key())}
+        assert {f"candidate {n}" for n in done} <= digests
+    store.prune()
+    assert store.verify().ok
+
+
+def test_a_clock_that_goes_backwards_loses_nothing(tmp_path: Path) -> None:
+    """A machine whose clock was wrong, and was put right by years."""
+    now = [2e9]
+    store = KernelStore.open(tmp_path, clock=lambda: now[0])
+    write(store, 0)
+    now[0] = 1e9
+    write(store, 1)
+    assert check(store, 0)
+    assert check(store, 1)
+    store.prune()
+    assert check(store, 0)
+    assert check(store, 1)
+    now[0] = 0.0
+    assert check(store, 1)
+    assert store.verify().ok
+    assert len(store.records(kernel_key())) == 2
+    with store.claim("a" * 64) as mine:
+        assert mine
+
+
+def test_two_versions_of_the_package_share_a_directory(tmp_path: Path) -> None:
+    """Each finds its own kernels and libraries, and never the other's."""
+    old = kernel_key(codegen="tvm 1 + codegen 1")
+    new = kernel_key(codegen="tvm 2 + codegen 2")
+    stores = [KernelStore.open(tmp_path), KernelStore.open(tmp_path)]
+    for store, key, latency_s in zip(stores, (old, new), (1e-3, 2e-3), strict=True):
+        store.put_kernel(kernel_entry(key, latency_s=latency_s))
+        store.put_graph(graph_key(codegen=key.codegen), library(len(key.codegen)), {})
+        store.add_records(key, [record("a")])
+    for store in stores:
+        for key, latency_s in ((old, 1e-3), (new, 2e-3)):
+            entry = store.get_kernel(key)
+            assert entry is not None
+            assert entry.latency_s == latency_s
+            assert len(store.records(key)) == 1
+            assert store.get_graph(graph_key(codegen=key.codegen)) is not None
+    assert stores[0].nearest(kernel_key(codegen="tvm 3")) in (old, new)

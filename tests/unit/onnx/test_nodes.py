@@ -1,0 +1,71 @@
+"""ONNX's own node tests, operator by operator, and what tracing makes of a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.suites import onnx_nodes
+from tests.unit.onnx.test_load import expected, linear
+from torch_pruner.onnx.function import OnnxFunction
+from torch_pruner.onnx.load import load
+from torch_pruner.onnx.operators import DataDependentError
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nine_of_ten_node_tests_pass() -> None:
+    outcomes = [onnx_nodes.run(case, None) for case in onnx_nodes.cases()[::4]]
+    tried = [o for o in outcomes if o.status != "left out"]
+    failed = [o for o in tried if o.status == "failed"]
+    assert len(tried) > 200
+    assert len(failed) < 0.1 * len(tried), failed
+
+
+def test_a_traced_model_has_its_weights_as_parameters() -> None:
+    model = linear()
+    gm = OnnxFunction(load(model)).traced([torch.randn(3, 16)])
+    assert len(list(gm.parameters())) == 2
+    assert len(list(gm.graph.find_nodes(op="placeholder"))) == 1
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(gm(x)[0], expected(model, x))
+
+
+def test_arithmetic_on_shapes_is_not_traced() -> None:
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"], axis=0),
+        helper.make_node("Unsqueeze", ["n", "axes"], ["n1"]),
+        helper.make_node("Concat", ["n1", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["y"]),
+    ]
+    initial = {"zero": 0, "axes": [0], "rest": [-1]}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6])],
+        [numpy_helper.from_array(np.array(v, dtype=np.int64), k) for k, v in initial.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    gm = OnnxFunction(load(model)).traced([torch.randn(5, 2, 3)])
+    targets = {str(n.target) for n in gm.graph.nodes if n.op == "call_function"}
+    assert targets <= {"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"}
+
+
+def test_what_depends_on_numbers_is_not_traced_and_runs_all_the_same(caplog) -> None:
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "n"])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    function, x = OnnxFunction(load(model)), torch.tensor([1.0, 0.0, 2.0, 0.0])
+    with pytest.raises(DataDependentError):
+        function.traced([x])
+    with caplog.at_level("WARNING", logger="torch_pruner"):
+        assert function(x).tolist() == [[0, 2]]
+        assert function(x).tolist() == [[0, 2]]
+    assert len([r for r in caplog.records if "operator by operator" in r.message]) == 1

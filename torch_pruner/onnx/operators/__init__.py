@@ -1,0 +1,22 @@
+"""ONNX operators on torch tensors; importing this fills the table."""
+
+from __future__ import annotations
+
+from torch_pruner.onnx.operators import (
+    attention,
+    elementwise,
+    layers,
+    linear,
+    recurrent,
+    reductions,
+    resampling,
+    shapes,
+    signals,
+    types,
+)
+from torch_pruner.onnx.operators.registry import TABLE, DataDependentError, Node
+
+__all__ = [
+    "TABLE", "DataDependentError", "Node", "attention", "elementwise", "layers", "linear",
+    "recurrent", "reductions", "resampling", "shapes", "signals", "types",
+]  # fmt: skip
