@@ -1,10 +1,10 @@
 """What a second process pays when caches are warm: start, imports, first call, nothing tuned.
 
 For each way of starting a first process fills empty caches. Then rounds of fresh processes, one of
-each in turns: our kernel store alone, the store with torch's own caches, with torch's precompiled
-code as well, inductor with its caches, and eager, which shows what the network and the imports cost
-without any compiler. Ours must find everything: a miss is an error. "First call" is from
-``torch.compile`` to the first result, all modules imported before.
+each in turns: our kernel store alone, the store with torch's own cache, inductor with its caches,
+and eager, which shows what the network and the imports cost without any compiler. Ours must find
+everything: a miss is an error. "First call" is from ``torch.compile`` to the first result, all
+modules imported before.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from benchmarks import tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
 from benchmarks.job import Job, launch
 
-OURS = ("torch._dynamo", "torch._inductor.output_code", "torch_pruner.dynamo.backend")
-THEIRS = ("torch._dynamo", "torch._inductor.compile_fx")
-# Backend, modules to import before, and which of torch's caches are on.
+# What a first call would import, torch's own as well: imports are a column of their own.
+_BOTH = (
+    "torch._dynamo", "torch._functorch.partitioners", "torch._inductor.compiler_bisector",
+    "torch._inductor.codegen.cuda_combined_scheduling", "torch._inductor.debug",
+    "torch.distributed.tensor.experimental",
+)  # fmt: skip
+OURS = (*_BOTH, "torch_pruner.dynamo.backend", "tvm_ffi")
+THEIRS = (*_BOTH, "torch._inductor.compile_fx")
+# Backend, modules to import before, and whether AOTAutograd's cache is on.
 WAYS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "store alone": ("pruner", OURS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}),
-    "with torch's caches": ("pruner", OURS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}),
-    "precompiled": (
-        "pruner", OURS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1", "TORCH_CACHING_PRECOMPILE": "1"},
-    ),
+    "with torch's cache": ("pruner", OURS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}),
     "inductor": ("inductor", THEIRS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}),
-    "inductor, precompiled": (
-        "inductor", THEIRS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1", "TORCH_CACHING_PRECOMPILE": "1"},
-    ),
     "eager": ("eager", (), {}),
-}  # fmt: skip
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
