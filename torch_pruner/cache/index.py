@@ -178,7 +178,7 @@ class Index:
         for directory in (path.parent.parent, path.parent, self._file_lock.parent):
             make_private(directory)
         with self._exclusive():
-            fresh = _create_private(path)
+            fresh = _create_private(path) or (_is_unborn(path) and _create_anew(path))
             self._inode = _inode(path)
             conn = _open(str(path))
             if fresh:
@@ -303,6 +303,25 @@ def _inode(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _is_unborn(path: Path) -> bool:
+    """Whether this is what a process leaves that was killed before it had made the tables.
+
+    There is nothing in it that would be worth keeping.
+    """
+    with contextlib.closing(_open(str(path))) as conn, contextlib.suppress(sqlite3.DatabaseError):
+        (tables,) = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return not tables and not _version(conn)
+    return False
+
+
+def _create_anew(path: Path) -> bool:
+    _log.warning("the cache index %s is empty; it is begun anew", path)
+    for suffix in ("-wal", "-shm", "-journal", ""):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{path}{suffix}")
+    return _create_private(path)
 
 
 def _create_private(path: Path) -> bool:

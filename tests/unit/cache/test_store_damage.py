@@ -175,7 +175,27 @@ def test_damaged_graph_rows_and_records_are_misses(root: Path) -> None:
     assert list(store.export_records()) == []
 
 
-@pytest.mark.parametrize("damage", [rubbish, halve, change_inode, blank])
+@pytest.mark.parametrize("running", [False, True])
+def test_an_emptied_index_is_begun_anew(
+    root: Path, running: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a process leaves it that was killed when it made it: there is nothing to keep of it."""
+    store = KernelStore.open(root)
+    if running:
+        assert store.get_kernel(kernel_key()) is not None
+        store.close()
+    blank(root / "v1" / "index.sqlite")
+    if not running:
+        store = KernelStore.open(root)
+    assert store.get_graph(graph_key()) is None
+    assert best_of(store, kernel_entry()) == kernel_entry()
+    assert store.degraded is None
+    assert store.verify().ok
+    assert "is empty" in caplog.text
+    assert not moved_aside(root)
+
+
+@pytest.mark.parametrize("damage", [rubbish, halve, change_inode])
 @pytest.mark.parametrize("running", [False, True])
 def test_a_damaged_index_is_moved_aside(
     root: Path,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import time
 from typing import TYPE_CHECKING
 
@@ -117,3 +118,22 @@ def test_two_versions_of_the_package_share_a_directory(tmp_path: Path) -> None:
             assert len(store.records(key)) == 1
             assert store.get_graph(graph_key(codegen=key.codegen)) is not None
     assert stores[0].nearest(kernel_key(codegen="tvm 3")) in (old, new)
+
+
+@pytest.mark.parametrize("left", ["", "PRAGMA journal_mode = WAL", "PRAGMA auto_vacuum = 2"])
+def test_an_index_that_was_never_finished_is_begun_anew(tmp_path: Path, left: str) -> None:
+    """Killed before the tables were there: nothing is damaged, and nothing is moved aside."""
+    KernelStore.open(tmp_path).close()
+    (path,) = (tmp_path / "v1").glob("index.sqlite")
+    for file in (tmp_path / "v1").glob("index.sqlite*"):
+        file.unlink()
+    path.touch()
+    if left:
+        connection = sqlite3.connect(path)
+        connection.execute(left).fetchall()
+        connection.close()
+    store = KernelStore.open(tmp_path)
+    write(store, 0)
+    assert check(store, 0)
+    assert store.verify().ok
+    assert not list((tmp_path / "v1").glob("*.damaged-*"))

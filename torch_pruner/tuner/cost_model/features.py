@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_pruner.task import MeasureStatus
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch_pruner.task import Candidate
+    from torch_pruner.task import Candidate, MeasureResult
     from torch_pruner.tuner.cost_model.base import Array, Decisions
     from torch_pruner.tuner.sketch.base import Sketch
 
@@ -44,3 +47,8 @@ def decisions_of(sketch: Sketch, candidates: Iterable[Candidate]) -> Decisions:
         taken = dict(candidate.decisions)
         rows.append([taken[name] for name in sketch.names])
     return np.array(rows, dtype=np.int64).reshape(len(rows), len(sketch.names))
+
+
+def seconds_of(results: Iterable[MeasureResult]) -> list[float]:
+    """Seconds per call of each result; infinite for one that failed."""
+    return [max(r.latency_s, 1e-12) if r.status is MeasureStatus.OK else math.inf for r in results]

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_pruner.task import MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.cost_model.base import Array, CostModel, Decisions
-from torch_pruner.tuner.cost_model.features import decisions_of
+from torch_pruner.tuner.cost_model.features import decisions_of, seconds_of
 from torch_pruner.tuner.cost_model.network import ROWS, Numbers, outer, product
 from torch_pruner.tuner.cost_model.pattern import STATEMENT, patterns
 from torch_pruner.tuner.cost_model.ranking import lambda_rank
@@ -21,6 +20,7 @@ from torch_pruner.tuner.cost_model.training import Adam, Scaling, TaskList, samp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.task import MeasureResult, Task
     from torch_pruner.tuner.sketch.base import Sketch
 
 WIDTH = 256
@@ -64,11 +64,8 @@ class TensetMLP(CostModel):
             own = [r for r in results if r.candidate.sketch == sketch.name]
             if own:
                 decisions = decisions_of(sketch, (r.candidate for r in own))
-                seconds = [
-                    max(r.latency_s, 1e-12) if r.status is MeasureStatus.OK else np.inf for r in own
-                ]
                 known = self._lists.setdefault(task.workload, TaskList())
-                known.add(patterns(task, sketch, decisions), seconds)
+                known.add(patterns(task, sketch, decisions), seconds_of(own))
         lists = [t for t in self._lists.values() if t.measured >= MIN_LIST]
         if not lists:
             return

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_pruner.task import MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.cost_model import network
 from torch_pruner.tuner.cost_model.analytic import log_latency
 from torch_pruner.tuner.cost_model.base import Array, CostModel, Decisions
-from torch_pruner.tuner.cost_model.features import decisions_of
+from torch_pruner.tuner.cost_model.features import decisions_of, seconds_of
 from torch_pruner.tuner.cost_model.pattern import patterns
 from torch_pruner.tuner.cost_model.residual import ResidualModel
 from torch_pruner.tuner.cost_model.training import ONLINE, Adam, Scaling, TaskList, train_step
@@ -24,6 +23,7 @@ from torch_pruner.tuner.cost_model.training import ONLINE, Adam, Scaling, TaskLi
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.task import MeasureResult, Task
     from torch_pruner.tuner.sketch.base import Sketch
 
 MIN_MEASURED = 12  # in all, before the network is trained
@@ -63,7 +63,7 @@ class PatternAwareModel(CostModel):
             if own:
                 decisions = decisions_of(sketch, (r.candidate for r in own))
                 self._lists.setdefault(task.workload, TaskList()).add(
-                    patterns(task, sketch, decisions), [_seconds(r) for r in own]
+                    patterns(task, sketch, decisions), seconds_of(own)
                 )
         if self._learn(task.workload):
             self._trained += 1
@@ -93,7 +93,3 @@ class PatternAwareModel(CostModel):
         found = patterns(task, sketch, decisions)
         score = network.forward(self._flat, self._scaling.batch(found))
         return np.asarray(-found.prior - np.clip(score, -BOUND, BOUND))
-
-
-def _seconds(result: MeasureResult) -> float:
-    return max(result.latency_s, 1e-12) if result.status is MeasureStatus.OK else np.inf
