@@ -165,7 +165,8 @@ def _task_lines(row: Row) -> list[list[str]]:
 def draw(content: Mapping[str, Any], path: Path) -> None:
     """Latency of the best so far over seconds, over all tasks in geometric mean.
 
-    Relative to the reference's last; a search counts as it stood, and from when all have something.
+    Relative to the reference's last; a search counts as it stood, and from when it has something
+    for all of them.
     """
     import matplotlib as mpl
 
@@ -174,6 +175,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
 
     rows = [r for r in content["rows"].values() if r["status"] == "ok"]
     names = [REFERENCE, *dict.fromkeys(name for row in rows for name in others(row))]
+    end = max((s["seconds"] for row in rows for s in row["searches"]), default=1.0)
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for name in names:
         runs = [(row, s) for row in rows for s in row["searches"] if s["search"] == name]
@@ -181,9 +183,11 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         points = [(at, _relative(runs, at)) for at in moments]
         known = [(at, value) for at, value in points if value is not None]
         if known:
+            known.append((end, known[-1][1]))  # what was found stays
             axes.step(*zip(*known, strict=True), where="post", label=name)
     axes.axhline(1.0, color="grey", linewidth=0.5)
     axes.set(xscale="log", xlabel="seconds of a task", ylabel="latency / MetaSchedule's last")
+    axes.set_ylim(bottom=0.0)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

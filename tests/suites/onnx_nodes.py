@@ -123,13 +123,13 @@ def compare(mine: Any, theirs: Any, rtol: float, atol: float) -> None:
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
-def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def table(outcomes: Sequence[Outcome], how: str) -> Iterator[str]:
     """The Markdown page."""
     count = collections.Counter(o.status for o in outcomes)
     tried = count["passed"] + count["failed"]
     yield "# ONNX node tests"
     yield ""
-    yield "Written by `python -m tests.suites.onnx_nodes`."
+    yield f"Written by `python -m tests.suites.onnx_nodes`; models run {how}."
     yield ""
     share = 100 * count["passed"] / max(tried, 1)
     yield f"{count['passed']} of {tried} pass ({share:.1f} %); {count['left out']} are left out."
@@ -167,7 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
 
                 torch._dynamo.reset()
                 print(f"{k + 1} of {len(chosen)}", file=sys.stderr, flush=True)
-    text = "\n".join(table(outcomes)) + "\n"
+    how = "operator by operator" if given.eager else "compiled"
+    text = "\n".join(table(outcomes, how)) + "\n"
     if given.out:
         Path(given.out).write_text(text)
     print(text)
