@@ -32,7 +32,7 @@ LEFT_OUT = (
     (r"int4|INT4|uint2|UINT2|int2|INT2|float4|FLOAT4|4e2m1|4E2M1", "types of less than a byte"),
     (r"e8m0|E8M0", "a type of exponents alone"),
     (r"image_decoder", "decoding of image files"),
-    (r"training_dropout|bernoulli|random_(normal|uniform)|multinomial", "random numbers, of another generator"),
+    (r"training_dropout|bernoulli|random_(normal|uniform)|multinomial", "random numbers"),
 )  # fmt: skip
 
 
