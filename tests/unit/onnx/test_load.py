@@ -180,3 +180,18 @@ def test_a_function_of_the_model_is_called() -> None:
     x = torch.tensor([-2.0, -1.0, 0.0, 3.0])
     (y,) = OnnxFunction(load(model)).eager([x])
     torch.testing.assert_close(y, torch.nn.functional.leaky_relu(x, 0.5))
+
+
+def test_the_command_line_makes_up_inputs(tmp_path: Path) -> None:
+    """``--batch`` stands for the dynamic axis; what is loaded computes what the model says."""
+    from argparse import Namespace
+
+    from torch_pruner.cli import model as cli
+
+    proto, path = linear(), tmp_path / "net.onnx"
+    onnx.save_model(proto, path)
+    asked = {"inputs": None, "train": False, "batch": 4, "seq": None, "dtype": None}
+    loaded = cli.load(Namespace(model=str(path), **asked))
+    ((x,),) = loaded.inputs
+    assert x.shape == (4, 16)
+    torch.testing.assert_close(loaded.module(x)[0], expected(proto, x))
