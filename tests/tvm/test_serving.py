@@ -83,6 +83,7 @@ def test_a_warm_model_needs_no_compiler_and_no_tuner(warm, tmp_path) -> None:
     assert not found["tvm"]
     assert not found["tuner"]
     assert not found["spawned"]
+    assert not found["written"]
 
 
 def test_a_warm_model_is_served_from_a_directory_that_cannot_be_written(warm) -> None:
