@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -13,26 +12,17 @@ from pathlib import Path
 import pytest
 
 import torch_pruner
+from tests.wheels import build_wheel
 from torch_pruner import versions
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """A wheel built from a copy, so that no build folder appears in the checkout."""
+    """The wheel of this tree."""
     pytest.importorskip("setuptools")
-    source = tmp_path_factory.mktemp("source")
-    for name in ("setup.py", "pyproject.toml", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("torch_pruner", "tests", "benchmarks"):
-        shutil.copytree(ROOT / name, source / name, ignore=ignored)
-    out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-c", BUILD, str(out)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=120)
-    return zipfile.ZipFile(next(out.glob("*.whl")))
+    return zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("build")))
 
 
 def read(wheel: zipfile.ZipFile, suffix: str) -> str:
