@@ -52,6 +52,9 @@ setup(
             "expecttest",
             "hypothesis",
             "mypy",
+            "nvidia-cuda-crt",  # GPU kernels become machine code in tests, where no GPU is needed
+            "nvidia-cuda-nvrtc",
+            "nvidia-cuda-runtime",
             "pre-commit",
             "pytest>=8",
             "pytest-xdist>=3",  # tests on all cores: most of their time is one compiler thread

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_pruner.cards import CARDS, Card
 from torch_pruner.exc import OptionError
 
 if TYPE_CHECKING:
@@ -211,9 +212,32 @@ class TargetSpec:
             return TargetSpec.detect(threads)
         return TargetSpec.from_dict(json.loads(option), threads)
 
+    @staticmethod
+    def of_card(card: Card) -> TargetSpec:
+        """A GPU of ``cards.CARDS``, or one like it."""
+        return TargetSpec(
+            kind="cuda",
+            attrs=_canonical({"kind": "cuda", "arch": card.arch, "model": card.name}),
+            cores=card.multiprocessors,
+            vector_bytes=16,
+            vector_registers=255,
+            fma_per_cycle=int(card.float32_flops / card.multiprocessors / card.frequency_hz / 2),
+            frequency_hz=card.frequency_hz,
+            l1_bytes=card.shared_bytes,
+            l2_bytes=card.l2_bytes,
+            l3_bytes=card.l2_bytes,
+            dram_bytes_per_s=card.dram_bytes_per_s,
+            bf16_dot=card.has_bfloat16,
+        )
+
     @property
     def is_gpu(self) -> bool:
         return self.kind == "cuda"
+
+    @property
+    def card(self) -> Card | None:
+        """The card's constants; None for a CPU or a card that is not in the table."""
+        return CARDS.get(str(dict(self.attrs).get("model", "")))
 
     @property
     def mcpu(self) -> str:

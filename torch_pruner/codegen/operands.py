@@ -125,10 +125,10 @@ def b_at(nest: Nest, g: Expr, nb: Expr, k: Index, column: Expr, lane: Expr) -> E
     if nest.panel is not None:
         base = (g * nest.blocks + nb) * con.depth + linear(k, con.k)
         return load(nest.panel, base * nest.bn + lane)
-    return _operand(nest, g, k, column)
+    return second_operand(nest, g, k, column)
 
 
-def _operand(nest: Nest, g: Expr, k: Index, column: Expr) -> Expr:
+def second_operand(nest: Nest, g: Expr, k: Index, column: Expr) -> Expr:
     """The second operand where the graph has it (not packed)."""
     con = nest.con
     if con.conv is None:
@@ -174,7 +174,7 @@ def pack_panel(nest: Nest) -> Stmt:
 
         def element(flat: Expr, v: Expr) -> Stmt:
             column = nb * bn + v
-            value = _operand(nest, g, unlinear(flat, con.k), column)
+            value = second_operand(nest, g, unlinear(flat, con.k), column)
             if con.n % bn:
                 zero = T.const(0, value_dtype(nest.spec.nodes[con.b].dtype))
                 value = T.if_then_else(column < con.n, value, zero)

@@ -69,6 +69,10 @@ def held(buf: Buffer, at: Expr, dtype: str) -> Callable[[Index], Expr]:
     return lambda _: buf[at].astype(value_dtype(dtype))
 
 
+def _element(buf: Buffer, index: Expr) -> Expr:
+    return buf[index]
+
+
 def _split(offset: Expr, source: Shape, result: list[Expr], at: int) -> None:
     """Write the row-major digits of ``offset`` in ``source`` to ``result[at:]``."""
     real = [k for k, d in enumerate(source) if d != 1]
@@ -81,7 +85,8 @@ def _split(offset: Expr, source: Shape, result: list[Expr], at: int) -> None:
 class Reader:
     """Expressions for nodes of ``graph``.
 
-    ``overrides`` answer for nodes that an emitter keeps in buffers of its own.
+    ``overrides`` answer for nodes that an emitter keeps in buffers of its own. ``raw``: inputs are
+    read as they lie in memory, for what is only moved; such nodes must be views of an input.
     """
 
     def __init__(
@@ -89,7 +94,10 @@ class Reader:
         graph: Graph,
         buffers: Mapping[int, Buffer],
         overrides: Mapping[int, Callable[[Index], Expr]] | None = None,
+        *,
+        raw: bool = False,
     ) -> None:
+        self._load = _element if raw else load
         self.graph = graph
         self.buffers = dict(buffers)
         self.overrides = dict(overrides or {})
@@ -132,7 +140,7 @@ class Reader:
             return override(index)
         n = self.graph.nodes[node]
         if n.op == "input":
-            return load(self.buffers[node], linear(index, n.shape))
+            return self._load(self.buffers[node], linear(index, n.shape))
         if n.op == "const":
             return T.const(const_value(n), value_dtype(n.dtype))
         if n.op == "iota":
@@ -153,7 +161,7 @@ class Reader:
         source = self.graph.nodes[src]
         if n.op == "reshape":
             if source.op == "input" and src not in self.overrides:
-                return load(self.buffers[src], linear(index, n.shape))
+                return self._load(self.buffers[src], linear(index, n.shape))
             return self.at(src, reshape_index(index, n.shape, source.shape))
         return self.at(src, view_index(n.op, dict(n.attrs), index, source.shape))
 

@@ -23,7 +23,7 @@ from torch_pruner.codegen._tvm import (
     stack,
     when,
 )
-from torch_pruner.codegen.injective import over_blocks, store_outputs
+from torch_pruner.codegen.injective import Block, over_blocks, store_outputs
 from torch_pruner.codegen.kernel import Emitted, parameters
 from torch_pruner.codegen.reader import Index, Reader, held, imm
 from torch_pruner.codegen.rows import emit_rows
@@ -75,6 +75,13 @@ def emit_columns(spec: Graph, decisions: Mapping[str, int], takes: Signature) ->
     """Decisions: ``vl`` lanes, ``chunk`` vectors per parallel task, ``par``."""
     inputs, outputs, scratch = parameters(takes)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
+    block = column_block(spec, reader, outputs)
+    body = over_blocks(spec.nodes[spec.outputs[0]].shape, decisions, block)
+    return Emitted(body, inputs, outputs, scratch)
+
+
+def column_block(spec: Graph, reader: Reader, outputs: list[object]) -> Block:
+    """What computes a vector of neighbouring output elements, each with its own accumulator."""
     anchors = [i for i, n in enumerate(spec.nodes) if n.kind in (OpKind.REDUCE, OpKind.WINDOW)]
 
     def block(index: Callable[[Expr], Index], lanes: int) -> Stmt:
@@ -95,8 +102,7 @@ def emit_columns(spec: Graph, decisions: Mapping[str, int], takes: Signature) ->
 
         return seq([*parts, loop(lanes, final, VECTORIZED, "v")])
 
-    body = over_blocks(spec.nodes[spec.outputs[0]].shape, decisions, block)
-    return Emitted(body, inputs, outputs, scratch)
+    return block
 
 
 def _read_back(spec: Graph, reader: Reader, accs: Mapping[int, Buffer], v: Expr) -> None:

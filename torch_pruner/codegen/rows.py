@@ -242,7 +242,7 @@ def _finish(state: _Row, row: Index) -> Stmt:
     for o in narrow:
 
         def emit(o: int = o) -> list[Stmt]:
-            index = _row_index(spec, o, domain, row)
+            index = row_index(spec, o, domain, row)
             value = state.reader.at(o, index)
             return [store(state.outputs[o], linear(index, spec.nodes[o].shape), value)]
 
@@ -252,7 +252,7 @@ def _finish(state: _Row, row: Index) -> Stmt:
         def body(index: Index, _: Expr) -> list[Stmt]:
             stmts = []
             for o in wide:
-                at = _forward(spec, o, index)
+                at = forward(spec, o, index)
                 stmts.append(
                     store(state.outputs[o], linear(at, spec.nodes[o].shape), state.reader.at(o, at))
                 )
@@ -262,7 +262,7 @@ def _finish(state: _Row, row: Index) -> Stmt:
     return seq(parts)
 
 
-def _forward(spec: Graph, node: int, index: Index) -> Index:
+def forward(spec: Graph, node: int, index: Index) -> Index:
     """Carry an index of what ``node`` is a bijective view of to ``node``."""
     for after in viewed(spec, node)[1]:
         n = spec.nodes[after]
@@ -274,10 +274,10 @@ def _forward(spec: Graph, node: int, index: Index) -> Index:
     return index
 
 
-def _row_index(spec: Graph, node: int, domain: RowDomain, row: Index) -> Index:
+def row_index(spec: Graph, node: int, domain: RowDomain, row: Index) -> Index:
     """Index of a per-row output, a view of a node whose dimensions are the kept ones and ones."""
     kept = tuple(domain.shape[a] for a in domain.kept)
     shape = spec.nodes[viewed(spec, node)[0]].shape
     if math.prod(shape) != math.prod(kept):
         raise ValueError("a row kernel's output holds neither one value per row nor whole rows")
-    return _forward(spec, node, reshape_index(row, kept, shape))
+    return forward(spec, node, reshape_index(row, kept, shape))

@@ -97,7 +97,7 @@ class Compiler:
             main = hoisted.graph
             fixed = {i: tuple(o) for i, o in zip(main.inputs, inputs, strict=False)}
             fixed |= {i: tuple(o) for i, o in zip(main.outputs, outputs, strict=True)}
-            fused = fuse(main, fixed)
+            fused = fuse(main, fixed, attention=not self.context.target.is_gpu)
             workloads = [k.spec.digest() for k in fused.kernels]
             tasks: dict[str, Task] = {}
             for kernel, workload in zip(fused.kernels, workloads, strict=True):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_DTYPES = frozenset(
     ("float64", "float32", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 )
-DEVICES = frozenset(("cpu", "cuda"))
+DEVICES = frozenset(("cpu",))  # others run in eager: their memory is not ours to touch
 
 # Arguments that say where a result lives, which its fake tensor says as well.
 _PLACEMENT = frozenset(("layout", "device", "pin_memory", "memory_format", "non_blocking"))

@@ -59,15 +59,18 @@ class _State:
         return self.graph.nodes[i]
 
 
-def fuse(graph: Graph, fixed: Mapping[int, Order] | None = None) -> FusedGraph:
+def fuse(
+    graph: Graph, fixed: Mapping[int, Order] | None = None, *, attention: bool = True
+) -> FusedGraph:
     """Cut ``graph`` into kernels.
 
-    ``fixed`` gives memory orders of inputs and outputs (default: row-major).
+    ``fixed`` gives memory orders of inputs and outputs (default: row-major). ``attention`` False:
+    its two products and its softmax are kernels of their own.
     """
     state = _State(graph, graph.users(), _ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
-    for found in attentions(graph, state.users):
+    for found in attentions(graph, state.users) if attention else ():
         tail = _with_epilogue(state, found.out, views=True)
         _add_group(state, _Group(tail.members | found.inner, tail.outputs))
     for i, node in enumerate(graph.nodes):

@@ -65,6 +65,8 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
         scratch = _pairs(spec, sketch, decisions, packs)
     elif sketch == "rows":
         scratch = _rows(spec, decisions)
+    elif sketch == "gpu_product":
+        _gpu_product(spec, decisions, packs)
     nodes = spec.nodes
     inputs = tuple(
         BufferSpec(p.shape if p else nodes[i].shape, nodes[i].dtype)
@@ -96,6 +98,16 @@ def _contraction(
         tasks = con.groups * shape[1] * chunks
         scratch.append(BufferSpec((tasks, tiles, decisions["tm"], block), con.acc_dtype))
     return tuple(scratch)
+
+
+def _gpu_product(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:
+    """Panels as wide as a block's columns; operands that change are read where they lie."""
+    con = contraction_of(spec)
+    if (constant := constant_operand(spec, con)) is not None:
+        (index, view), block = constant, decisions["bn"]
+        form = "matmul" if con.form == "conv_phases" else con.form
+        shape = (con.groups, -(-con.n // block), con.depth, block)
+        packs[index] = PackLayout(view, form, con.groups, block, shape)
 
 
 def _depthwise(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.unit.dynamo.running import Capture, assert_equal, check, check_training, run
@@ -287,3 +288,17 @@ def test_convolutional_networks_are_compiled_whole():
     capture = check(Network().eval(), torch.randn(2, 3, 32, 32))
     assert shape_of(capture) == ["region"]
     assert capture.parts[0].ops_compiled == capture.parts[0].ops_total
+
+
+def test_tensors_of_another_device_stay_with_eager():
+    """A kernel for the CPU on a GPU's address would end the process."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    gm = make_fx(lambda a: (a + 1).exp())(torch.ones(2, 3))
+    for node in gm.graph.nodes:
+        if node.op != "output":
+            meta = torch.empty(2, 3, device="meta")
+            node.meta["val"] = FakeTensor(mode, meta, torch.device("cuda", 0))
+    parts = partition(gm)
+    assert parts.ops_compiled == 0
+    assert {r.kind for r in parts.rejections} == {RejectionKind.DEVICE}
+    assert all("cuda" in r.detail for r in parts.rejections)

@@ -11,6 +11,13 @@ from torch_pruner.tuner.sketch.attention import AttentionSketch
 from torch_pruner.tuner.sketch.base import Sketch, Symbols
 from torch_pruner.tuner.sketch.contraction import ContractionSketch
 from torch_pruner.tuner.sketch.depthwise import DepthwiseSketch
+from torch_pruner.tuner.sketch.gpu import (
+    GpuColumnsSketch,
+    GpuDirectSketch,
+    GpuElementwiseSketch,
+    GpuProductSketch,
+    GpuRowsSketch,
+)
 from torch_pruner.tuner.sketch.pairs import DotSketch, TilesSketch
 from torch_pruner.tuner.sketch.sweeps import ColumnsSketch, InjectiveSketch, RowsSketch
 from torch_pruner.tuner.sketch.winograd import WinogradSketch, takes_winograd
@@ -38,6 +45,8 @@ def sketches_for(task: Task) -> list[Sketch]:
     """Every sketch that can express the task, most specific first. Never empty."""
     spec = task.spec
     kinds = {n.kind for n in spec.nodes}
+    if task.target.is_gpu:
+        return _on_gpu(task, kinds)
     if OpKind.CONTRACT in kinds and OpKind.REDUCE in kinds:
         return [AttentionSketch(task)]
     if OpKind.CONTRACT in kinds:
@@ -57,6 +66,23 @@ def sketches_for(task: Task) -> list[Sketch]:
         found.append(ColumnsSketch(task))
     if not any(n.op.startswith("arg") for n in spec.nodes):
         found.append(RowsSketch(task))
+    return found
+
+
+def _on_gpu(task: Task, kinds: set[OpKind]) -> list[Sketch]:
+    spec = task.spec
+    if OpKind.CONTRACT in kinds:
+        if contraction_of(spec).form == "depthwise":
+            return [GpuDirectSketch(task)]
+        return [GpuProductSketch(task), GpuDirectSketch(task)]
+    if OpKind.WINDOW in kinds:
+        return [GpuColumnsSketch(task)]
+    if OpKind.REDUCE not in kinds:
+        return [GpuElementwiseSketch(task)]
+    domain = row_domain(spec)
+    found: list[Sketch] = [GpuRowsSketch(task)]
+    if all(full_node(spec, o, domain.shape) is None for o in spec.outputs) and _same_shape(task):
+        found.append(GpuColumnsSketch(task))
     return found
 
 

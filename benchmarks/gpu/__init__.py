@@ -1,0 +1,1 @@
+"""Measurements on a GPU: what ``run.sh`` runs where there is one."""

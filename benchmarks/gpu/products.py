@@ -1,0 +1,227 @@
+"""Our matrix products on the GPU at hand, beside the vendor's.
+
+    python -m benchmarks.gpu.products --precision float16 --out products.json
+
+For each shape the draft model's best schedules are built (NVRTC, several at once), checked against
+the vendor's result, and timed; the fastest of them then takes turns with ``torch.matmul``. Times
+are of events on the device, between them a write that empties the second-level cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import tables, timing
+from benchmarks.arguments import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from torch_pruner.cards import Card
+    from torch_pruner.task import Candidate, Task
+
+# Rows, columns, depth: squares, and the layers of BERT-base and Llama at 128 and 512 rows.
+SHAPES = (
+    *((n, n, n) for n in (1024, 2048, 4096)),
+    *((rows, *layer) for rows in (128, 512) for layer in ((768, 768), (3072, 768), (768, 3072))),
+)
+FLUSHED = 256 << 20  # bytes written between two timed calls: more than any second-level cache
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A product that runs: ``call`` launches it on the current stream."""
+
+    candidate: Candidate
+    call: Callable[[], None]
+    out: torch.Tensor
+
+
+def card_at_hand() -> Card:
+    """The card of the table that the first device is; else one with its capability."""
+    import torch
+
+    from torch_pruner.cards import CARDS
+
+    name = torch.cuda.get_device_name(0).lower().replace(" ", "").replace("-", "")
+    capability = torch.cuda.get_device_capability(0)
+    same = [c for c in CARDS.values() if c.capability == capability]
+    return next((c for c in CARDS.values() if c.name in name), (same or [CARDS["a100"]])[0])
+
+
+def task_of(shape: tuple[int, int, int], precision: str, card: Card) -> Task:
+    from torch_pruner.graph.ir import Builder
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Task
+
+    m, n, k = shape
+    b = Builder()
+    x, w = b.input(0, (m, k), precision), b.input(1, (k, n), precision, static=True)
+    return Task(f"{m}x{n}x{k}", b.finish([b.matmul(x, w)]), TargetSpec.of_card(card), 1)
+
+
+def drafts(task: Task, count: int) -> list[Candidate]:
+    """The draft model's best products among random points."""
+    import numpy as np
+
+    from torch_pruner.task import Candidate
+    from torch_pruner.tuner.sketch.gpu import GpuProductSketch
+
+    sketch, rng = GpuProductSketch(task), np.random.default_rng(0)
+    points = np.stack([rng.choice(d, 200_000) for d in sketch.domains], axis=1)
+    points = np.unique(points[sketch.valid(points)], axis=0)
+    order = np.argsort(sketch.symbols(points).latency_s, kind="stable")[:count]
+    return [Candidate(sketch.name, tuple(sorted(sketch.named(p).items()))) for p in points[order]]
+
+
+def prepare(
+    task: Task, candidate: Candidate, operands: Sequence[torch.Tensor], card: Card
+) -> Ready:
+    """Build and load one candidate. Raises ``CompileError`` or ``ValueError``."""
+    import torch
+
+    from torch_pruner.codegen.gpu.driver import CudaDriver
+    from torch_pruner.codegen.gpu.program import build_gpu_program, load_gpu_program
+    from torch_pruner.graph.memory import Place
+    from torch_pruner.graph.signature import signature
+
+    places = tuple(Place(i) for i in range(3))
+    kernels = {task.workload: (task.spec, candidate)}
+    program = build_gpu_program(kernels, {"main": [(task.workload, places)]}, card)
+    driver = CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream))
+    (entry,) = load_gpu_program(program.to_bytes(), ["main"], driver)
+    x, w = operands
+    pack = signature(task.spec, candidate.sketch, dict(candidate.decisions)).packs[1]
+    assert pack is not None
+    bits = w.cpu().view(torch.int16 if w.itemsize == 2 else torch.int32).numpy()
+    packed = torch.from_numpy(pack.pack(bits)).to(w.device)
+    out = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
+    table = (ctypes.c_int64 * 3)(x.data_ptr(), packed.data_ptr(), out.data_ptr())
+    address = ctypes.addressof(table)
+
+    def call(_keep: object = (table, packed, x, entry)) -> None:
+        entry(address)
+
+    return Ready(candidate, call, out)
+
+
+def seconds(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """Seconds of each call in turns, by events on the device, the second-level cache emptied."""
+    import torch
+
+    flush = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
+    events: list[list[tuple[Any, Any]]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    for _ in range(rounds):
+        for timed, call in zip(events, calls, strict=True):
+            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            flush.zero_()
+            pair[0].record()
+            call()
+            pair[1].record()
+            timed.append(pair)
+    torch.cuda.synchronize()
+    return [[begin.elapsed_time(end) * 1e-3 for begin, end in timed] for timed in events]
+
+
+def measure(shape: tuple[int, int, int], options: argparse.Namespace, card: Card) -> dict[str, Any]:
+    """The best of our drafts beside the vendor's product."""
+    import torch
+
+    from torch_pruner import exc
+
+    m, n, k = shape
+    dtype = getattr(torch, options.precision)
+    torch.manual_seed(0)
+    x = torch.randn(m, k, device="cuda", dtype=dtype)
+    w = torch.randn(k, n, device="cuda", dtype=dtype) / k**0.5
+    expected = (x.double() @ w.double()).float()
+    scale = float(expected.abs().max())
+    task = task_of(shape, options.precision, card)
+    chosen = drafts(task, options.count)
+
+    def attempt(candidate: Candidate) -> Ready | str:
+        try:
+            return prepare(task, candidate, (x, w), card)
+        except (exc.CompileError, ValueError) as err:
+            return str(err)[:500]
+
+    with ThreadPoolExecutor(options.builders) as pool:
+        made = list(pool.map(attempt, chosen))
+    ready = [r for r in made if isinstance(r, Ready)]
+    right = []
+    for r in ready:
+        r.call()
+        torch.cuda.synchronize()
+        if float((r.out.float() - expected).abs().max()) <= TOLERANCE[options.precision] * scale:
+            right.append(r)
+    found: dict[str, Any] = {
+        "shape": shape, "drafted": len(chosen), "built": len(ready), "right": len(right),
+        "errors": [r for r in made if isinstance(r, str)][:3],
+    }  # fmt: skip
+    if not right:
+        return found
+    first = seconds([r.call for r in right], options.rounds)
+    best = min(zip(first, right, strict=True), key=lambda p: statistics.median(p[0]))[1]
+    vendor_out = torch.empty(m, n, device="cuda", dtype=dtype)
+    ours, vendor = seconds(
+        [best.call, lambda: torch.matmul(x, w, out=vendor_out)], 4 * options.rounds
+    )
+    flops = 2.0 * m * n * k
+    found |= {
+        "ours_s": statistics.median(ours), "vendor_s": statistics.median(vendor),
+        "ratio": statistics.median(vendor) / statistics.median(ours),
+        "flops_per_s": flops / statistics.median(ours),
+        "decisions": dict(best.candidate.decisions),
+    }  # fmt: skip
+    return found
+
+
+def render(rows: Sequence[dict[str, Any]]) -> str:
+    header = ["rows x columns x depth", "right of drafted", "ours", "vendor", "vendor / ours"]
+    lines = []
+    for r in rows:
+        times = ["", "", ""]
+        if "ours_s" in r:
+            times = [timing.duration(r["ours_s"]), timing.duration(r["vendor_s"])]
+            times.append(f"{r['ratio']:.2f}")
+        name = " x ".join(map(str, r["shape"]))
+        lines.append([name, f"{r['right']} of {r['drafted']}", *times])
+    return tables.markdown(header, lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.products", description=__doc__)
+    parser.add_argument("--precision", default="float16", choices=sorted(TOLERANCE))
+    parser.add_argument("--count", type=int, default=48, help="drafts of each shape")
+    parser.add_argument("--builders", type=int, default=8, help="kernels built at once")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", help="write JSON there")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("no CUDA device, or a build of torch without CUDA", file=sys.stderr)
+        return 2
+    torch.backends.cuda.matmul.allow_tf32 = False
+    card, rows = card_at_hand(), []
+    for shape in SHAPES:
+        rows.append(measure(shape, options, card))
+        print(render(rows[-1:]).splitlines()[-1], flush=True)
+        write_json(options.out, {"machine": timing.machine(), "card": card.name, "rows": rows})
+    print("\n" + render(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Builds the drafts of every kernel of every network for GPUs, on a machine that needs none.
+
+    python -m tests.suites.cuda_builds --networks all --cards h200,a100,t4 --out docs/data/cuda.json
+
+Captures each network, cuts it into kernels as for a GPU, drafts a schedule for each kernel, and
+compiles them to machine code by NVRTC. What the assembler reports of registers, spilled bytes and
+shared memory is compared with what the card has. The exit status is 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import tables, timing
+from benchmarks.arguments import network_names, write_json
+from torch_pruner import exc
+from torch_pruner.cards import CARDS, Card
+from torch_pruner.task import Candidate, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+USED = re.compile(r"Used (\d+) registers")
+SPILLED = re.compile(r"(\d+) bytes spill stores")
+MAX_REGISTERS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One kernel: what the assembler says, or why there is none."""
+
+    task: str
+    sketch: str
+    registers: int = 0
+    spilled_bytes: int = 0
+    shared_bytes: int = 0
+    error: str = ""
+
+
+def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> list[Task]:
+    """The distinct kernels of a network on a card. Nothing runs on it."""
+    import torch
+
+    from benchmarks import models
+    from torch_pruner.compiler.driver import Compiler
+    from torch_pruner.compiler.kernels import Context
+    from torch_pruner.compiler.stores import store_for
+    from torch_pruner.config import Config
+    from torch_pruner.dynamo import backend
+    from torch_pruner.dynamo.importer import DEFAULT_DTYPES
+    from torch_pruner.dynamo.partition import Region, partition
+    from torch_pruner.dynamo.tensors import spec_of
+    from torch_pruner.target import DeviceFingerprint, TargetSpec
+
+    dtypes = DEFAULT_DTYPES | {"float16"}
+    config = Config.from_options(None, {"effort": "none"})
+    target = TargetSpec.of_card(card)
+    context = Context(target, DeviceFingerprint.detect(), 1, "")
+    compiler = Compiler(config, store_for(config), context)
+    found: dict[str, Task] = {}
+
+    def look(gm: Any, inputs: Any, _: str) -> None:
+        for step in partition(gm, static_inputs=backend.static_inputs(inputs), dtypes=dtypes).steps:
+            if isinstance(step, Region):
+                orders = [
+                    [spec_of(n.meta["val"]).order for n in nodes]
+                    for nodes in (step.inputs, step.outputs)
+                ]
+                for task in compiler.lower(step.graph, orders[0], orders[1]).tasks:
+                    found.setdefault(task.workload, task)
+
+    def compile_graph(gm: Any, inputs: Any) -> Any:
+        return backend.inspect_dynamo_graph(gm, inputs, look)
+
+    torch._dynamo.reset()
+    module, inputs = models.load(network, models.PRECISIONS[precision], 1, layers)
+    with torch.no_grad():
+        models.call(torch.compile(module, backend=compile_graph, dynamic=False), inputs)
+    return list(found.values())
+
+
+def build(task: Task, candidate: Candidate, card: Card) -> Built:
+    """One kernel to machine code."""
+    from torch_pruner.codegen.gpu import nvrtc
+    from torch_pruner.codegen.gpu.kernel import schedule
+    from torch_pruner.codegen.gpu.source import cuda_source
+
+    try:
+        kernel = schedule(task.spec, candidate.sketch, dict(candidate.decisions))
+        source, launches = cuda_source({"kernel": kernel}, card.arch)
+        _, log = nvrtc.compile_cubin(source, card.arch)
+    except exc.CompileError as err:
+        return Built(task.name, candidate.sketch, error=str(err)[:2000])
+    registers, spilled = (_sum(pattern, log) for pattern in (USED, SPILLED))
+    shared = launches["kernel"].shared_bytes
+    return Built(task.name, candidate.sketch, registers, spilled, shared)
+
+
+def _sum(pattern: re.Pattern[str], log: str) -> int:
+    return sum(map(int, pattern.findall(log)))
+
+
+def drafted(task: Task, count: int) -> Iterator[Candidate]:
+    """The draft model's best of each sketch, ``count`` of each."""
+    import numpy as np
+
+    from torch_pruner.tuner.sketch import sketches_for
+
+    rng = np.random.default_rng(0)
+    for sketch in sketches_for(task):
+        points = np.stack([rng.choice(d, 4096) for d in sketch.domains], axis=1)
+        points = np.unique(points[sketch.valid(points)], axis=0)
+        if len(points) == 0:
+            continue
+        order = np.argsort(sketch.symbols(points).latency_s, kind="stable")[:count]
+        for point in points[order]:
+            yield Candidate(sketch.name, tuple(sorted(sketch.named(point).items())))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from torch_pruner.compiler.kernels import draft
+
+    options = _parse(arguments)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    failed = 0
+    for name in options.networks:
+        for card in (CARDS[c] for c in options.cards):
+            if options.precision == "bfloat16" and not card.has_bfloat16:
+                continue
+            tasks = tasks_of(name, options.precision, card, options.layers)
+            results = []
+            for task in tasks:
+                chosen = [draft(task)] if options.count == 1 else list(drafted(task, options.count))
+                results += [build(task, c, card) for c in chosen]
+            bad = [r for r in results if not fits(r, card)]
+            failed += len(bad)
+            for r in bad:
+                print(f"  {r.task} {r.sketch}: {r.error or r}")
+            key = f"{name}/{options.precision}/{card.name}"
+            rows[key] = [{s: getattr(r, s) for s in Built.__slots__} for r in results]
+            print(f"{key}: {len(results) - len(bad)} of {len(results)}", flush=True)
+    print(render(rows))
+    write_json(options.out, {"machine": timing.machine(), "rows": rows})
+    return int(failed > 0)
+
+
+def fits(r: Built, card: Card) -> bool:
+    shared = r.shared_bytes <= card.shared_bytes_per_block
+    return not r.error and r.registers <= MAX_REGISTERS and shared
+
+
+def render(rows: dict[str, list[dict[str, Any]]]) -> str:
+    header = ["network, precision, card", "kernels", "built", "registers", "spilling", "shared"]
+    lines = []
+    for key, results in rows.items():
+        built = [r for r in results if not r["error"]]
+        lines.append(
+            [
+                key, str(len(results)), str(len(built)),
+                str(max((r["registers"] for r in built), default=0)),
+                str(sum(r["spilled_bytes"] > 0 for r in built)),
+                f"{max((r['shared_bytes'] for r in built), default=0) / 1024:.1f} KiB",
+            ]
+        )  # fmt: skip
+    return tables.markdown(header, lines)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.suites.cuda_builds", description=__doc__)
+    parser.add_argument("--networks", type=network_names, default=["bert_tiny"], metavar="NAME,...")
+    parser.add_argument("--cards", type=lambda t: t.split(","), default=["h200", "a100", "t4"])
+    choices = ["float32", "float16", "bfloat16"]
+    parser.add_argument("--precision", default="float32", choices=choices)
+    parser.add_argument("--layers", type=int, help="build language models with so many layers")
+    parser.add_argument("--count", type=int, default=1, help="drafts of each kernel and sketch")
+    parser.add_argument("--out", help="write JSON there, e.g. docs/data/cuda.json")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Every module of torch's own database, in training and in evaluation.
+
+    python -m tests.suites.modules --out docs/modules.md
+
+Each runs its float32 samples through ``torch.compile(backend="pruner")`` beside a copy in eager:
+results, gradients of parameters and inputs, and buffers must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.suites.isolated import (
+    Outcome,
+    answer,
+    cell,
+    compare,
+    compare_gradients,
+    report_progress,
+    run_all,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+OPTIONS = {"effort": "none"}
+SAMPLES = 3  # of each module and mode
+RANDOM = ("Dropout", "RReLU", "FractionalMaxPool")
+
+
+def modules() -> dict[str, Any]:
+    """The database by name, and whether in training: ``nn.Linear-train``."""
+    from torch.testing._internal.common_modules import module_db
+
+    found = {}
+    for info in module_db:
+        for mode in ("train", "eval"):
+            found[f"{info.formatted_name}-{mode}"] = info
+    return dict(sorted(found.items()))
+
+
+def check(name: str) -> Outcome:
+    """One module in one mode. Raises nothing."""
+    import torch
+
+    info, training = modules()[name], name.endswith("-train")
+    if training and any(word in info.module_cls.__name__ for word in RANDOM):
+        return Outcome(name, "left out", "random numbers", differentiable=True)
+    compiled = 0
+    try:
+        samples = info.module_inputs_func(
+            info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+        )
+        for sample in samples[:SAMPLES]:
+            compiled += _check_sample(info, sample, training)
+    except Exception as err:  # any failure is a line of the table
+        reason = f"{type(err).__name__}: {str(err).strip()}"[:240]
+        return Outcome(name, "failed", reason, differentiable=True)
+    return Outcome(name, "compiled" if compiled else "eager", "", "agree", differentiable=True)
+
+
+def _check_sample(info: Any, sample: Any, training: bool) -> bool:
+    """Compare with eager; whether anything was compiled by TVM."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    import torch_pruner
+
+    made, given = sample.constructor_input, sample.forward_input
+    torch.manual_seed(0)
+    mine = info.module_cls(*made.args, **made.kwargs).train(training)
+    theirs = copy.deepcopy(mine)
+    torch._dynamo.reset()
+    run = torch.compile(mine, backend="pruner", dynamic=False, options=OPTIONS)
+    pairs = []
+    for call, module in ((run, mine), (theirs, theirs)):
+        args, kwargs = pytree.tree_map(_fresh, (given.args, given.kwargs))
+        result = call(*args, **kwargs)
+        inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        pairs.append((result, [*inputs, *module.parameters()]))
+    compare(pairs[0][0], pairs[1][0])
+    compare_gradients(*pairs)
+    compare(dict(mine.named_buffers()), dict(theirs.named_buffers()))
+    report = torch_pruner.last_report()
+    return report is not None and any(g.ops_compiled for g in report.graphs)
+
+
+def _fresh(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The Markdown page."""
+    count = collections.Counter(o.status for o in outcomes)
+    yield "# Modules"
+    yield ""
+    yield "Written by `python -m tests.suites.modules` from torch's own database of modules."
+    yield ""
+    yield (
+        f"{count['compiled']} compiled, {count['eager']} run in eager, {count['failed']} failed,"
+        f" {count['left out']} left out."
+    )
+    yield ""
+    yield "| fails | reason |"
+    yield "| --- | --- |"
+    yield from (f"| {o.name} | {cell(o.reason)} |" for o in outcomes if o.status == "failed")
+    for status in ("eager", "left out"):
+        yield ""
+        yield f"{status}: " + ", ".join(o.name for o in outcomes if o.status == status)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.suites.modules", description=__doc__)
+    parser.add_argument("--sample", type=int, help="about so many modules, evenly spread")
+    parser.add_argument("--match", default="", help="only names with this in them")
+    parser.add_argument("--out", help="write the Markdown page there")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.child:
+        answer(Path(given.child), check)
+        return 0
+    names = [name for name in modules() if given.match in name]
+    if given.sample:
+        names = names[:: max(len(names) // given.sample, 1)]
+    outcomes = run_all("tests.suites.modules", names, report_progress)
+    text = "\n".join(table(outcomes)) + "\n"
+    if given.out:
+        Path(given.out).write_text(text)
+    print(text)
+    return int(any(o.status == "failed" for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

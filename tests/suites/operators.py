@@ -1,0 +1,193 @@
+"""Every operator of torch's own OpInfo database through ``torch.compile(backend="pruner")``.
+
+    python -m tests.suites.operators --out docs/operators.md      all (an hour)
+    python -m tests.suites.operators --sample 40                  every so many-th
+
+Each operator runs its float32 samples, and where it takes them an integer, bool, bfloat16 and
+complex type; gradients of the differentiable ones are compared as well. Operators run in child
+processes: a crash or a hang is a line of the table, and the next child goes on behind it. Samples
+that eager itself refuses are passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.suites.isolated import (
+    Outcome,
+    answer,
+    cell,
+    compare,
+    compare_gradients,
+    report_progress,
+    run_all,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+OPTIONS = {"effort": "none"}
+SAMPLES = 3  # of each operator and type
+TYPES = ("float32", "int64", "bool", "bfloat16", "complex64")
+LEFT_OUT = {
+    "random": "random numbers",
+    "empty": "what memory happens to hold",
+    "sparse": "sparse tensors",
+    "jiterator": "kernels of the user's own, for GPUs",
+}
+
+
+def operators() -> list[Any]:
+    """The database, in the order of names; variants of one operator follow each other."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return sorted(op_db, key=lambda op: op.formatted_name)
+
+
+def reason_to_leave_out(op: Any) -> str:
+    name = op.formatted_name
+    if "jiterator" in name:
+        return LEFT_OUT["jiterator"]
+    if "sparse" in name:
+        return LEFT_OUT["sparse"]
+    if "empty" in name:
+        return LEFT_OUT["empty"]
+    words = ("rand", "bernoulli", "multinomial", "normal_", "uniform", "cauchy", "exponential")
+    words = (*words, "geometric", "log_normal", "dropout", "rrelu", "nn_functional_fractional")
+    if any(w in name for w in words) or name in ("normal", "normal_in_place", "normal_number_mean"):
+        return LEFT_OUT["random"]
+    return ""
+
+
+def check(op: Any, options: dict[str, Any]) -> Outcome:
+    """One operator, all of its types. Raises nothing."""
+    import torch
+
+    differentiable = torch.float32 in op.supported_backward_dtypes("cpu")
+    if reason := reason_to_leave_out(op):
+        return Outcome(op.formatted_name, "left out", reason, differentiable=differentiable)
+    compiled, gradients = 0, ""
+    try:
+        for name in TYPES:
+            dtype = getattr(torch, name)
+            if dtype not in op.supported_dtypes("cpu"):
+                continue
+            grads = differentiable and name == "float32"
+            for sample in _samples(op, dtype, grads):
+                compiled += _check_sample(op, sample, options, grads)
+                gradients = "agree" if grads else gradients
+    except Exception as err:  # any failure is a line of the table
+        reason = f"{type(err).__name__}: {str(err).strip()}"[:240]
+        return Outcome(op.formatted_name, "failed", reason, gradients, differentiable)
+    status = "compiled" if compiled else "eager"
+    return Outcome(op.formatted_name, status, "", gradients, differentiable)
+
+
+def _samples(op: Any, dtype: Any, grads: bool) -> list[Any]:
+    """The first samples that eager takes."""
+    found = []
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=grads):
+        try:
+            op(sample.input, *sample.args, **sample.kwargs)
+        except Exception:
+            continue
+        found.append(sample)
+        if len(found) == SAMPLES:
+            break
+    return found
+
+
+def _check_sample(op: Any, sample: Any, options: dict[str, Any], grads: bool) -> bool:
+    """Compare with eager; whether anything was compiled by TVM."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    import torch_pruner
+
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def function(*tensors: Any) -> Any:
+        values = list(leaves)
+        for i, tensor in zip(places, tensors, strict=True):
+            values[i] = tensor
+        given, args, kwargs = pytree.tree_unflatten(values, spec)
+        return op.get_op()(given, *args, **kwargs)
+
+    def tensors() -> list[Any]:
+        return [leaves[i].detach().clone().requires_grad_(leaves[i].requires_grad) for i in places]
+
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="pruner", dynamic=False, options=options)
+    mine, theirs = tensors(), tensors()
+    got, expected = run(*mine), function(*theirs)
+    compare(got, expected)
+    if grads:
+        compare_gradients((got, mine), (expected, theirs))
+    report = torch_pruner.last_report()
+    return report is not None and any(g.ops_compiled for g in report.graphs)
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The Markdown page."""
+    count = collections.Counter(o.status for o in outcomes)
+    floats = [o for o in outcomes if o.differentiable and o.status != "left out"]
+    share = 100 * sum(o.status == "compiled" for o in floats) / max(len(floats), 1)
+    yield "# Operators"
+    yield ""
+    yield "Written by `python -m tests.suites.operators` from torch's own database of operators."
+    yield ""
+    yield (
+        f"{count['compiled']} compiled, {count['eager']} run in eager, {count['failed']} failed,"
+        f" {count['left out']} left out. Of {len(floats)} differentiable operators of floats"
+        f" {share:.0f} % are compiled; the gradients of"
+        f" {sum(o.gradients == 'agree' for o in outcomes)} were compared and agree."
+    )
+    for status, title in (
+        ("failed", "fails"),
+        ("eager", "runs in eager"),
+        ("compiled", "compiled"),
+    ):
+        yield ""
+        found = [o for o in outcomes if o.status == status]
+        if status == "failed":
+            yield f"| {title} | reason |"
+            yield "| --- | --- |"
+            yield from (f"| {o.name} | {cell(o.reason)} |" for o in found)
+        else:
+            yield f"{title}: " + ", ".join(o.name for o in found)
+    yield ""
+    yield "| left out because of | operators |"
+    yield "| --- | ---: |"
+    reasons = collections.Counter(o.reason for o in outcomes if o.status == "left out")
+    yield from (f"| {reason} | {n} |" for reason, n in reasons.most_common())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.suites.operators", description=__doc__)
+    parser.add_argument("--sample", type=int, help="about so many operators, evenly spread")
+    parser.add_argument("--match", default="", help="only names with this in them")
+    parser.add_argument("--out", help="write the Markdown page there")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.child:
+        by_name = {op.formatted_name: op for op in operators()}
+        answer(Path(given.child), lambda name: check(by_name[name], OPTIONS))
+        return 0
+    names = [op.formatted_name for op in operators() if given.match in op.formatted_name]
+    if given.sample:
+        names = names[:: max(len(names) // given.sample, 1)]
+    outcomes = run_all("tests.suites.operators", names, report_progress)
+    text = "\n".join(table(outcomes)) + "\n"
+    if given.out:
+        Path(given.out).write_text(text)
+    print(text)
+    return int(any(o.status == "failed" for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Spaces of GPU kernels: capacities, symbols against counting, and the release's own analyzer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from torch_pruner.cards import CARDS
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+from torch_pruner.tuner.sketch import sketches_for
+from torch_pruner.tuner.sketch.gpu import SUMS, GpuProductSketch
+from torch_pruner.tuner.sketch.released import A100_40, latency_s, product_rows
+
+
+def matmul(m: int, n: int, k: int, dtype: str = "float32") -> Graph:
+    b = Builder()
+    x, w = b.input(0, (m, k), dtype), b.input(1, (k, n), dtype, static=True)
+    return b.finish([b.pointwise("relu", b.matmul(x, w))])
+
+
+def sketch_of(spec: Graph, card: str = "a100") -> GpuProductSketch:
+    return GpuProductSketch(Task("t", spec, TargetSpec.of_card(CARDS[card]), 1))
+
+
+def points_of(sketch: GpuProductSketch, count: int = 4000) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    points = np.stack([rng.choice(d, count) for d in sketch.domains], axis=1)
+    return points[sketch.valid(points)]
+
+
+REFERENCE_MS = {
+    (64, 64, 4, 4): 0.188110,
+    (128, 128, 8, 8): 0.217343,
+    (32, 32, 2, 2): 0.195792,
+    (128, 64, 16, 8): 0.255514,
+    (64, 64, 16, 16): 0.685441,
+}
+
+
+@pytest.mark.parametrize("tile", REFERENCE_MS, ids=str)
+def test_the_releases_analyzer_gives_its_own_numbers(tile: tuple[int, ...]) -> None:
+    """Pruner's release on a product of 1024 cubed with relu, an A100 with 40 GB."""
+    sketch = sketch_of(matmul(1024, 1024, 1024))
+    bm, bn, tm, tn = tile
+    point = np.array([[bm, bn, 16, tm, tn, 1, 0, 0]])
+    found = latency_s(product_rows(sketch.task, sketch, point), A100_40)
+    assert found[0] * 1e3 == pytest.approx(REFERENCE_MS[tile], rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("shape", [(128, 768, 768), (37, 45, 51), (4096, 4096, 4096)])
+def test_symbols_against_counting(shape: tuple[int, int, int], dtype: str) -> None:
+    """A walk over the tiles of some points, one block and one turn after another."""
+    m, n, k = shape
+    sketch = sketch_of(matmul(m, n, k, dtype))
+    points = points_of(sketch)[:200]
+    symbols = sketch.symbols(points)
+    item = 4 if dtype == "float32" else 2
+    for i, (bm, bn, bk, tm, tn, stages, tensor, _) in enumerate(points):
+        blocks = sum(1 for _ in range(0, m, bm) for _ in range(0, n, bn))
+        turns = sum(1 for _ in range(0, k, bk))
+        threads = (bm // tm) * (bn // tn) * (32 if tensor else 1)
+        assert symbols.s4_tasks[i] == threads
+        assert symbols.s5_traffic_bytes[i] == blocks * turns * (bm * bk + bn * bk) * item
+        assert symbols.s8_ops[i] == blocks * turns * 2 * bm * bn * bk
+        assert symbols.s6_rounds[i] == -(-blocks // 108)
+        lines = bm * (bk + 8) if tensor else bk * (bm + 8)
+        held = stages * (lines + bk * (bn + 8)) * (item if tensor else 4)
+        assert symbols.s3_cache_bytes[i] == held
+    assert np.isfinite(symbols.latency_s).all()
+    assert (symbols.latency_s > 0).all()
+
+
+@pytest.mark.parametrize("card", sorted(CARDS))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_capacities(card: str, dtype: str) -> None:
+    sketch = sketch_of(matmul(512, 512, 512, dtype), card)
+    points = points_of(sketch)
+    symbols = sketch.symbols(points)
+    assert len(points) > 100
+    assert (symbols.s3_cache_bytes <= CARDS[card].shared_bytes_per_block).all()
+    assert ((symbols.s4_tasks >= 32) & (symbols.s4_tasks <= 1024)).all()
+    sums = points[:, 0] * points[:, 1] / symbols.s4_tasks
+    assert (sums <= SUMS).all()
+    if dtype == "bfloat16" and not CARDS[card].has_bfloat16:
+        assert not points[:, -2:].any()
+
+
+def test_tensor_cores_and_large_tiles_are_preferred_for_large_products() -> None:
+    sketch = sketch_of(matmul(4096, 4096, 4096, "float16"), "h200")
+    chosen = sketch.named(sketch.default())
+    assert chosen["tensor"] == 1
+    assert chosen["bm"] * chosen["bn"] >= 64 * 128
+
+
+def test_few_rows_take_small_tiles() -> None:
+    """A product of 128 rows has to fill 132 multiprocessors."""
+    sketch = sketch_of(matmul(128, 768, 768, "float16"), "h200")
+    chosen = sketch.named(sketch.default())
+    blocks = -(-128 // chosen["bm"]) * -(-768 // chosen["bn"])
+    assert blocks >= 48
+
+
+def test_latency_never_beats_the_card() -> None:
+    sketch = sketch_of(matmul(2048, 2048, 2048, "float16"), "h200")
+    symbols = sketch.symbols(points_of(sketch))
+    assert (symbols.latency_s >= 2 * 2048**3 / CARDS["h200"].float16_flops).all()
+
+
+def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
+    b = Builder()
+    x = b.input(0, (64, 256), "float32")
+    kernels = {
+        "gpu_elementwise": b.finish([b.pointwise("relu", x)]),
+        "gpu_rows": b.finish([b.reduce("sum", x, [1])]),
+        "gpu_product": matmul(64, 64, 64),
+    }
+    for name, spec in kernels.items():
+        sketches = sketches_for(Task("t", spec, TargetSpec.of_card(CARDS["h200"]), 1))
+        assert sketches[0].name == name
+        for sketch in sketches:
+            point = sketch.default()
+            assert sketch.valid(point[None]).all()
+            assert (sketch.symbols(point[None]).latency_s > 0).all()

@@ -1,0 +1,82 @@
+"""Constants of GPUs that analytical models and capacity checks read, by name.
+
+From the vendor's data sheets and the tables of the CUDA programming guide ("Compute capabilities"):
+rates are peaks without sparsity, tensor-core rates with float32 sums. Users add a card by
+constructing a ``Card`` and passing it on; nothing here is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KiB, MiB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One model. Sizes in bytes, rates in operations or bytes per second (an FMA is two)."""
+
+    name: str
+    arch: str  # what code is generated for: sm_80, sm_90a, ...
+    multiprocessors: int
+    frequency_hz: float  # boost
+    dram_bytes_per_s: float
+    l2_bytes: int
+    shared_bytes: int  # of a multiprocessor, for all of its blocks
+    shared_bytes_per_block: int  # at most, where a kernel opts in
+    threads: int  # of a multiprocessor at once
+    blocks: int
+    float32_flops: float
+    float16_flops: float  # tensor cores; bfloat16 is the same where there is any
+    tf32_flops: float = 0.0  # none: the card has no such mode
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability: (major, minor)."""
+        digits = self.arch.removeprefix("sm_").rstrip("af")
+        return int(digits[:-1]), int(digits[-1])
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of a multiprocessor."""
+        return 64 * KiB
+
+    @property
+    def has_bfloat16(self) -> bool:
+        return self.capability >= (8, 0)
+
+    def peak_flops(self, dtype: str, *, tensor_cores: bool = True) -> float:
+        """Operations per second on ``dtype``; 16-bit types without tensor cores are float32's."""
+        if tensor_cores and (dtype == "float16" or (dtype == "bfloat16" and self.has_bfloat16)):
+            return self.float16_flops
+        return self.float32_flops
+
+
+_HOPPER = (50 * MiB, 228 * KiB, 227 * KiB, 2048, 32, 67e12, 989e12, 494e12)
+CARDS = {
+    card.name: card
+    for card in (
+        Card("h200", "sm_90a", 132, 1.98e9, 4.8e12, *_HOPPER),
+        Card("h100", "sm_90a", 132, 1.98e9, 3.35e12, *_HOPPER),
+        Card(
+            "a100", "sm_80", 108, 1.41e9, 2.04e12,
+            40 * MiB, 164 * KiB, 163 * KiB, 2048, 32, 19.5e12, 312e12, 156e12,
+        ),
+        Card(
+            "l4", "sm_89", 58, 2.04e9, 300e9,
+            48 * MiB, 100 * KiB, 99 * KiB, 1536, 24, 30.3e12, 121e12, 60e12,
+        ),
+        Card(
+            "rtx4090", "sm_89", 128, 2.52e9, 1008e9,
+            72 * MiB, 100 * KiB, 99 * KiB, 1536, 24, 82.6e12, 165.2e12, 82.6e12,
+        ),
+        Card(
+            "t4", "sm_75", 40, 1.59e9, 320e9,
+            4 * MiB, 64 * KiB, 64 * KiB, 1024, 16, 8.1e12, 65e12,
+        ),
+        Card(
+            "orin", "sm_87", 16, 1.3e9, 204.8e9,
+            4 * MiB, 164 * KiB, 163 * KiB, 1536, 16, 5.3e12, 42.5e12, 21.2e12,
+        ),
+    )
+}  # fmt: skip
