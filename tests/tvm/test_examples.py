@@ -1,0 +1,31 @@
+"""Every example runs as a new user would run it, but for the search."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.tvm
+ROOT = Path(__file__).resolve().parents[2]
+NEEDS = {"hf_bert": "transformers", "hf_llama_generate": "transformers", "resnet": "transformers"}
+SHORT = {"hf_llama_generate": ["--prompt", "16", "--tokens", "6"], "hf_bert": ["--length", "16"]}
+NAMES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs(name: str, tmp_path: Path) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    settings = {"EFFORT": "none", "CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, **{f"TORCH_PRUNER_{k}": v for k, v in settings.items()}}
+    done = subprocess.run(
+        [sys.executable, f"examples/{name}.py", *SHORT.get(name, [])],
+        cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert any(unit in done.stdout for unit in (" ms", " us", " s", "tokens/s")), "no figure"
