@@ -27,7 +27,7 @@ from torch_pruner.graph.rows import RowDomain, full_node, row_domain, viewed
 from torch_pruner.graph.signature import Signature, row_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch_pruner.graph.ir import Graph, Node
 
@@ -95,16 +95,18 @@ def _emit_row(state: _Row, row: Index) -> Stmt:
     return seq(parts)
 
 
-def _newly_kept(state: _Row, roots: list[int]) -> list[int]:
-    """Kept values that this pass is the first to compute."""
+def newly_kept(
+    spec: Graph, domain: RowDomain, kept: Collection[int], ready: set[int], roots: Sequence[int]
+) -> list[int]:
+    """Kept values that a pass over ``roots`` is the first to compute; ``ready`` ones are there."""
     found: set[int] = set()
     stack = list(roots)
     while stack:
         i = stack.pop()
-        if i in state.kept and i not in state.ready:
+        if i in kept and i not in ready:
             found.add(i)
-        if i not in state.domain.reductions and i not in state.ready:
-            stack.extend(state.spec.nodes[i].inputs)
+        if i not in domain.reductions and i not in ready:
+            stack.extend(spec.nodes[i].inputs)
     return sorted(found)
 
 
@@ -151,7 +153,7 @@ def _pass(
     """
     domain = state.domain
     *outer, last = width_shape = tuple(domain.shape[a] for a in domain.axes)
-    fresh = _newly_kept(state, roots)
+    fresh = newly_kept(state.spec, state.domain, state.kept, state.ready, roots)
     base = state.task * domain.width
 
     def kept(buf: Buffer) -> Callable[[Index], Expr]:

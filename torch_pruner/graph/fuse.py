@@ -62,11 +62,7 @@ class _State:
 def fuse(
     graph: Graph, fixed: Mapping[int, Order] | None = None, *, attention: bool = True
 ) -> FusedGraph:
-    """Cut ``graph`` into kernels.
-
-    ``fixed`` gives memory orders of inputs and outputs (default: row-major). ``attention`` False:
-    its two products and its softmax are kernels of their own.
-    """
+    """Cut ``graph`` into kernels, ``attention`` being one; ``fixed``: memory orders of its ends."""
     state = _State(graph, graph.users(), _ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)

@@ -15,7 +15,7 @@ from torch_pruner.codegen.gpu.grid import WARP, Grid, Registers, spread
 from torch_pruner.codegen.kernel import Emitted, parameters
 from torch_pruner.codegen.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.reduction import combine, identity, merge, sum_dtype
-from torch_pruner.codegen.rows import forward, row_index
+from torch_pruner.codegen.rows import forward, newly_kept, row_index
 from torch_pruner.codegen.scalar import apply
 from torch_pruner.codegen.values import store, value_dtype
 from torch_pruner.graph.ops import FLOATS, ITEMSIZE
@@ -115,19 +115,6 @@ def _scope(state: _Row, tid: Expr, emit: Callable[[], Sequence[Stmt]]) -> Stmt:
     return reader.scope(emit)
 
 
-def _fresh(state: _Row, roots: Sequence[int]) -> list[int]:
-    """Kept values that a pass over ``roots`` is the first to compute."""
-    found: set[int] = set()
-    todo = list(roots)
-    while todo:
-        i = todo.pop()
-        if i in state.kept and i not in state.ready:
-            found.add(i)
-        if i not in state.domain.reductions and i not in state.ready:
-            todo.extend(state.spec.nodes[i].inputs)
-    return sorted(found)
-
-
 def _pass(
     state: _Row,
     row: Index,
@@ -137,7 +124,10 @@ def _pass(
     after: Callable[[Expr], Stmt | None],
 ) -> list[Callable[[Expr], Stmt]]:
     """One phase over the row: ``body(tid, position, index)`` for each of a thread's elements."""
-    fresh, known = _fresh(state, roots), dict(state.reader.overrides)
+    fresh, known = (
+        newly_kept(state.spec, state.domain, state.kept, state.ready, roots),
+        dict(state.reader.overrides),
+    )
 
     def element(tid: Expr, position: Expr) -> Stmt:
         index = state.index(row, position)
