@@ -29,6 +29,7 @@ SUFFIX: Final = ".so"  # loaders choose by the suffix
 _TEMP: Final = ".tmp-"
 _CHUNK: Final = 1 << 20
 _MAX_PINS: Final = 64
+_MAX_REPLACED: Final = 1000  # writers that may rename over a blob while it is opened
 
 
 class BlobDir:
@@ -78,9 +79,8 @@ class BlobDir:
         what it is named after, and any other OSError when it cannot be read.
         """
         path = self.path(digest)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._open_shared(path)
         try:
-            self._share(fd, path)
             found = _hash_fd(fd)
             if found != digest:
                 raise exc.CorruptEntry(path, f"its sha256 is {found}")
@@ -174,15 +174,32 @@ class BlobDir:
                 if directory.is_dir() and not directory.is_symlink():
                     yield from sorted(directory.iterdir())
 
-    def _share(self, fd: int, path: Path) -> None:
+    def _open_shared(self, path: Path) -> int:
+        """Open what is at ``path`` with a shared lock on it.
+
+        Two writers of one blob both rename theirs into place, so the file that was opened may have
+        lost its name to an equal one: then that one is opened.
+        """
+        for _ in range(_MAX_REPLACED):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if self._share(fd, path):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+        raise FileNotFoundError(f"{path} was replaced {_MAX_REPLACED} times while it was opened")
+
+    def _share(self, fd: int, path: Path) -> bool:
+        """Lock a file that was opened; whether it still has its name then."""
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError as err:
             raise FileNotFoundError(f"{path} is being removed") from err
         except OSError:
-            return  # no locks on this file system; then remove_unused cannot get one either
-        if os.fstat(fd).st_nlink == 0:
-            raise FileNotFoundError(f"{path} was removed")
+            return True  # no locks on this file system; then remove_unused cannot get one either
+        return os.fstat(fd).st_nlink > 0
 
     def _pin(self, digest: str, fd: int) -> None:
         with self._lock:
