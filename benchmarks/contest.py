@@ -17,7 +17,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from benchmarks import accuracy, machine_peak, models, reports, timing
-from benchmarks.contestants import PREPARE, Setting, as_tensors, time_limit
+from benchmarks.contestants import OURS, PREPARE, Setting, as_tensors, time_limit
 from benchmarks.job import answer_with, reason, timed
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ PEAK = "fma peak"
 class Contest:
     """What to run, and how. ``excluded`` gives reasons for contestants that are not tried.
 
-    ``onnx`` names a file for each runtime that wants one. Times are seconds; the limit is for
+    ``onnx`` names a file for each runtime that wants one; ``quick`` has the options of the
+    contestant ``pruner-quick``. Times are seconds; the limit is for
     getting one peer ready.
     """
 
@@ -42,6 +43,7 @@ class Contest:
     batch: int = 1
     layers: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    quick: dict[str, Any] = field(default_factory=dict)
     threads: int | None = None
     rounds: int = 20
     min_seconds: float = 1.0
@@ -67,9 +69,8 @@ def run(contest: Contest, answer: Path) -> dict[str, Any]:
     module, inputs = models.load(
         contest.network, models.PRECISIONS[contest.precision], contest.batch, contest.layers
     )
-    setting = Setting(
-        module, inputs, contest.precision, threads, contest.options, dict(contest.onnx)
-    )
+    ours = (contest.options, contest.quick)
+    setting = Setting(module, inputs, contest.precision, threads, *ours, dict(contest.onnx))
     calls: dict[str, Callable[[], object]] = {}
     found: dict[str, dict[str, Any]] = {}
     result: dict[str, Any] = {"status": "ok", "threads": threads, "contestants": found}
@@ -81,7 +82,7 @@ def run(contest: Contest, answer: Path) -> dict[str, Any]:
                 found[name] = {"reason": contest.excluded[name]}
                 continue
             answer.write_text(json.dumps(result | {"preparing": name}))
-            limit = None if name in ("eager", "pruner") else contest.peer_limit_s
+            limit = None if name in ("eager", *OURS) else contest.peer_limit_s
             found[name] = _prepare(name, setting, limit, exact, calls)
         answer.write_text(json.dumps(result | {"preparing": None}))
         del exact

@@ -29,13 +29,17 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The same for every contestant. ``onnx`` names the file for each runtime that wants one."""
+    """The same for every contestant. ``onnx`` names the file for each runtime that wants one.
+
+    ``options`` are those of pruner's contestants, ``quick`` what the quick one has instead.
+    """
 
     module: nn.Module
     inputs: models.Inputs
     precision: str
     threads: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
     onnx: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,7 +83,17 @@ def _compiled(**options: Any) -> Callable[[Setting], Callable[[], object]]:
 
 
 def pruner(setting: Setting) -> Callable[[], object]:
-    options = {"threads": setting.threads, **setting.options}
+    return _ours(setting, setting.options)
+
+
+def pruner_quick(setting: Setting) -> Callable[[], object]:
+    """With the default effort and budget, and a cache of its own: it takes nothing from ``full``
+    and gives nothing."""
+    return _ours(setting, setting.quick)
+
+
+def _ours(setting: Setting, options: Mapping[str, Any]) -> Callable[[], object]:
+    options = {"threads": setting.threads, **options}
     function = torch.compile(setting.module, backend="pruner", options=options)
     return lambda: models.call(function, setting.inputs)
 
@@ -135,11 +149,13 @@ PREPARE: dict[str, Callable[[Setting], Callable[[], object]]] = {
     "inductor": _compiled(),
     "inductor-freezing": _compiled(freezing=True),
     "inductor-max": _compiled(freezing=True, max_autotune=True),
+    "pruner-quick": pruner_quick,
     "pruner": pruner,
 }
 """In the order in which they are prepared: what can crash comes before what takes long."""
 
 FROM_ONNX = ("onnxruntime", "openvino")
+OURS = ("pruner-quick", "pruner")
 
 
 def as_tensors(outputs: object) -> object:

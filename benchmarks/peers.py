@@ -112,8 +112,10 @@ def _convert(
 def _compete(contest: Contest, time_limit_s: float, folder: Path) -> dict[str, Any]:
     """Runs the contest, again without a contestant that took its process down."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    if "cache_dir" not in contest.options:  # what tuning takes is part of the answer
-        caches["TORCH_PRUNER_CACHE_DIR"] = str(folder / "pruner")
+    # Caches of the row's own where none was asked for: what tuning takes is part of the answer.
+    ours = {"cache_dir": str(folder / "pruner")} | contest.options
+    quick = contest.quick | {"cache_dir": ours["cache_dir"] + "-quick"}
+    contest = replace(contest, options=ours, quick=quick)
     while True:
         row = launch(
             contest, time_limit_s=time_limit_s, environment=caches, module="benchmarks.contest"
@@ -139,6 +141,12 @@ def _threads(options: argparse.Namespace) -> int:
     return options.threads or torch.get_num_threads()
 
 
+def _contestants(options: argparse.Namespace) -> tuple[str, ...]:
+    """Effort ``quick`` takes part once."""
+    chosen: tuple[str, ...] = options.peers
+    return tuple(n for n in chosen if n != "pruner-quick" or options.effort != "quick")
+
+
 def _plans(options: argparse.Namespace) -> list[Plan]:
     ours = backend_options(options)
     ours.pop("threads", None)
@@ -146,11 +154,12 @@ def _plans(options: argparse.Namespace) -> list[Plan]:
     for name in options.networks or [name for name in models.NETWORKS if name != "resnet18"]:
         contest = Contest(
             network=name,
-            contestants=options.peers,
+            contestants=_contestants(options),
             precision=options.precision,
             batch=options.batch,
             layers=options.layers if models.NETWORKS[name].depth else None,
             options=ours,
+            quick={"effort": "quick"},
             threads=_threads(options),
             rounds=options.rounds,
             min_seconds=options.seconds,
@@ -169,7 +178,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=peer_names,
         default=tuple(PREPARE),
         metavar="NAME,...",
-        help=f"pruner and these of {', '.join(PREPARE)}",
+        help=f"pruner and these of {', '.join(PREPARE)}; pruner-quick has the default effort, and"
+        " a cache directory beside the one given",
     )
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--batch", type=int, default=1)

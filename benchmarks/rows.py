@@ -32,11 +32,12 @@ P = TypeVar("P", bound=Plan)
 
 
 def portable(settings: dict[str, Any]) -> dict[str, Any]:
-    """``settings`` without the cache's directory, which says where and not what was measured."""
-    options = settings.get("options", {})
-    if "cache_dir" not in options:
-        return settings
-    return settings | {"options": {k: v for k, v in options.items() if k != "cache_dir"}}
+    """``settings`` without the caches' directories, which say where and not what was measured."""
+    found = {name: settings[name] for name in ("options", "quick") if name in settings}
+    return settings | {
+        name: {k: v for k, v in options.items() if k != "cache_dir"}
+        for name, options in found.items()
+    }
 
 
 def refresh(

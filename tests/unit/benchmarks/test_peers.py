@@ -97,6 +97,21 @@ def test_the_page_groups_networks_and_gives_every_reason() -> None:
     assert "* VIT, openvino: crash: SIGSEGV: boom" in text
 
 
+def test_the_quick_contestant_is_a_row_of_its_own() -> None:
+    row = _row("vit", eager=0.4, openvino=0.3, pruner=0.1)
+    row["contestants"]["pruner-quick"] = _row("vit", pruner=0.2)["contestants"]["pruner"]
+    before = _row("vit", eager=9.0, pruner=1.0) | {"effort": "quick"}
+    for rows in ({"n/full": row, "n/quick": before}, {"n/quick": before, "n/full": row}):
+        found = peer_table.by_effort(rows)
+        assert set(found) == {"n/full", "n/quick"}
+        full, quick = found["n/full"], found["n/quick"]
+        assert peer_table.faster_than(full, peer_table.best_peer(full)) == pytest.approx(3)
+        assert peer_table.faster_than(quick, peer_table.best_peer(quick)) == pytest.approx(1.5)
+        assert quick["effort"] == "quick"
+        assert "pruner-quick" not in {*full["contestants"], *quick["contestants"]}
+    assert peer_table.by_effort({"n/quick": before}) == {"n/quick": before}
+
+
 def test_differences_are_set_against_eagers_own() -> None:
     row = _row("bert_tiny", eager=0.2, pruner=0.1)
     row["contestants"]["pruner"]["difference"] = 3e-6
@@ -157,6 +172,17 @@ class TestRows:
         assert [job.widen for job in conversions] == [False, True]
         files = launched[-1].onnx
         assert files["onnxruntime"] != files["openvino"]
+
+    def test_efforts_have_caches_of_their_own(self, launched: list[Any], tmp_path: Any) -> None:
+        command = ["--networks", "dcgan", "--peers", "eager", "--effort", "full"]
+        for given in ([], ["--cache-dir", str(tmp_path / "cache")]):
+            peers.main([*command, *given, "--force", "--data", str(tmp_path / "d")])
+            ours, quick = launched[-1].options, launched[-1].quick
+            assert (ours["effort"], quick["effort"]) == ("full", "quick")
+            assert ours["cache_dir"] != quick["cache_dir"]
+            assert given == [] or ours["cache_dir"] == given[-1]
+        (row,) = json.loads((tmp_path / "d").read_text())["rows"].values()
+        assert "cache_dir" not in {*row["settings"]["options"], *row["settings"]["quick"]}
 
 
 def test_a_turn_is_a_pause_then_untimed_then_timed_calls() -> None:
