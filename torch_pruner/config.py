@@ -203,6 +203,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "seed": _integer(0),
         "check": _choice("first-call", "off"),
         "fast_math": _boolean(),
+        "int8_weights": _boolean(),
         "strict": _boolean(),
         "debug_dir": _optional(_path()),
         "progress": _or_auto(_boolean()),
@@ -244,6 +245,7 @@ class Config:
     seed: int = 0
     check: str = "first-call"
     fast_math: bool = False
+    int8_weights: bool = False
     strict: bool = False
     debug_dir: str | None = None
     progress: bool | Literal["auto"] = "auto"

@@ -16,6 +16,8 @@ from torch_pruner.target import TargetSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch_pruner.tuner.sketch import Sketch
+
 Array = npt.NDArray[Any]
 
 
@@ -49,6 +51,15 @@ def run(
     outputs = [aligned(o.shape, o.dtype) for o in kernel.outputs]
     built.bind([*given, *outputs])()
     return outputs, expected, built
+
+
+def points(sketch: Sketch, count: int) -> list[dict[str, int]]:
+    """The draft and ``count`` points anywhere in the space of a sketch."""
+    grid = np.stack(np.meshgrid(*sketch.domains, indexing="ij"), axis=-1)
+    grid = grid.reshape(-1, len(sketch.names))
+    grid = grid[sketch.valid(grid)]
+    chosen = np.random.default_rng(0).permutation(len(grid))[:count]
+    return [dict(sketch.named(p)) for p in [sketch.default(), *grid[chosen]]]
 
 
 def error(outputs: list[Array], expected: list[Array]) -> float:

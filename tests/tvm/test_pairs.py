@@ -109,14 +109,6 @@ def test_operands_through_views(sketch: str, decisions: dict[str, int], spec: Gr
     agrees(spec, sketch, decisions)
 
 
-def _points(sketch: Sketch, count: int) -> list[dict[str, int]]:
-    grid = np.stack(np.meshgrid(*sketch.domains, indexing="ij"), axis=-1)
-    grid = grid.reshape(-1, len(sketch.names))
-    grid = grid[sketch.valid(grid)]
-    chosen = np.random.default_rng(0).permutation(len(grid))[:count]
-    return [dict(sketch.named(p)) for p in [sketch.default(), *grid[chosen]]]
-
-
 @pytest.mark.parametrize(
     "kind", [pytest.param(DotSketch, marks=dot), pytest.param(TilesSketch, marks=tiles)]
 )
@@ -124,7 +116,7 @@ def _points(sketch: Sketch, count: int) -> list[dict[str, int]]:
     "spec", [linear(70, 70, 96), linear(9, 130, 40), scores(3, 40, 32)], ids=["a", "b", "scores"]
 )
 def test_points_of_the_space(kind: type[Sketch], spec: Graph) -> None:
-    for decisions in _points(kind(Task("kernel", spec, TARGET, 2)), 12):
+    for decisions in K.points(kind(Task("kernel", spec, TARGET, 2)), 12):
         agrees(spec, kind.name, decisions)
 
 

@@ -23,6 +23,7 @@ from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import Hoisted, hoist_static
 from torch_pruner.graph.memory import MemoryPlan, Place, plan_memory
+from torch_pruner.graph.quantize import keep_int8, quantize_weights
 from torch_pruner.graph.signature import Signature, signature
 from torch_pruner.graph.simplify import simplify
 from torch_pruner.log import PhaseTimer, logger
@@ -93,7 +94,10 @@ class Compiler:
         ``inputs`` and ``outputs`` give the memory order of each.
         """
         with self.timer.phase("lower"):
-            hoisted = hoist_static(simplify(graph))
+            small = simplify(graph)
+            if self.config.int8_weights:
+                small = quantize_weights(small)
+            hoisted = hoist_static(keep_int8(small))
             main = hoisted.graph
             fixed = {i: tuple(o) for i, o in zip(main.inputs, inputs, strict=False)}
             fixed |= {i: tuple(o) for i, o in zip(main.outputs, outputs, strict=True)}

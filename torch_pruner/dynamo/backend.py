@@ -24,7 +24,7 @@ from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import OPTIONS, Config
 from torch_pruner.dynamo import ranks, reports, saved, torch_cache
 from torch_pruner.dynamo.build import build_graph
-from torch_pruner.dynamo.checked import CheckedCall, run_eager
+from torch_pruner.dynamo.checked import INT8_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.decompositions import decomposition_table
 from torch_pruner.dynamo.program import describe
 from torch_pruner.dynamo.torch_cache import SavedCall
@@ -192,8 +192,9 @@ def _build(
             verdicts.remember(compiler, result.blob, built.compiled, label)
 
     result.call = CheckedCall(
-        gm, built.call, label, strict=config.strict, on_mismatch=drop, on_match=confirm
-    )
+        gm, built.call, label, strict=config.strict, on_mismatch=drop, on_match=confirm,
+        least_bound=INT8_BOUND if config.int8_weights else 0.0,
+    )  # fmt: skip
     return result
 
 

@@ -25,6 +25,8 @@ _BOUNDS = {
     torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2,
     torch.complex128: 1e-7, torch.complex64: 1e-3,
 }  # fmt: skip
+INT8_BOUND = 0.1
+"""With weights rounded to int8, of which every product is off by about a hundredth."""
 _UNWRITTEN = frozenset(
     (
         aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,
@@ -54,6 +56,7 @@ class CheckedCall:
         strict: bool,
         on_mismatch: Callable[[], None],
         on_match: Callable[[], None] = lambda: None,
+        least_bound: float = 0.0,
     ) -> None:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
@@ -61,7 +64,7 @@ class CheckedCall:
         self._call: Callable[[list[Any]], Any] = call
         self._name, self._strict, self._on_mismatch = name, strict, on_mismatch
         self._on_match = on_match
-        self._bounds = bounds_of(gm)
+        self._bounds = [max(bound, least_bound) if bound else bound for bound in bounds_of(gm)]
         self._draws = any(_may_draw(n.target) for n in gm.graph.nodes if n.op == "call_function")
         self._lock = threading.Lock()
         self._checked = False

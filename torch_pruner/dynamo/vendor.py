@@ -35,7 +35,7 @@ FLUSH_BYTES, MAX_COPIES = 32 << 20, 128
 
 
 def runs(spec: Graph) -> bool:
-    """Whether ``run_spec`` knows every operator of ``spec``."""
+    """Whether ``run_spec`` knows every operator of ``spec``. ATen multiplies equal dtypes only."""
     known = {
         *_UNARY,
         *_BINARY,
@@ -49,6 +49,10 @@ def runs(spec: Graph) -> bool:
     }
     return all(
         n.op in known or n.op in ("reshape", "permute", "broadcast", "slice") for n in spec.nodes
+    ) and not any(
+        spec.nodes[n.inputs[0]].dtype != spec.nodes[n.inputs[1]].dtype
+        for n in spec.nodes
+        if n.op in ("matmul", "conv", "conv_transpose")
     )
 
 

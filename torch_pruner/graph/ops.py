@@ -75,7 +75,8 @@ REDUCE = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 #     (ceil_mode is the importer's).
 WINDOW = ("window_max", "window_sum")
 
-# Contract.  matmul: (..., M, K) x (..., K, N), equal leading dims
+# Contract.  matmul: (..., M, K) x (..., K, N), equal leading dims; the second operand may be int8
+#     where the first is a float
 #   conv: (N, C, *S) x (O, C/groups, *R): attrs stride, lo, hi (padding), dilation, groups
 #   conv_transpose: (N, C, *S) x (C, O/groups, *R): attrs stride, lo (padding), dilation, groups;
 #     output shape is given

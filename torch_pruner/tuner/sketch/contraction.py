@@ -232,8 +232,12 @@ class ContractionSketch(Sketch):
         issued = fmas + row_loads + vectors + (1 + c["ahead"]) / c["ku"]
         fma_cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
         fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
-        halves = self.task.spec.nodes[con.b].dtype in ("bfloat16", "float16")
-        convert = 0.5 * (vectors + c["tm"]) if halves else 0.0
+        second = self.task.spec.nodes[con.b].dtype
+        convert: Array | float = 0.0
+        if second in ("bfloat16", "float16"):
+            convert = 0.5 * (vectors + c["tm"])
+        elif second == "int8" and con.acc_dtype == "float32":  # widened, then converted
+            convert = 1.0 * vectors
         overhead = (0.5 + 0.5 * c["ahead"]) / c["ku"]
         step: Array = np.maximum(fma_cycles + convert, load_cycles) + overhead
         return step
