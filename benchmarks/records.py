@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner.graph.ir import Graph
-from torch_pruner.target import DeviceFingerprint, TargetSpec
+from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from torch_pruner.fingerprint import DeviceFingerprint
 
 
 @dataclass(slots=True)

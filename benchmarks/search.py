@@ -234,7 +234,8 @@ def produce(plan: Plan) -> dict[str, Any]:
 
 
 def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
-    from torch_pruner.target import DeviceFingerprint, TargetSpec
+    from torch_pruner.fingerprint import DeviceFingerprint
+    from torch_pruner.target import TargetSpec
 
     target, device = TargetSpec.resolve("auto", options.threads), DeviceFingerprint.detect()
     for task in tasks_of(options, target):

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.reference import evaluate
-from torch_pruner.target import DeviceFingerprint, TargetSpec
+from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.cost_model.base import CostModel
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
@@ -195,6 +196,9 @@ class FakeBuilder:
 
         outputs = [(spec.nodes[i].shape, spec.nodes[i].dtype) for i in spec.outputs]
         return BuiltKernel(bind, [None] * n_inputs, outputs, [])
+
+    def seconds(self, calls: Sequence[Callable[[], object]], number: int) -> float | None:
+        return None
 
     def set_threads(self, threads: int) -> None:
         pass

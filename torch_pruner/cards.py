@@ -80,3 +80,13 @@ CARDS = {
         ),
     )
 }  # fmt: skip
+
+
+def card_like(name: str, capability: tuple[int, int]) -> Card | None:
+    """The card that a device of this name is, else one of its compute capability, else None.
+
+    Ranking schedules is as good as the constants are; code is the same for one capability.
+    """
+    plain = name.lower().replace(" ", "").replace("-", "")
+    alike = [c for c in CARDS.values() if c.capability == capability]
+    return next((c for c in alike if c.name in plain), alike[0] if alike else None)

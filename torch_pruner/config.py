@@ -166,7 +166,13 @@ def _target() -> Option:
             raise TypeError(expects)
         return text
 
-    return Option(expects, parse, parse)
+    def read(text: str) -> str:
+        """A word is the model of a GPU, "h200", or the one at hand: "cuda"."""
+        if not re.fullmatch(r"cuda|orin|[a-z]+\d+", text.lower()):
+            return parse(text)
+        return parse({"kind": "cuda"} | ({} if text == "cuda" else {"model": text.lower()}))
+
+    return Option(expects, parse, read)
 
 
 def _optional(option: Option) -> Option:

@@ -8,11 +8,10 @@ and sysfs; what cannot be read gets a modest default: an unknown machine is slow
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +82,7 @@ _GENERIC = CpuModel("generic", 16, 2, 2.5e9)
 _AARCH64_TRIPLES = {"Darwin": "arm64-apple-darwin"}
 _BY_NAME = {m.mcpu: m for m in (*(m for _, m in _AMD), *_INTEL, *_GENERIC_X86, _GENERIC)}
 # What kernels may use and therefore time differently; other flags differ between equal devices.
-_ISA_FLAGS = frozenset(
+ISA_FLAGS = frozenset(
     {
         *("sse4_2", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512_vnni", "avx512_bf16"),
         *("avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "asimd", "asimdhp", "sve", "bf16"),
@@ -181,7 +180,8 @@ class TargetSpec:
 
         Without ``mcpu`` it is this machine's, or a generic one where ``mtriple`` names another
         architecture. An ``mcpu`` that is not in the tables counts as one
-        with 128-bit vectors, which makes ranking poorer and code no worse.
+        with 128-bit vectors, which makes ranking poorer and code no worse. Kind ``cuda`` has a
+        ``model``, a name of ``cards.CARDS``.
 
         Raises:
             OptionError: The dict is not a target that this package generates code for.
@@ -191,8 +191,10 @@ class TargetSpec:
             if not isinstance(key, str) or not all(isinstance(p, (bool, int, str)) for p in parts):
                 problem = f"attribute {key!r} must be a string, a number or a list, not {value!r}"
                 raise OptionError("target", problem)
+        if target.get("kind") == "cuda":
+            return TargetSpec.of_card(_card_named(target))
         if target.get("kind") != "llvm":
-            problem = f"kind {target.get('kind')!r} is not supported; give a dict with kind 'llvm'"
+            problem = f"kind {target.get('kind')!r} is not supported; give 'llvm' or 'cuda'"
             raise OptionError("target", problem)
         probe = CpuProbe.read()
         architecture = str(target.get("mtriple", "")).partition("-")[0] or probe.machine
@@ -249,6 +251,8 @@ class TargetSpec:
 
     def peak_flops(self, dtype: str, threads: int | None = None) -> float:
         """Operations per second (an FMA is two); 16-bit types are float32's but for bf16 dots."""
+        if (card := self.card) is not None:
+            return card.peak_flops(dtype)
         wide = dtype == "bfloat16" and self.bf16_dot
         lanes = self.lanes(dtype if wide or dtype == "float64" else "float32")
         workers = min(threads or self.cores, self.cores)
@@ -273,53 +277,6 @@ class TargetSpec:
     def key(self) -> str:
         """The text that names this target in cache keys: what decides code, not what ranks it."""
         return json.dumps(self.tvm_target(), sort_keys=True, separators=(",", ":"))
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFingerprint:
-    """The physical device that ran a kernel. Equal fingerprints promise comparable timings."""
-
-    kind: str
-    name: str
-    model: str
-    isa: tuple[str, ...]
-    physical_cores: int
-    logical_cores: int
-    l1_bytes: int
-    l2_bytes: int
-    l3_bytes: int
-
-    @staticmethod
-    def detect(probe: CpuProbe | None = None) -> DeviceFingerprint:
-        """The CPU of this machine."""
-        cpu = probe or CpuProbe.read()
-        return DeviceFingerprint(
-            kind="cpu",
-            name=cpu.name,
-            model=f"{cpu.vendor or cpu.machine}-{cpu.family}-{cpu.model}",
-            isa=tuple(sorted(_ISA_FLAGS & cpu.flags)),
-            physical_cores=cpu.physical_cores,
-            logical_cores=cpu.logical_cores,
-            l1_bytes=cpu.l1_bytes,
-            l2_bytes=cpu.l2_bytes,
-            l3_bytes=cpu.l3_bytes,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "isa": list(self.isa)}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> DeviceFingerprint:
-        """Inverse of ``to_json``. Raises ``ValueError`` on anything that is not a fingerprint."""
-        try:
-            return DeviceFingerprint(**{**data, "isa": tuple(str(f) for f in data["isa"])})
-        except (TypeError, KeyError) as err:
-            raise ValueError(f"not a device fingerprint: {err}") from err
-
-    def digest(self) -> str:
-        """sha256 of the canonical JSON: equal in any process on equal devices."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _cpu_spec(
@@ -358,6 +315,16 @@ def tiles_allowed() -> bool:
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     libc = ctypes.CDLL(None, use_errno=True)
     return int(libc.syscall(arch_prctl, request_permission, tile_data)) == 0
+
+
+def _card_named(target: Mapping[str, Any]) -> Card:
+    """The card that a target of kind ``cuda`` names."""
+    card = CARDS.get(str(target.get("model", "")).lower())
+    extra = sorted(set(target) - {"kind", "model", "arch"})
+    if card is None or extra or target.get("arch", card.arch) != card.arch:
+        problem = f"a GPU is named by its model, one of {', '.join(CARDS)}, not {dict(target)}"
+        raise OptionError("target", problem)
+    return card
 
 
 def _canonical(attrs: Mapping[str, Any]) -> tuple[tuple[str, Attr], ...]:

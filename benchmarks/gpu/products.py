@@ -90,7 +90,8 @@ def prepare(
     import torch
 
     from torch_pruner.codegen.gpu.driver import CudaDriver
-    from torch_pruner.codegen.gpu.program import build_gpu_program, load_gpu_program
+    from torch_pruner.codegen.gpu.image import load_gpu_program
+    from torch_pruner.codegen.gpu.program import build_gpu_program
     from torch_pruner.graph.memory import Place
     from torch_pruner.graph.signature import signature
 

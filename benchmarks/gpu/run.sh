@@ -34,4 +34,6 @@ for precision in float16 bfloat16 float32; do
   step "products-$precision" "$python" -m benchmarks.gpu.products --precision "$precision" \
     --out "$out/products-$precision.json"
 done
+step networks "$python" -m benchmarks.gpu.networks --effort quick --cache-dir "$out/cache" \
+  --out "$out/networks.json"
 exit "$failed"

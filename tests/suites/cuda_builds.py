@@ -54,7 +54,8 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     from torch_pruner.dynamo.importer import DEFAULT_DTYPES
     from torch_pruner.dynamo.partition import Region, partition
     from torch_pruner.dynamo.tensors import spec_of
-    from torch_pruner.target import DeviceFingerprint, TargetSpec
+    from torch_pruner.fingerprint import DeviceFingerprint
+    from torch_pruner.target import TargetSpec
 
     dtypes = DEFAULT_DTYPES | {"float16"}
     config = Config.from_options(None, {"effort": "none"})

@@ -17,8 +17,8 @@ from torch_pruner.cards import CARDS
 from torch_pruner.codegen.build import aligned, compile_kernel
 from torch_pruner.codegen.gpu import nvrtc
 from torch_pruner.codegen.gpu.driver import CudaDriver
+from torch_pruner.codegen.gpu.image import GpuProgram, load_gpu_program
 from torch_pruner.codegen.gpu.kernel import schedule
-from torch_pruner.codegen.gpu.program import GpuProgram, load_gpu_program
 from torch_pruner.codegen.gpu.source import cuda_source
 from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.ir import Builder

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.tvm import kernels as K
-from torch_pruner.cards import CARDS
-from torch_pruner.codegen.build import Call, aligned, compile_module, program_module
+from tests.tvm.pretend_gpu import CARD, STREAM, HostDevice, compiled
+from torch_pruner.codegen.build import aligned
+from torch_pruner.codegen.gpu import image, nvrtc, program
 from torch_pruner.codegen.gpu import kernel as gpu_kernel
-from torch_pruner.codegen.gpu import nvrtc, program
-from torch_pruner.codegen.gpu.driver import Driver
-from torch_pruner.codegen.gpu.program import GpuProgram, load_gpu_program
-from torch_pruner.codegen.gpu.source import Launch, cuda_source
+from torch_pruner.codegen.gpu.image import GpuProgram, Launch, load_gpu_program
 from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.memory import Place
@@ -24,65 +22,11 @@ from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, Task
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 pytestmark = pytest.mark.tvm
-CARD = CARDS["a100"]
-
-
-class HostDriver(Driver):
-    """Runs a program's kernels as loops on the host, at the addresses that it is given."""
-
-    def __init__(self, kernels: Mapping[str, tuple[Graph, Candidate]]) -> None:
-        self.kernels = {f"kernel_{w[:16]}_kernel": of for w, of in kernels.items()}
-        self.launched: list[tuple[str, int, int, int]] = []
-
-    def load(self, image: bytes) -> bytes:
-        return image
-
-    def function(self, module: bytes, symbol: str, shared_bytes: int) -> tuple[str, Any, int]:
-        if symbol not in self.kernels:
-            raise ValueError(symbol)
-        spec, candidate = self.kernels[symbol]
-        kernel = gpu_kernel.schedule(spec, candidate.sketch, dict(candidate.decisions), host=True)
-        count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-        call = Call("k", tuple(Place(i) for i in range(count)))
-        module = compile_module(
-            program_module({"k": kernel}, {"main": [call]}, count), TargetSpec.detect(1)
-        )
-        return symbol, module, count
-
-    def stream(self) -> int:
-        return 7
-
-    def launch(
-        self, function: Any, grid: tuple[int, int, int], stream: int, parameters: int
-    ) -> None:
-        symbol, module, count = function
-        pointers = (ctypes.c_int64 * count).from_address(parameters)
-        values = [ctypes.c_int64.from_address(p).value for p in pointers]
-        table = (ctypes.c_int64 * count)(*values)
-        module["main"](ctypes.addressof(table))
-        self.launched.append((symbol, *grid[:2], stream))
 
 
 def drafted(spec: Graph) -> tuple[Graph, Candidate]:
     return spec, draft(Task("t", spec, TargetSpec.of_card(CARD), 1))
-
-
-def image_of(kernels: dict[str, tuple[Graph, Candidate]], calls: Any) -> GpuProgram:
-    """As ``build_gpu_program``, which needs NVRTC; the image itself is not run here."""
-    scheduled = {
-        f"kernel_{w[:16]}": gpu_kernel.schedule(s, c.sketch, dict(c.decisions))
-        for w, (s, c) in kernels.items()
-    }
-    _, launches = cuda_source(scheduled, CARD.arch)
-    entries = {
-        entry: [(f"kernel_{w[:16]}", list(places)) for w, places in of]
-        for entry, of in calls.items()
-    }
-    return GpuProgram(CARD.arch, b"image", launches, entries)
 
 
 def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
@@ -101,8 +45,8 @@ def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
             (two, (Place(3, 64), Place(4))),
         ]
     }
-    data = image_of(kernels, calls).to_bytes()
-    driver = HostDriver(kernels)
+    data = program.build_gpu_program(kernels, calls, CARD, compiled=compiled).to_bytes()
+    driver = HostDevice()
     (entry,) = load_gpu_program(data, ["main"], driver)
 
     arrays = K.inputs_for(first)
@@ -124,7 +68,7 @@ def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
         out[...] = np.nan
         entry(ctypes.addressof(table))
         assert K.error([out], expected) < 1e-6
-    assert [stream for *_, stream in driver.launched] == [7] * 4
+    assert [stream for *_, stream in driver.launched] == [STREAM] * 4
 
 
 def launch_of(**changes: Any) -> GpuProgram:
@@ -163,21 +107,21 @@ def test_damaged_programs_are_refused(cut: int) -> None:
 
 def test_a_length_beyond_the_file_is_refused_before_anything_is_read() -> None:
     data = bytearray(launch_of().to_bytes())
-    data[len(program._MAGIC) + 7] = 0x7F
+    data[len(image._MAGIC) + 7] = 0x7F
     with pytest.raises(ValueError, match="too long"):
         GpuProgram.from_bytes(bytes(data))
 
 
 def test_a_header_of_another_kind_is_refused() -> None:
     text = json.dumps([1, 2]).encode()
-    data = program._MAGIC + program._LENGTH.pack(len(text)) + text
+    data = image._MAGIC + image._LENGTH.pack(len(text)) + text
     with pytest.raises(ValueError, match="not a list of launches"):
         GpuProgram.from_bytes(data)
 
 
 def test_an_entry_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match="no other"):
-        load_gpu_program(launch_of().to_bytes(), ["other"], HostDriver({}))
+        load_gpu_program(launch_of().to_bytes(), ["other"], HostDevice())
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC or CUDA's headers are not installed")

@@ -12,7 +12,8 @@ import pytest
 
 from torch_pruner import target
 from torch_pruner.exc import OptionError
-from torch_pruner.target import CpuProbe, DeviceFingerprint, TargetSpec
+from torch_pruner.fingerprint import DeviceFingerprint
+from torch_pruner.target import CpuProbe, TargetSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -240,7 +241,7 @@ def test_fingerprints_differ_with_what_changes_timings() -> None:
 
 
 def test_digest_is_the_same_in_another_process() -> None:
-    code = "from torch_pruner.target import *; print(DeviceFingerprint.detect().digest())"
+    code = "from torch_pruner.fingerprint import *; print(DeviceFingerprint.detect().digest())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == DeviceFingerprint.detect().digest()

@@ -25,6 +25,7 @@ FLAGS = {
     "time_budget_s": ("--time-budget", "SECONDS", "bound on tuning one graph"),
     "trials": ("--trials", "N", "bound on the candidates measured for one graph"),
     "threads": ("--threads", "N", "CPU threads of kernels and of torch"),
+    "target": ("--target", "TARGET", "a GPU by its name (h200), or a TVM target as JSON"),
     "cache_dir": ("--cache-dir", "DIR", "the kernel cache to use"),
     "seed": ("--seed", "N", "seed of every random choice"),
     "executor": ("--executor", "WHERE", "where candidates are timed: local or rpc"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import argparse
 
     from torch_pruner.cache.bundle import Manifest
+    from torch_pruner.compiler.bundles import Place
 
 MAX_KEY_BYTES = 4096
 MAX_REPORT_BYTES = 64 << 20
@@ -29,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.add_argument("file", type=Path, metavar="FILE", help="the bundle")
+        text = "cpu, cuda, cuda:1, or a card that is not at hand (h200); default: cpu"
+        sub.add_argument("--device", metavar="DEVICE", help=text)
         if name != "inspect":
             sub.add_argument("--cache-dir", metavar="DIR", help="the kernel cache to use")
         if name == "create":
@@ -57,7 +60,10 @@ def create(args: argparse.Namespace) -> int:
     workloads = None if args.report is None else _workloads(args.report)
     key = _key("--sign", args.sign)
     try:
-        found = bundles.create(args.file, cache_dir=args.cache_dir, workloads=workloads, sign=key)
+        place = _place(args.device)
+        found = bundles.create(
+            args.file, cache_dir=args.cache_dir, workloads=workloads, sign=key, place=place
+        )
     except OSError as err:
         raise exc.OptionError("FILE", f"cannot write {args.file}: {err.strerror or err}") from err
     _show(args, found)
@@ -72,7 +78,7 @@ def inspect(args: argparse.Namespace) -> int:
     from torch_pruner.compiler import bundles
 
     found = bundle.read(args.file, key=_key("--require-signature", args.require_signature)).manifest
-    here = bundles.origin()
+    here = bundles.origin(_place(args.device))
     fits = (found.origin.digest, found.origin.codegen) == (here.digest, here.codegen)
     _show(args, found, fits=fits)
     return int(not fits)
@@ -86,9 +92,19 @@ def load(args: argparse.Namespace) -> int:
         cache_dir=args.cache_dir,
         as_seed=args.as_seed,
         require_signature=_key("--require-signature", args.require_signature),
+        place=_place(args.device),
     )
     _show(args, found)
     return 0
+
+
+def _place(device: str | None) -> Place | None:
+    """Only what is asked of a GPU needs torch."""
+    if device is None:
+        return None
+    from torch_pruner.dynamo.devices import place_of
+
+    return place_of(device)
 
 
 def _show(args: argparse.Namespace, found: Manifest, **more: bool) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner.cache import KernelEntry, KernelStore, PruneReport
 from torch_pruner.cli import arguments, explain, model
 from torch_pruner.config import EFFORT, Config
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.report import bytes_text, shorten, table, time_text
-from torch_pruner.target import DeviceFingerprint
 
 if TYPE_CHECKING:
     import argparse

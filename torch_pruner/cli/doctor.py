@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from torch_pruner import config, versions
 from torch_pruner.exc import OptionError
-from torch_pruner.target import CpuProbe, DeviceFingerprint, TargetSpec
+from torch_pruner.fingerprint import DeviceFingerprint
+from torch_pruner.target import CpuProbe, TargetSpec
 
 if TYPE_CHECKING:
     import argparse

@@ -6,6 +6,7 @@ device and this version are; ``cache.bundle`` knows the file. Imports neither to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner import __version__, exc
@@ -13,14 +14,39 @@ from torch_pruner.cache import KernelStore, bundle
 from torch_pruner.compiler import history
 from torch_pruner.compiler.kernels import LIBRARY, Context, codegen_version
 from torch_pruner.config import Config
-from torch_pruner.target import DeviceFingerprint, TargetSpec
+from torch_pruner.fingerprint import DeviceFingerprint
+from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus
 
 if TYPE_CHECKING:
     import os
 
-    from torch_pruner.cache.bundle import Contents, Manifest, Origin
+    from torch_pruner.cache.bundle import Contents, Origin
+    from torch_pruner.cache.bundle import Manifest as Manifest
+    from torch_pruner.cards import Card
     from torch_pruner.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device that a bundle is of, or for: the CPU, or a GPU, at hand or not."""
+
+    fingerprint: DeviceFingerprint
+    card: Card | None = None
+
+    @staticmethod
+    def cpu() -> Place:
+        return Place(DeviceFingerprint.detect())
+
+    @staticmethod
+    def absent(card: Card) -> Place:
+        """A card by its data sheet, as ``target`` names it."""
+        return Place(DeviceFingerprint.of_card(card), card)
+
+    def context(self, threads: int, numerics: str) -> Context:
+        """What kernels of this device have in their keys."""
+        target = TargetSpec.of_card(self.card) if self.card else TargetSpec.resolve("auto", threads)
+        return Context(target, self.fingerprint, threads, numerics)
 
 
 def save_bundle(
@@ -29,14 +55,15 @@ def save_bundle(
     cache_dir: str | os.PathLike[str] | None = None,
     report: Report | None = None,
     sign: bytes | None = None,
+    place: Place | None = None,
 ) -> Manifest:
-    """Write everything the cache has for this device, or only the kernels of ``report``, to a file.
+    """Write everything the cache has for a device, or only the kernels of ``report``, to a file.
 
-    ``sign`` is a secret of at least 16 bytes that whoever loads the bundle can ask for. Raises
-    ``OSError`` where the file cannot be written.
+    ``sign`` is a secret of at least 16 bytes that whoever loads the bundle can ask for; the device
+    is ``place``, by default this CPU. Raises ``OSError`` where the file cannot be written.
     """
     workloads = None if report is None else {t.workload for t in report.tasks}
-    return create(path, cache_dir=cache_dir, workloads=workloads, sign=sign)
+    return create(path, cache_dir=cache_dir, workloads=workloads, sign=sign, place=place)
 
 
 def load_bundle(
@@ -45,22 +72,24 @@ def load_bundle(
     cache_dir: str | os.PathLike[str] | None = None,
     as_seed: bool = False,
     require_signature: bytes | None = None,
+    place: Place | None = None,
 ) -> Manifest:
     """Check a whole bundle, then merge it into the cache; of two kernels the better one stays.
 
     With ``as_seed`` its schedules are where tuning starts on this device, whatever it was made on,
     and nothing of it runs untimed. Raises ``IncompatibleBundle`` for another device or version, a
     damaged file, or a signature other than ``require_signature`` gives, and ``CacheDirectoryError``
-    where the cache cannot be written.
+    where the cache cannot be written. The device is ``place``, by default this CPU.
     """
+    place = place or Place.cpu()
     contents = bundle.read(path, key=require_signature)
     _check(contents)
     store = store_at(cache_dir)
     try:
         if as_seed:
-            _seed(store, contents)
+            _seed(store, contents, place)
         else:
-            bundle.load(store, contents, origin())
+            bundle.load(store, contents, origin(place))
     finally:
         store.close()
     return contents.manifest
@@ -72,19 +101,21 @@ def create(
     cache_dir: str | os.PathLike[str] | None,
     workloads: set[str] | None,
     sign: bytes | None,
+    place: Place | None = None,
 ) -> Manifest:
     """``save_bundle`` of some ``workloads``, or of all."""
     store = store_at(cache_dir)
     made_by = f"torch-pruner {__version__}"
     try:
-        return bundle.create(store, path, origin(), made_by, workloads=workloads, key=sign)
+        here = origin(place)
+        return bundle.create(store, path, here, made_by, workloads=workloads, key=sign)
     finally:
         store.close()
 
 
-def origin() -> Origin:
-    """This device and this version."""
-    device = DeviceFingerprint.detect()
+def origin(place: Place | None = None) -> Origin:
+    """A device (this CPU) and this version."""
+    device = (place or Place.cpu()).fingerprint
     return bundle.Origin(device.to_json(), device.digest(), codegen_version())
 
 
@@ -108,17 +139,14 @@ def _check(contents: Contents) -> None:
         raise exc.IncompatibleBundle(contents.path, f"an entry is damaged: {err!r}") from err
 
 
-def _seed(store: KernelStore, contents: Contents) -> None:
-    """Note the bundle's schedules under the keys that this device gives their workloads."""
+def _seed(store: KernelStore, contents: Contents, place: Place) -> None:
+    """Note the bundle's schedules under the keys that a device gives their workloads."""
     if store.read_only or store.degraded:
         reason = store.degraded or "it is read-only"
         raise exc.CacheDirectoryError(str(store.root or "in memory"), reason)
-    device = DeviceFingerprint.detect()
     for entry in contents.kernels:
         candidate = Candidate.from_json(entry.candidate)
         if candidate.sketch == LIBRARY:
             continue
-        threads = entry.key.threads
-        target = TargetSpec.resolve("auto", threads)
-        context = Context(target, device, threads, entry.key.numerics)
+        context = place.context(entry.key.threads, entry.key.numerics)
         store.add_records(context.kernel_key(entry.key.workload), history.seeds_of([candidate]))

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
-from torch_pruner.codegen.load import Entry, load_entries, set_threads
 from torch_pruner.compiler import kernels
 from torch_pruner.compiler.dump import dump_graph
 from torch_pruner.compiler.kernels import LIBRARY, Choice, Context, Vendor
+from torch_pruner.compiler.toolchain import HostToolchain, Library, Toolchain
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import Hoisted, hoist_static
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_pruner.cache import GraphKey, KernelStore
+    from torch_pruner.codegen.load import Entry
     from torch_pruner.config import Config
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
@@ -87,6 +88,7 @@ class Compiler:
     vendor: Vendor | None = None
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     tunings: list[Tuning] = field(default_factory=list)  # how the searches of all graphs went
+    toolchain: Toolchain | None = None  # None: the CPU's
 
     def lower(self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> Lowered:
         """Simplify, split off what depends on parameters alone, and cut into kernels.
@@ -97,7 +99,9 @@ class Compiler:
             small = simplify(graph)
             if self.config.int8_weights:
                 small = quantize_weights(small)
-            hoisted = hoist_static(keep_int8(small))
+            if not self.context.target.is_gpu:  # whose products want operands of one dtype
+                small = keep_int8(small)
+            hoisted = hoist_static(small)
             main = hoisted.graph
             fixed = {i: tuple(o) for i, o in zip(main.inputs, inputs, strict=False)}
             fixed |= {i: tuple(o) for i, o in zip(main.outputs, outputs, strict=True)}
@@ -180,18 +184,17 @@ class Compiler:
         names = [f"segment{i}" for i, s in enumerate(segments) if not isinstance(s, int)]
         if not names:
             return [], None
-        set_threads(self.context.threads)
+        toolchain = self.toolchain or HostToolchain(self.context.threads)
+        toolchain.prepare()
         if (found := self.store.get_graph(key)) is not None:
             try:
-                return load_entries(found[1], names), None
+                return toolchain.load(found[1], names), None
             except exc.CorruptEntry as err:
                 log.warning("rebuilding a library that cannot be loaded: %s", err)
                 self.store.drop_graph(key)
         if self.config.on_miss == "error":
             raise exc.CacheMiss(f"library of graph {key.digest()[:12]}", {}, self.context.hint)
         with self.timer.phase("build"):
-            from torch_pruner.codegen.program import build_program, link
-
             distinct = {t.workload: (t.spec, choices[t.workload].candidate) for t in lowered.tasks}
             calls = {
                 name: [(lowered.workloads[k], plan.arguments[k]) for k in segment]
@@ -199,18 +202,15 @@ class Compiler:
                     names, (s for s in segments if not isinstance(s, int)), strict=True
                 )
             }
-            library = build_program(distinct, calls, len(plan.slots), self.context.target)
-            entries: list[Entry] = [library[name] for name in names]
-            self._publish(key, library, link, choices)
-        return entries, library
+            library = toolchain.build(distinct, calls, len(plan.slots), self.context.target)
+            self._publish(key, library, choices)
+        return list(library.entries), library.keep
 
-    def _publish(
-        self, key: GraphKey, library: Any, link: Any, choices: Mapping[str, Choice]
-    ) -> None:
+    def _publish(self, key: GraphKey, library: Library, choices: Mapping[str, Choice]) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="torch_pruner") as folder:
                 path = Path(folder) / "graph.so"
-                link(library, path)
+                library.save(path)
                 self.store.put_graph(key, path, {"kernels": len(choices)})
         except (exc.CompileError, OSError) as err:
             log.warning(

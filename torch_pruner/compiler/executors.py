@@ -11,24 +11,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch_pruner.config import Config
+    from torch_pruner.fingerprint import Gpu
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 IDLE_S = 30.0  # workers hold memory; without work for this long they are let go
 
 _lock = threading.RLock()
-_running: dict[tuple[str, int, int], MeasureExecutor] = {}
+_running: dict[tuple[str, int, int, str], MeasureExecutor] = {}
 _timer: threading.Timer | None = None
 
 
-def executor_for(config: Config, threads: int) -> MeasureExecutor:
-    """The executor for these settings, its workers starting in the background."""
+def executor_for(config: Config, threads: int, gpu: Gpu | None = None) -> MeasureExecutor:
+    """The executor for these settings, its workers starting in the background.
+
+    ``gpu``: the device to time on, instead of the CPU.
+    """
     from torch_pruner.tuner import make_executor
 
     with _lock:
         _cancel()
-        key = (config.executor, threads, config.seed)
+        key = (config.executor, threads, config.seed, gpu.selector if gpu else "")
         if key not in _running:
-            _running[key] = make_executor(config.executor, threads, config.seed)
+            _running[key] = make_executor(config.executor, threads, config.seed, gpu)
             _running[key].start()
         return _running[key]
 

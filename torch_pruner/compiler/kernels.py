@@ -16,18 +16,21 @@ from torch_pruner.cache import EFFORTS, GraphKey, KernelEntry, KernelKey, Kernel
 from torch_pruner.compiler import history, learned
 from torch_pruner.compiler.executors import executor_for, release_later
 from torch_pruner.compiler.progress import ProgressLine
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.log import PhaseTimer, logger, warn_once
 from torch_pruner.report import Source, TaskReport, Tuning
-from torch_pruner.target import DeviceFingerprint, TargetSpec, tiles_allowed
+from torch_pruner.target import TargetSpec, tiles_allowed
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
 from torch_pruner.versions import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.cards import Card
     from torch_pruner.config import Config
+    from torch_pruner.fingerprint import Gpu
     from torch_pruner.graph.ir import Graph
     from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.session import TaskOutcome
@@ -66,12 +69,21 @@ class Context:
     threads: int
     numerics: str
     hint: str = "torch-pruner tune MODEL"
+    gpu: Gpu | None = None  # where candidates are timed, if not on the CPU
 
     @staticmethod
     def make(config: Config, threads: int) -> Context:
         target = TargetSpec.resolve(config.target, threads)
         numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
         return Context(target, DeviceFingerprint.detect(), threads, numerics)
+
+    @staticmethod
+    def of_card(
+        config: Config, card: Card, device: DeviceFingerprint, gpu: Gpu | None = None
+    ) -> Context:
+        """A GPU, whose kernels have no CPU threads to ask for; ``gpu``: that it is at hand."""
+        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
+        return Context(TargetSpec.of_card(card), device, 1, numerics, gpu=gpu)
 
     @property
     def codegen(self) -> str:
@@ -253,7 +265,7 @@ def _tune(
             choice = Choice(result.candidate, "tuned", result.latency_s)
             _publish(task, choice, store, context, effort="")
 
-    executor = executor_for(config, context.threads)
+    executor = executor_for(config, context.threads, context.gpu)
     cost_model = learned.cost_model_for(config, context.target)
     session = TuningSession(
         tasks=tasks,

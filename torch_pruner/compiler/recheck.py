@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from torch_pruner.cache import KernelEntry
 from torch_pruner.compiler.executors import close_all, executor_for
 from torch_pruner.compiler.kernels import LIBRARY, codegen_version
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
-from torch_pruner.target import DeviceFingerprint, TargetSpec
+from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureInput, MeasureStatus, Task
 
 if TYPE_CHECKING:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_pruner import exc
-from torch_pruner.compiler import kernels
-from torch_pruner.compiler.bundles import load_bundle, save_bundle
-from torch_pruner.compiler.driver import Compiler
-from torch_pruner.compiler.stores import store_for
+from torch_pruner.compiler import bundles, kernels
 from torch_pruner.config import Config
 from torch_pruner.dynamo import backend, reports
+from torch_pruner.dynamo.devices import device_of, place_of, platform_of
 from torch_pruner.dynamo.partition import Region, partition
 from torch_pruner.dynamo.ranks import sync_cache
 from torch_pruner.dynamo.tensors import spec_of
@@ -24,6 +22,10 @@ from torch_pruner.graph.describe import flops_of
 from torch_pruner.report import OpFallback, Report
 
 if TYPE_CHECKING:
+    import os
+
+    from torch_pruner.compiler.bundles import Manifest
+    from torch_pruner.compiler.driver import Compiler
     from torch_pruner.task import Task
 
 __all__ = [
@@ -145,6 +147,48 @@ def explain(
     return Explanation(tuple(found))
 
 
+def save_bundle(
+    path: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    report: Report | None = None,
+    sign: bytes | None = None,
+    device: str = "cpu",
+) -> Manifest:
+    """Write everything the cache has for a device, or only the kernels of ``report``, to a file.
+
+    ``device`` is "cpu", a GPU ("cuda", "cuda:1"), or the name of a card that kernels were built for
+    (``target``). ``sign`` is a secret of at least 16 bytes that whoever loads the bundle can ask
+    for. Raises ``OSError`` where the file cannot be written.
+    """
+    place = place_of(device)
+    return bundles.save_bundle(path, cache_dir=cache_dir, report=report, sign=sign, place=place)
+
+
+def load_bundle(
+    path: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    as_seed: bool = False,
+    require_signature: bytes | None = None,
+    device: str = "cpu",
+) -> Manifest:
+    """Check a whole bundle, then merge it into the cache; of two kernels the better one stays.
+
+    With ``as_seed`` its schedules are where tuning starts on ``device``, whatever it was made on,
+    and nothing of it runs untimed. Raises ``IncompatibleBundle`` for another device or version, a
+    damaged file, or a signature other than ``require_signature`` gives, and ``CacheDirectoryError``
+    where the cache cannot be written.
+    """
+    return bundles.load_bundle(
+        path,
+        cache_dir=cache_dir,
+        as_seed=as_seed,
+        require_signature=require_signature,
+        place=place_of(device),
+    )
+
+
 def last_report() -> Report | None:
     """The report of the most recent compilation in this process, or None before the first."""
     return reports.last()
@@ -202,12 +246,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _explain_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str
 ) -> GraphExplanation:
-    parts = partition(gm, static_inputs=backend.static_inputs(example_inputs))
-    compiler = Compiler(
-        config,
-        store_for(config),
-        kernels.Context.make(config, config.threads or torch.get_num_threads()),
-    )
+    platform = platform_of(device_of(gm), config)
+    static = backend.static_inputs(example_inputs)
+    dtypes = platform.dtypes
+    parts = partition(gm, static_inputs=static, dtypes=dtypes, device=platform.device)
+    compiler = platform.compiler(config)
     tasks: dict[str, TaskExplanation] = {}
     partitions: list[str] = []
     for step in parts.steps:

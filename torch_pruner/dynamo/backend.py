@@ -18,17 +18,14 @@ from torch import fx
 
 from torch_pruner import exc, log
 from torch_pruner.compiler import verdicts
-from torch_pruner.compiler.driver import Compiler
-from torch_pruner.compiler.kernels import Context
-from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import OPTIONS, Config
-from torch_pruner.dynamo import ranks, reports, saved, torch_cache
+from torch_pruner.dynamo import cuda_graphs, ranks, reports, saved, torch_cache
 from torch_pruner.dynamo.build import build_graph
 from torch_pruner.dynamo.checked import INT8_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.decompositions import decomposition_table
+from torch_pruner.dynamo.devices import device_of, platform_of
 from torch_pruner.dynamo.program import describe
 from torch_pruner.dynamo.torch_cache import SavedCall
-from torch_pruner.dynamo.vendor import AtenVendor
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:
@@ -151,11 +148,6 @@ def _label(name: str, kind: str) -> str:
     return name if kind == "inference" else f"{name}.{kind}"
 
 
-def _compiler(config: Config, timer: PhaseTimer) -> Compiler:
-    threads = config.threads or torch.get_num_threads()
-    return Compiler(config, store_for(config), Context.make(config, threads), AtenVendor(), timer)
-
-
 def _build(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -166,15 +158,26 @@ def _build(
 ) -> SavedCall:
     if not gm.graph.output_node().args[0]:
         return SavedCall(why="an empty graph", kind=kind, call=_boxed(gm))
-    compiler = _compiler(config, timer)
+    platform = platform_of(device_of(gm), config)
+    compiler = platform.compiler(config, timer)
     with timer.phase("lower"):
         static = static_inputs(example_inputs) if kind == "inference" else frozenset()
         mutated = mutated_inputs() if kind == "inference" else ()
-        program = describe(gm, static=static, mutated=mutated)
-        built = build_graph(program, compiler, fallback=config.fallback, name=label)
+        program = describe(
+            gm, static=static, mutated=mutated, device=platform.device, dtypes=platform.dtypes
+        )
+        built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
     reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
-    result = SavedCall(kind=kind, settings=json.dumps(_settings(config)), call=built.call)
+    if platform.builds_only:
+        return SavedCall(why="a graph for a card that is not at hand", kind=kind, call=_boxed(gm))
+    call: Callable[[list[Any]], Any] = built.call
+    if config.cuda_graphs:
+        where = {"static": static, "kind": kind, "device": platform.device}
+        call = cuda_graphs.recorded_or_not(gm, built, example_inputs, label, **where)
+    result = SavedCall(kind=kind, settings=json.dumps(_settings(config)), call=call)
     try:
+        if call is not built.call:
+            raise saved.UnsavableError("a call that is replayed as a CUDA graph")
         result.blob = saved.dumps(program, _identity(gm))
     except saved.UnsavableError as err:
         result.why = str(err)
@@ -192,8 +195,8 @@ def _build(
             verdicts.remember(compiler, result.blob, built.compiled, label)
 
     result.call = CheckedCall(
-        gm, built.call, label, strict=config.strict, on_mismatch=drop, on_match=confirm,
-        least_bound=INT8_BOUND if config.int8_weights else 0.0,
+        gm, call, label, strict=config.strict, on_mismatch=drop, on_match=confirm,
+        platform=platform, least_bound=INT8_BOUND if config.int8_weights else 0.0,
     )  # fmt: skip
     return result
 
@@ -208,10 +211,11 @@ def restored(
     assert given.blob is not None
     label = _label(name, given.kind)
     with _compile_lock:
-        compiler = _compiler(config, timer)
         with timer.phase("lower"):
             program = saved.loads(given.blob)
-            built = build_graph(program, compiler, fallback=config.fallback, name=label)
+            platform = platform_of(program.device, config)
+            compiler = platform.compiler(config, timer)
+            built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
         asked = config.check == "first-call" and built.compiled
         if asked and not verdicts.remembered(compiler, given.blob, built.compiled):
             raise torch_cache.NotUsableError(f"{label} was not compared with eager yet")

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from torch_pruner.compiler.driver import CompiledGraph, Compiler
     from torch_pruner.dynamo import runtime
+    from torch_pruner.dynamo.devices import Platform
     from torch_pruner.report import Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRegion:
+    """A compiled region, and the numbers of the values that it reads."""
+
+    call: RegionCall
+    reads: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,11 @@ class BuiltGraph:
 
     call: GraphCall
     program: Program
-    compiled: tuple[CompiledGraph, ...]
+    regions: tuple[BuiltRegion, ...]
+
+    @property
+    def compiled(self) -> tuple[CompiledGraph, ...]:
+        return tuple(region.call.compiled for region in self.regions)
 
     def report(
         self, name: str, seconds: dict[str, float], tunings: Sequence[Tuning] = ()
@@ -54,9 +67,16 @@ class BuiltGraph:
 
 
 def build_graph(
-    program: Program, compiler: Compiler, *, fallback: str = "eager", name: str = "graph"
+    program: Program,
+    compiler: Compiler,
+    platform: Platform,
+    *,
+    fallback: str = "eager",
+    name: str = "graph",
 ) -> BuiltGraph:
     """Compile the regions of ``program``; ``fallback`` runs the operators that were refused.
+
+    ``platform`` is that of the program's device, ``compiler`` is for it.
 
     Raises ``UnsupportedModel`` if ``fallback`` is ``"error"`` and an operator was refused.
     """
@@ -64,25 +84,29 @@ def build_graph(
         first = program.refused[0]
         raise exc.UnsupportedModel(name, f"{first.node}: {first.detail}", "allow fallback='eager'")
     steps: list[runtime.Step] = []
-    compiled: list[CompiledGraph] = []
+    regions: list[BuiltRegion] = []
     for step in program.steps:
         if isinstance(step.does, RegionStep):
-            region = _region_call(step.does, compiler, f"{name}.{len(compiled)}")
-            compiled.append(region.compiled)
-            run = guarded(profiled(region.name, region), step.does.checks)
+            region = _region_call(step.does, compiler, platform, f"{name}.{len(regions)}")
+            regions.append(BuiltRegion(region, step.reads))
+            checks = step.does.checks if platform.checks_indices else ()
+            run = guarded(platform.guard(profiled(region.name, region)), checks)
         else:
             run = _eager_call(step.does, fallback)
         steps.append((run, step.reads, step.writes, step.dead))
     call = GraphCall(steps, program.n_values, program.constants, program.outputs)
-    return BuiltGraph(call, program, tuple(compiled))
+    return BuiltGraph(call, program, tuple(regions))
 
 
-def _region_call(region: RegionStep, compiler: Compiler, name: str) -> RegionCall:
+def _region_call(
+    region: RegionStep, compiler: Compiler, platform: Platform, name: str
+) -> RegionCall:
     orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
     compiled = compiler.compile(region.graph, orders[0], orders[1])
     nodes = region.graph.nodes
     static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
-    return RegionCall(name, compiled, region.inputs, region.outputs, static)
+    ends = (region.inputs, region.outputs)
+    return RegionCall(name, compiled, *ends, static, platform.device)
 
 
 def _eager_call(module: fx.GraphModule, fallback: str) -> Callable[[list[Any]], Sequence[Any]]:

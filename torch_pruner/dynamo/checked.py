@@ -16,6 +16,10 @@ from torch_pruner.log import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch_pruner.dynamo.devices import Platform
+
+    _Generators = tuple[torch.Tensor, torch.Tensor | None]
+
 log = logger(__name__)
 aten = torch.ops.aten
 
@@ -57,13 +61,14 @@ class CheckedCall:
         on_mismatch: Callable[[], None],
         on_match: Callable[[], None] = lambda: None,
         least_bound: float = 0.0,
+        platform: Platform | None = None,
     ) -> None:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         self._gm: fx.GraphModule | None = gm
         self._call: Callable[[list[Any]], Any] = call
         self._name, self._strict, self._on_mismatch = name, strict, on_mismatch
-        self._on_match = on_match
+        self._on_match, self._platform = on_match, platform
         self._bounds = [max(bound, least_bound) if bound else bound for bound in bounds_of(gm)]
         self._draws = any(_may_draw(n.target) for n in gm.graph.nodes if n.op == "call_function")
         self._lock = threading.Lock()
@@ -81,14 +86,14 @@ class CheckedCall:
         gm, values = self._gm, list(args)
         assert gm is not None
         args.clear()
-        state = torch.get_rng_state() if self._draws else None
+        state = self._generators() if self._draws else None
         with torch.no_grad():
             expected = run_eager(gm, values)
-            after = torch.get_rng_state() if self._draws else None
-            _rewind(state)
+            after = self._generators() if self._draws else None
+            self._rewind(state)
             got = self._call(list(values))
             error = self._mismatch(gm, values, got, expected, state)
-        _rewind(after)
+        self._rewind(after)
         if error is not None:
             self._on_mismatch()
             if self._strict:
@@ -100,13 +105,25 @@ class CheckedCall:
         self._on_match()
         return got
 
+    def _generators(self) -> _Generators:
+        """What random numbers come next, on the CPU and on the graph's device."""
+        platform = self._platform
+        return torch.get_rng_state(), platform.generator_state() if platform else None
+
+    def _rewind(self, state: _Generators | None) -> None:
+        if state is None:
+            return
+        torch.set_rng_state(state[0])
+        if self._platform is not None and state[1] is not None:
+            self._platform.restore_generator(state[1])
+
     def _mismatch(
         self,
         gm: fx.GraphModule,
         inputs: Sequence[Any],
         got: Sequence[Any],
         expected: Sequence[Any],
-        state: torch.Tensor | None,
+        state: _Generators | None,
     ) -> exc.ResultMismatch | None:
         errors = differences(got, expected)
         pairs = zip(errors, self._bounds, strict=True)
@@ -114,7 +131,7 @@ class CheckedCall:
         if not bad:
             return None
         # Sums that cancel (the gradient of a bias before a normalisation) are noise in eager too.
-        _rewind(state)
+        self._rewind(state)
         reactions = differences(run_eager(gm, [_shifted(v) for v in inputs]), expected)
         for k in bad:
             reaction = reactions[k] if reactions[k] < math.inf else 0.0
@@ -133,11 +150,6 @@ def _may_draw(op: Any) -> bool:
 
 def _draws(op: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
-
-
-def _rewind(state: torch.Tensor | None) -> None:
-    if state is not None:
-        torch.set_rng_state(state)
 
 
 def run_eager(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:

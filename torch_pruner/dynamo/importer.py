@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_DTYPES = frozenset(
     ("float64", "float32", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 )
-DEVICES = frozenset(("cpu",))  # others run in eager: their memory is not ours to touch
+CPU = torch.device("cpu")
 
 # Arguments that say where a result lives, which its fake tensor says as well.
 _PLACEMENT = frozenset(("layout", "device", "pin_memory", "memory_format", "non_blocking"))
@@ -46,9 +46,14 @@ class Probe:
     flops: int
 
 
-def probe(node: fx.Node, dtypes: Collection[str] = DEFAULT_DTYPES) -> Probe:
-    """Import ``node`` on its own. Raises ``Unsupported`` if it has to stay with eager."""
-    _check(node, dtypes)
+def probe(
+    node: fx.Node, dtypes: Collection[str] = DEFAULT_DTYPES, device: torch.device = CPU
+) -> Probe:
+    """Import ``node`` on its own, for ``device``.
+
+    Raises ``Unsupported`` if it has to stay with eager.
+    """
+    _check(node, dtypes, device)
     builder = Builder()
     env: dict[fx.Node, Values] = {}
     inputs = list(node.all_input_nodes)
@@ -216,8 +221,8 @@ def contraction_flops(node: Node, operands: Sequence[Node]) -> int:
     return 2 * a.numel * math.prod(b.shape[1:])
 
 
-def _check(node: fx.Node, dtypes: Collection[str]) -> None:
-    """What holds for every operator: known, pure, static, dense, of these dtypes, on one device."""
+def _check(node: fx.Node, dtypes: Collection[str], device: torch.device) -> None:
+    """What holds for every operator: known, pure, static, dense, of these dtypes, on ``device``."""
     op = node.target
     if not isinstance(op, torch._ops.OpOverload):
         raise Unsupported(RejectionKind.UNSUPPORTED_OP, "not an ATen operator")
@@ -243,9 +248,7 @@ def _check(node: fx.Node, dtypes: Collection[str]) -> None:
             fakes.append(value)
     for fake in fakes:
         assert fake is not None
-        _check_tensor(fake, dtypes)
-    if len({f.device for f in fakes if f is not None}) > 1:
-        raise Unsupported(RejectionKind.DEVICE, "tensors of more than one device meet here")
+        _check_tensor(fake, dtypes, device)
 
 
 def _ignored(op: torch._ops.OpOverload, arg: torch.Tensor) -> bool:
@@ -257,7 +260,9 @@ _RANDOM = "random numbers are drawn by eager, so that they equal eager's"
 _DYNAMIC = "a dimension is symbolic; compile with dynamic=False to have it compiled"
 
 
-def _check_tensor(fake: torch.Tensor, dtypes: Collection[str]) -> None:
+def _check_tensor(fake: torch.Tensor, dtypes: Collection[str], device: torch.device) -> None:
+    if not dtypes:
+        raise Unsupported(RejectionKind.DEVICE, f"no code generator for {fake.device.type}")
     if fake.layout != torch.strided:
         raise Unsupported(RejectionKind.LAYOUT, f"{fake.layout} tensors are not compiled")
     if fake.is_quantized or dtype_name(fake.dtype) not in dtypes:
@@ -267,5 +272,6 @@ def _check_tensor(fake: torch.Tensor, dtypes: Collection[str]) -> None:
         raise Unsupported(RejectionKind.DYNAMIC_SHAPE, _DYNAMIC)
     if fake.numel() == 0:
         raise Unsupported(RejectionKind.EMPTY, "a tensor without elements")
-    if fake.device.type not in DEVICES:
-        raise Unsupported(RejectionKind.DEVICE, f"no code generator for {fake.device.type}")
+    if fake.device != device:
+        why = f"a tensor of {fake.device} in a graph that is compiled for {device}"
+        raise Unsupported(RejectionKind.DEVICE, why)

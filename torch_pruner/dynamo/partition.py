@@ -20,6 +20,7 @@ from torch import fx
 
 from torch_pruner.dynamo.aten import Rejection, RejectionKind, Unsupported
 from torch_pruner.dynamo.importer import (
+    CPU,
     DEFAULT_DTYPES,
     Probe,
     import_region,
@@ -111,11 +112,12 @@ def partition(
     *,
     static_inputs: Collection[int] = frozenset(),
     dtypes: Collection[str] = DEFAULT_DTYPES,
+    device: torch.device = CPU,
 ) -> PartitionedGraph:
     """Partition ``gm``; it is not changed.
 
     ``static_inputs`` are positions of placeholders whose values rarely change; ``dtypes`` are the
-    names of the dtypes that may be compiled.
+    names of the dtypes that may be compiled, on ``device`` alone (none: nothing is).
     """
     nodes = list(gm.graph.nodes)
     plan = _Plan({n: i for i, n in enumerate(nodes)})
@@ -123,7 +125,7 @@ def partition(
     functional = _is_functional(calls)
     for node in calls:
         if functional:
-            _classify(plan, node, dtypes)
+            _classify(plan, node, dtypes, device)
         elif node.target is not operator.getitem:
             _reject(plan, node, RejectionKind.MUTATION, "the graph writes to tensors midway")
     eager = _run_by_eager(plan, calls, nodes)
@@ -145,7 +147,7 @@ def partition(
     )
 
 
-def _classify(plan: _Plan, node: fx.Node, dtypes: Collection[str]) -> None:
+def _classify(plan: _Plan, node: fx.Node, dtypes: Collection[str], device: torch.device) -> None:
     """Probe one node; tuple plumbing is of the kind of its producer."""
     if node.target is operator.getitem:
         source = node.args[0]
@@ -154,7 +156,7 @@ def _classify(plan: _Plan, node: fx.Node, dtypes: Collection[str]) -> None:
             plan.probes[node] = Probe(plan.probes[source].free, (source,), 0)
         return
     try:
-        plan.probes[node] = probe(node, dtypes)
+        plan.probes[node] = probe(node, dtypes, device)
         plan.flops[node] = plan.probes[node].flops
     except Unsupported as err:
         _reject(plan, node, err.kind, err.detail)

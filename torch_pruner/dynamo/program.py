@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from torch_pruner.dynamo.bounds import IndexCheck, index_checks
+from torch_pruner.dynamo.importer import CPU, DEFAULT_DTYPES
 from torch_pruner.dynamo.inplace import IN_PLACE, updates_in_place
 from torch_pruner.dynamo.partition import EagerStep, PartitionedGraph, Region, partition
 from torch_pruner.dynamo.tensors import TensorSpec, spec_of
@@ -63,19 +64,28 @@ class Program:
     flops_total: int
     flops_compiled: int
     refused: tuple[OpFallback, ...]
+    device: torch.device = CPU  # of all regions
 
     @property
     def regions(self) -> tuple[RegionStep, ...]:
         return tuple(s.does for s in self.steps if isinstance(s.does, RegionStep))
 
 
-def describe(gm: fx.GraphModule, *, static: frozenset[int], mutated: Sequence[int] = ()) -> Program:
+def describe(
+    gm: fx.GraphModule,
+    *,
+    static: frozenset[int],
+    mutated: Sequence[int] = (),
+    device: torch.device = CPU,
+    dtypes: Collection[str] = DEFAULT_DTYPES,
+) -> Program:
     """``gm`` divided into what is compiled and what eager runs.
 
     ``static`` are positions of inputs that rarely change; ``mutated[k]`` is the position of the
-    input that the caller replaces by output ``k``.
+    input that the caller replaces by output ``k``. What is compiled is on ``device`` and of
+    ``dtypes``.
     """
-    partitioned = partition(gm, static_inputs=static)
+    partitioned = partition(gm, static_inputs=static, dtypes=dtypes, device=device)
     numbers = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     constants: dict[int, Any] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
@@ -109,6 +119,7 @@ def describe(gm: fx.GraphModule, *, static: frozenset[int], mutated: Sequence[in
         partitioned.flops_total,
         partitioned.flops_compiled,
         tuple(OpFallback(r.node, str(r.kind), r.detail) for r in partitioned.rejections),
+        device,
     )
 
 

@@ -25,8 +25,15 @@ if TYPE_CHECKING:
     from torch_pruner.graph.memory import Place
 
 
+KEEPS_WORKSPACE = ("cpu",)
+
+
 class _Local(threading.local):
-    """What each calling thread has for itself: an address table and a workspace."""
+    """What each calling thread has for itself: an address table and, on the CPU, a workspace.
+
+    On other devices the workspace is allocated for each call: torch's allocator knows which stream
+    uses it, and takes it from the pool of a graph that is being captured.
+    """
 
     table: Any = None
     address: int = 0
@@ -44,11 +51,14 @@ class RegionCall:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         static: Sequence[int],
+        device: torch.device,
     ) -> None:
+        self.device = device
         self.name = f"## Call PrunerGraph {name} ##"
         self.compiled = compiled
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
-        self.static = StaticInputs(compiled, len(inputs), static, [s.order for s in inputs])
+        orders = [s.order for s in inputs]
+        self.static = StaticInputs(compiled, len(inputs), static, orders, device)
         varying = set(range(len(inputs))) - set(static)
         plan = compiled.plan
         self._dynamic = tuple(
@@ -70,6 +80,7 @@ class RegionCall:
         self._workspace_slot = next(k for k, s in enumerate(plan.slots) if s.kind == "workspace")
         self._local = _Local()
         self._simple = all(not isinstance(s, LibraryCall) for s in compiled.steps)
+        self._keeps_workspace = device.type in KEEPS_WORKSPACE
 
     def _source(self, j: int, made: set[int]) -> tuple[str, int]:
         """Where an output that no kernel writes comes from: another output, or an input."""
@@ -81,15 +92,21 @@ class RegionCall:
         plan = self.compiled.plan
         local.table = (ctypes.c_int64 * len(plan.slots))()
         local.address = ctypes.addressof(local.table)
-        local.workspace = torch.empty(max(plan.workspace_bytes, 1), dtype=torch.uint8)
-        local.table[self._workspace_slot] = local.workspace.data_ptr()
         local.snapshot = None
+        self._take_workspace(local)
         return local
+
+    def _take_workspace(self, local: _Local) -> None:
+        size = max(self.compiled.plan.workspace_bytes, 1)
+        local.workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
+        local.table[self._workspace_slot] = local.workspace.data_ptr()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         local = self._local
         if local.table is None:
             local = self._start_thread()
+        elif not self._keeps_workspace:
+            self._take_workspace(local)
         table = local.table
         snapshot = self.static.current(inputs)
         if snapshot is not local.snapshot:
@@ -107,7 +124,7 @@ class RegionCall:
             table[slot] = address
         results: list[Any] = [None] * len(self._outputs)
         for j, slot, shape, strides, dtype in self._made:
-            out = torch.empty_strided(shape, strides, dtype=dtype)
+            out = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
             results[j] = out
             table[slot] = out.data_ptr()
         if self._simple:
@@ -117,6 +134,8 @@ class RegionCall:
             self._run_steps(local, inputs, results)
         if self._copies or self._restride:
             self._finish(inputs, results)
+        if not self._keeps_workspace:
+            local.workspace = None
         return results
 
     def _run_steps(self, local: _Local, inputs: Sequence[torch.Tensor], results: list[Any]) -> None:
@@ -177,15 +196,14 @@ class RegionCall:
         for j, (kind, index) in self._copies:
             source = results[index] if kind == "output" else inputs[index]
             spec = self._outputs[j]
-            results[j] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(
-                source
-            )
+            results[j] = self._new(spec).copy_(source)
         for j in self._restride:
             spec = self._outputs[j]
             if results[j].stride() != spec.strides:
-                results[j] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).copy_(
-                    results[j]
-                )
+                results[j] = self._new(spec).copy_(results[j])
+
+    def _new(self, spec: TensorSpec) -> torch.Tensor:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)
 
 
 Step = tuple[

@@ -27,7 +27,7 @@ from torch_pruner.versions import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-FORMAT = 1
+FORMAT = 2
 _KINDS: Mapping[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -63,6 +63,7 @@ def dumps(program: Program, source: str) -> bytes:
             program.flops_total,
             program.flops_compiled,
         ],
+        "device": str(program.device),
         "refused": [[r.node, r.kind, r.detail] for r in program.refused],
     }
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -92,8 +93,9 @@ def loads(data: bytes) -> Program:
             flops,
             flops_compiled,
             tuple(OpFallback(*map(str, row)) for row in given["refused"]),
+            torch.device(str(given["device"])),
         )
-    except (TypeError, KeyError, AttributeError, IndexError) as err:
+    except (TypeError, KeyError, AttributeError, IndexError, RuntimeError) as err:
         raise ValueError(f"not a saved program: {err!r}") from err
 
 

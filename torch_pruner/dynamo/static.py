@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,8 +49,8 @@ _address = torch.Tensor.data_ptr
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:
-    """A view of a CPU tensor; bfloat16 by way of its bits."""
-    plain = tensor.detach().resolve_neg()
+    """A view of a CPU tensor, a copy of another device's; bfloat16 by way of its bits."""
+    plain = tensor.detach().resolve_neg().cpu()
     if plain.dtype is torch.bfloat16:
         import ml_dtypes
 
@@ -116,8 +116,9 @@ class StaticInputs:
         n_inputs: int,
         static: Sequence[int],
         orders: Sequence[tuple[int, ...]],
+        device: torch.device,
     ) -> None:
-        self._compiled = compiled
+        self._compiled, self._device = compiled, device
         self._n_inputs = n_inputs
         self._orders = orders
         self.indices = tuple(static)
@@ -130,6 +131,11 @@ class StaticInputs:
         ]
         self._lock = threading.Lock()
         self._current: Snapshot | None = None
+        self._stays = False
+
+    def stay(self) -> None:
+        """From now on what is renewed is written where it was: its address has been recorded."""
+        self._stays = True
 
     def current(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
         """The snapshot for ``inputs``, made anew when a parameter changed."""
@@ -139,7 +145,9 @@ class StaticInputs:
         with self._lock:
             snapshot = self._current
             if snapshot is None or not snapshot.valid(inputs, self._pick):
-                snapshot = self._current = self._make(inputs)
+                made = self._make(inputs)
+                stays = self._stays and self._current is not None
+                snapshot = self._current = _moved(made, self._current) if stays else made
         return snapshot
 
     @property
@@ -154,7 +162,8 @@ class StaticInputs:
             arrays = [to_numpy(inputs[i]) for i in compiled.sources]
             results = evaluate(compiled.prepare, arrays)
             dtypes = [compiled.prepare.nodes[o].dtype for o in compiled.prepare.outputs]
-            prepared = [from_numpy(a, d) for a, d in zip(results, dtypes, strict=True)]
+            made = (from_numpy(a, d) for a, d in zip(results, dtypes, strict=True))
+            prepared = [t.to(self._device) for t in made]
         kept: list[torch.Tensor] = []
         table: list[tuple[int, int]] = []
         plain: set[int] = set()
@@ -170,7 +179,9 @@ class StaticInputs:
             else:
                 dense = tensor.permute(self._orders[slot.index])
                 if not dense.is_contiguous() or tensor.data_ptr() % 64 or tensor.is_neg():
-                    tensor = torch.empty(dense.shape, dtype=dense.dtype).copy_(dense.detach())
+                    dense = dense.detach()
+                    tensor = torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
+                    tensor.copy_(dense)
                     kept.append(tensor)
             table.append((k, tensor.data_ptr()))
         mine = tuple(inputs[i] for i in self.indices)
@@ -179,6 +190,21 @@ class StaticInputs:
             tuple(t.data_ptr() for t in mine), tuple(table), tuple(kept),
             tuple(t if j in plain else None for j, t in enumerate(prepared)),
         )  # fmt: skip
+
+
+def _moved(new: Snapshot, old: Snapshot | None) -> Snapshot:
+    """``new`` in the memory of ``old``: for programs that know the addresses."""
+    assert old is not None
+    there = {mine.data_ptr(): kept for mine, kept in zip(new.kept, old.kept, strict=True)}
+    for mine, kept in zip(new.kept, old.kept, strict=True):
+        kept.copy_(mine)
+    places = ((slot, there.get(address)) for slot, address in new.table)
+    table = tuple(
+        (slot, address if kept is None else kept.data_ptr())
+        for (slot, kept), (_, address) in zip(places, new.table, strict=True)
+    )
+    prepared = tuple(None if t is None else there.get(t.data_ptr(), t) for t in new.prepared)
+    return replace(new, kept=old.kept, table=table, prepared=prepared)
 
 
 def _packed(
@@ -193,6 +219,7 @@ def _packed(
     dense = tensor if order is None else tensor.detach().permute(order)
     packed = torch.empty(layout.shape, dtype=tensor.dtype)
     layout.pack(to_numpy(dense), to_numpy(packed))
+    packed = packed.to(tensor.device)
     with _shared_lock:
         _shared.setdefault(tensor, {})[layout, order] = (memory, packed)
     return packed

@@ -115,10 +115,11 @@ def _contract(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
 
 
 class AtenVendor:
-    """ATen on this process's threads, timed on random data."""
+    """ATen on this process's threads, or on a GPU, timed on random data."""
 
-    def __init__(self, rounds: int = 5) -> None:
+    def __init__(self, rounds: int = 5, device: torch.device | None = None) -> None:
         self._rounds = rounds
+        self._device = device or torch.device("cpu")
 
     def latency_s(self, spec: Graph) -> float | None:
         """Median seconds of one call, or None when the graph holds an unmapped operator."""
@@ -140,14 +141,32 @@ class AtenVendor:
                 )
             else:
                 operands.append(torch.zeros(node.shape, dtype=dtype))
+        operands = [t.to(self._device) for t in operands]
         rows = _rotated(operands, [bool(spec.nodes[i].attr("static")) for i in spec.inputs])
+        clock = _device_seconds if self._device.type == "cuda" else _host_seconds
         run_spec(spec, rows[0])
-        times = []
-        for k in range(max(self._rounds, len(rows))):
-            start = time.perf_counter()
-            run_spec(spec, rows[(k + 1) % len(rows)])
-            times.append(time.perf_counter() - start)
+        times = [
+            clock(lambda k=k: run_spec(spec, rows[(k + 1) % len(rows)]))  # type: ignore[misc]
+            for k in range(max(self._rounds, len(rows)))
+        ]
         return statistics.median(times)
+
+
+def _host_seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _device_seconds(call: Callable[[], object]) -> float:
+    """By events on the current stream: what the device takes, waiting for launches included."""
+    event: Any = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def _rotated(operands: list[torch.Tensor], static: Sequence[bool]) -> list[list[torch.Tensor]]:

@@ -13,6 +13,7 @@ from torch_pruner.exc import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torch_pruner.fingerprint import Gpu
     from torch_pruner.tuner.cost_model.base import CostModel
     from torch_pruner.tuner.cost_model.weights import Weights
     from torch_pruner.tuner.measure.base import MeasureExecutor
@@ -111,13 +112,14 @@ STRATEGIES: Mapping[str, Callable[[CostModel, int], SearchStrategy]] = {
 }
 
 
-def _local(threads: int, seed: int) -> MeasureExecutor:
+def _local(threads: int, seed: int, gpu: Gpu | None) -> MeasureExecutor:
+    from torch_pruner.tuner.measure.gpu import gpu_executor
     from torch_pruner.tuner.measure.local import LocalExecutor
 
-    return LocalExecutor(threads, seed=seed)
+    return LocalExecutor(threads, seed=seed) if gpu is None else gpu_executor(gpu, seed)
 
 
-EXECUTORS: Mapping[str, Callable[[int, int], MeasureExecutor]] = {"local": _local}
+EXECUTORS: Mapping[str, Callable[[int, int, Gpu | None], MeasureExecutor]] = {"local": _local}
 
 
 def make_cost_model(name: str, seed: int = 0, weights: Weights | None = None) -> CostModel:
@@ -135,9 +137,11 @@ def make_strategy(name: str, cost_model: CostModel, seed: int = 0) -> SearchStra
     return _look_up("strategy", name, STRATEGIES)(cost_model, seed)
 
 
-def make_executor(name: str, threads: int, seed: int = 0) -> MeasureExecutor:
-    """The executor behind option ``executor``."""
-    return _look_up("executor", name, EXECUTORS)(threads, seed)
+def make_executor(
+    name: str, threads: int, seed: int = 0, gpu: Gpu | None = None
+) -> MeasureExecutor:
+    """The executor behind option ``executor``, for the CPU or a GPU."""
+    return _look_up("executor", name, EXECUTORS)(threads, seed, gpu)
 
 
 def _look_up(option: str, name: str, table: Mapping[str, T]) -> T:

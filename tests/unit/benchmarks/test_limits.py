@@ -105,6 +105,8 @@ class TestDecoding:
             ("median_s", "q1_s", "q3_s", "min_s"), 0.05
         )
         backend = {"latency": latency, "difference": 0.0, "first_call_s": 1.0, "report": None}
+        rounded = backend | {"weight_bytes": 125_000_000}
+        backend["weight_bytes"] = 500_000_000
         text = decode.render(
             {
                 "layers": 12,
@@ -112,8 +114,9 @@ class TestDecoding:
                 "precision": "float32",
                 "weight_bytes": 500_000_000,
                 "read_bytes_per_s": 12.5e9,
-                "backends": {"pruner": backend},
+                "backends": {"pruner": backend, "pruner-int8": rounded},
             }
         )
         assert "20.0" in text
         assert "80 %" in text
+        assert "20 %" in text, "of what the int8 weights are"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks import records, rows
 from tests import fakes
-from torch_pruner.target import DeviceFingerprint
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus
 
 DEVICE = DeviceFingerprint.detect()

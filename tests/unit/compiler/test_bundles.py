@@ -16,8 +16,8 @@ from torch_pruner.cache import KernelStore, bundle
 from torch_pruner.compiler import bundles, history
 from torch_pruner.compiler.kernels import LIBRARY, Context
 from torch_pruner.config import Config
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.report import GraphReport, Report, TaskReport
-from torch_pruner.target import DeviceFingerprint
 from torch_pruner.task import Candidate, MeasureStatus
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torch_pruner import exc, sync_cache
 from torch_pruner.cache import KernelStore
 from torch_pruner.compiler.kernels import Context
 from torch_pruner.config import Config
-from torch_pruner.target import DeviceFingerprint
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.task import Candidate
 import dataclasses
 

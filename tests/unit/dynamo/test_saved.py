@@ -111,7 +111,7 @@ def test_every_truncation_is_a_value_error(example) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("format",), 2),
+        (("format",), saved.FORMAT + 1),
         (("steps",), None),
         (("steps", 0, 0), {}),
         (("steps", 0, 0, "inputs", 0, 2), "nn"),

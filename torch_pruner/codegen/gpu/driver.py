@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 
 WITHOUT_ASKING = 48 << 10  # bytes of shared memory that every kernel may have
@@ -50,10 +52,16 @@ class Driver(ABC):
 class CudaDriver(Driver):
     """NVIDIA's driver library, on the current context (torch's)."""
 
-    def __init__(self, current_stream: Callable[[], int]) -> None:
-        """``current_stream`` is asked at every call. Raises ``OSError`` without a driver."""
+    def __init__(
+        self,
+        current_stream: Callable[[], int],
+        entered: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """``current_stream`` is asked at every call; images are loaded inside ``entered()``, which
+        makes the device's context the current one. Raises ``OSError`` without a driver.
+        """
         self._cuda = ctypes.CDLL("libcuda.so.1")
-        self._stream = current_stream
+        self._stream, self._entered = current_stream, entered
         launch = self._cuda.cuLaunchKernel
         launch.argtypes = [
             ctypes.c_void_p,
@@ -66,7 +74,8 @@ class CudaDriver(Driver):
 
     def load(self, image: bytes) -> ctypes.c_void_p:
         module = ctypes.c_void_p()
-        status = self._cuda.cuModuleLoadData(ctypes.byref(module), image)
+        with self._entered():
+            status = self._cuda.cuModuleLoadData(ctypes.byref(module), image)
         if status:
             raise ValueError(f"the driver refuses the image: {self._reason(status)}")
         return module

@@ -1,122 +1,42 @@
-"""A graph's kernels as one image of machine code and a list of launches, as bytes and back.
-
-The calling convention is the CPU's: an entry takes the address of a table of 64-bit addresses, here
-of device memory, and launches its kernels one after another on the caller's stream. Nothing is
-copied, allocated or waited for.
-"""
+"""Kernels and their decisions to one GPU program of several entries."""
 
 from __future__ import annotations
 
-import ctypes
-import json
-import struct
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.gpu import nvrtc
+from torch_pruner.codegen.gpu.image import Calls, GpuProgram, Launch
 from torch_pruner.codegen.gpu.kernel import schedule
-from torch_pruner.codegen.gpu.source import Launch, cuda_source
-from torch_pruner.graph.memory import Place
+from torch_pruner.codegen.gpu.source import cuda_source
+from torch_pruner.graph.ir import Graph
+from torch_pruner.task import Candidate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch_pruner.cards import Card
-    from torch_pruner.codegen.gpu.driver import Driver
-    from torch_pruner.graph.ir import Graph
-    from torch_pruner.task import Candidate
-
-_MAGIC = b"torch_pruner cubin 1\n"
-_LENGTH = struct.Struct("<Q")
-MAX_HEADER = 64 << 20  # bytes of a list of launches
-MAX_SHARED = 1 << 20  # more than any card has for a block
-
-Calls = dict[str, list[tuple[str, list[Place]]]]
+    from torch_pruner.graph.memory import Place
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProgram:
-    """Machine code, how each kernel is launched, and which kernels each entry launches on what."""
-
-    arch: str
-    image: bytes
-    kernels: dict[str, Launch]
-    entries: Calls
-
-    def to_bytes(self) -> bytes:
-        header = {
-            "arch": self.arch,
-            "kernels": {name: asdict(launch) for name, launch in self.kernels.items()},
-            "entries": {
-                entry: [[name, [[p.slot, p.offset] for p in places]] for name, places in calls]
-                for entry, calls in self.entries.items()
-            },
-        }
-        text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-        return b"".join([_MAGIC, _LENGTH.pack(len(text)), text, self.image])
-
-    @staticmethod
-    def from_bytes(data: bytes) -> GpuProgram:
-        """Inverse of ``to_bytes``. Raises ``ValueError`` on anything that is not a program."""
-        start = len(_MAGIC) + _LENGTH.size
-        if not data.startswith(_MAGIC) or len(data) < start:
-            raise ValueError("not a program for GPUs")
-        (length,) = _LENGTH.unpack(data[len(_MAGIC) : start])
-        if length > min(MAX_HEADER, len(data) - start):
-            raise ValueError("a list of launches that is longer than its file, or too long")
-        try:
-            header = json.loads(data[start : start + length])
-            kernels = {str(n): _launch_from(k) for n, k in header["kernels"].items()}
-            entries: Calls = {
-                str(entry): [
-                    (str(name), [Place(int(s), int(o)) for s, o in places])
-                    for name, places in calls
-                ]
-                for entry, calls in header["entries"].items()
-            }
-            arch = str(header["arch"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
-            raise ValueError(f"not a list of launches: {err}") from err
-        for calls in entries.values():
-            for name, places in calls:
-                if name not in kernels or max(kernels[name].parameters, default=-1) >= len(places):
-                    raise ValueError(f"a call of {name!r}, which is not there or takes more")
-        return GpuProgram(arch, data[start + length :], kernels, entries)
-
-
-def _launch_from(data: Mapping[str, Any]) -> Launch:
-    parameters = tuple(int(p) for p in data["parameters"])
-    numbers = {name: int(data[name]) for name in ("blocks", "threads", "shared_bytes")}
-    launch = Launch(str(data["symbol"]), parameters=parameters, **numbers)
-    fits = 0 < launch.blocks < 2**31 and 0 < launch.threads <= 1024
-    fits = fits and 0 <= launch.shared_bytes <= MAX_SHARED
-    if not fits or min(parameters, default=0) < 0:
-        raise ValueError(f"a launch that no card takes: {launch}")
-    return launch
+Kernels = Mapping[str, tuple[Graph, Candidate]]
+Compiled = Callable[[Kernels, "Card"], tuple[bytes, dict[str, Launch]]]
 
 
 def build_gpu_program(
-    kernels: Mapping[str, tuple[Graph, Candidate]],
+    kernels: Kernels,
     calls: Mapping[str, Sequence[tuple[str, tuple[Place, ...]]]],
     card: Card,
     *,
-    fast_math: bool = False,
+    compiled: Compiled | None = None,
 ) -> GpuProgram:
     """Machine code with one entry per key of ``calls``; ``kernels`` by workload.
 
-    Raises ``CompileError``.
+    ``compiled`` makes an image and the launches in it of kernels by name; by default, NVRTC. Raises
+    ``CompileError``.
     """
     used = {workload for sequence in calls.values() for workload, _ in sequence}
     names = {workload: f"kernel_{workload[:16]}" for workload in used}
-    scheduled = {
-        names[workload]: schedule(spec, candidate.sketch, dict(candidate.decisions))
-        for workload, (spec, candidate) in kernels.items()
-        if workload in used
-    }
-    source, launches = cuda_source(scheduled, card.arch)
-    image, _ = nvrtc.compile_cubin(source, card.arch, fast_math=fast_math)
+    named = {names[w]: of for w, of in kernels.items() if w in used}
+    image, launches = (compiled or compile_kernels)(named, card)
     entries: Calls = {
         entry: [(names[workload], list(places)) for workload, places in sequence]
         for entry, sequence in calls.items()
@@ -124,43 +44,11 @@ def build_gpu_program(
     return GpuProgram(card.arch, image, launches, entries)
 
 
-class GpuEntry:
-    """One entry of a loaded program. Thread safe: what a call needs is made for that call."""
-
-    def __init__(self, program: GpuProgram, entry: str, driver: Driver, module: Any) -> None:
-        slots: list[int] = []
-        offsets: list[int] = []
-        self._launches = []
-        for name, places in program.entries[entry]:
-            launch = program.kernels[name]
-            function = driver.function(module, launch.symbol, launch.shared_bytes)
-            grid = (launch.blocks, launch.threads, launch.shared_bytes)
-            self._launches.append((function, grid, 8 * len(slots)))
-            slots += [places[p].slot for p in launch.parameters]
-            offsets += [places[p].offset for p in launch.parameters]
-        self._slots = np.array(slots, dtype=np.intp)
-        self._offsets = np.array(offsets, dtype=np.int64)
-        self._steps = 8 * np.arange(len(slots), dtype=np.int64)
-        self._size = 1 + max(slots, default=0)
-        self._driver = driver
-
-    def __call__(self, address: int) -> None:
-        """Launch every kernel on the addresses in the table at ``address``."""
-        table = np.ctypeslib.as_array((ctypes.c_int64 * self._size).from_address(address))
-        values = table[self._slots] + self._offsets
-        # A kernel's parameters are handed over as an array of their addresses.
-        pointers = values.ctypes.data + self._steps
-        first, launch = pointers.ctypes.data, self._driver.launch
-        stream = self._driver.stream()
-        for function, grid, at in self._launches:
-            launch(function, grid, stream, first + at)
-
-
-def load_gpu_program(data: bytes, names: Sequence[str], driver: Driver) -> list[GpuEntry]:
-    """The named entries of a program. Raises ``ValueError`` if it is none, or not for this card."""
-    program = GpuProgram.from_bytes(data)
-    missing = [n for n in names if n not in program.entries]
-    if missing:
-        raise ValueError(f"the program has no {', '.join(missing)}")
-    module = driver.load(program.image)
-    return [GpuEntry(program, name, driver, module) for name in names]
+def compile_kernels(kernels: Kernels, card: Card) -> tuple[bytes, dict[str, Launch]]:
+    """An image of kernels by name, and how each is launched. Raises ``CompileError``."""
+    scheduled = {
+        name: schedule(spec, candidate.sketch, dict(candidate.decisions))
+        for name, (spec, candidate) in kernels.items()
+    }
+    source, launches = cuda_source(scheduled, card.arch)
+    return nvrtc.compile_cubin(source, card.arch)[0], launches

@@ -6,12 +6,12 @@ TVM's preamble pulls in the CUDA C++ library, which takes longer to parse than a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
 from torch_pruner.codegen._tvm import S, T, tvm
 from torch_pruner.codegen.gpu import asynchronous, tensor_core
+from torch_pruner.codegen.gpu.image import Launch
 from torch_pruner.codegen.spill import spill
 
 if TYPE_CHECKING:
@@ -55,21 +55,6 @@ static __device__ __forceinline__ half4 make_half4(half x, half y, half z, half 
   return half4{x, y, z, w};
 }
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How a kernel is called: its name in the source, its grid, and its parameters.
-
-    ``parameters`` are positions among the kernel's buffers (inputs, outputs, scratch): what a
-    kernel does not touch is no parameter of it.
-    """
-
-    symbol: str
-    blocks: int
-    threads: int
-    parameters: tuple[int, ...]
-    shared_bytes: int = 0
 
 
 def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str, dict[str, Launch]]:

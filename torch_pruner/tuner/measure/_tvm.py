@@ -52,6 +52,9 @@ class TvmBuilder:
             self._configure(BIG_CORES, threads)
             self._threads = threads
 
+    def seconds(self, calls: Sequence[Callable[[], object]], number: int) -> float | None:
+        return None
+
     def renewal(self, target: TargetSpec, arrays: Sequence[Array]) -> Callable[[], object] | None:
         if self._threads < 2 or not arrays:
             return None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from torch_pruner.target import DeviceFingerprint
+    from torch_pruner.fingerprint import DeviceFingerprint
     from torch_pruner.task import MeasureInput, MeasureResult
 
 

@@ -28,12 +28,14 @@ class BuiltKernel:
     """A compiled kernel.
 
     ``bind`` makes a call without arguments on fixed arrays: inputs (packed), outputs, scratch.
+    ``fetch`` waits until calls are done and the arrays of outputs hold their results.
     """
 
     bind: Callable[[Sequence[Array]], Callable[[], object]]
     packs: Sequence[Pack | None]
     outputs: Sequence[tuple[tuple[int, ...], str]]
     scratch: Sequence[tuple[tuple[int, ...], str]]
+    fetch: Callable[[Sequence[Array]], None] = lambda outputs: None
 
 
 class Builder(Protocol):
@@ -45,6 +47,12 @@ class Builder(Protocol):
 
     def set_threads(self, threads: int) -> None:
         """Number of threads that kernels run on from now."""
+
+    def seconds(self, calls: Sequence[Callable[[], object]], number: int) -> float | None:
+        """What ``number`` of ``calls``, in turn, take on a device with a clock of its own.
+
+        None: they take what the worker's clock says.
+        """
 
     def renewal(self, target: TargetSpec, arrays: Sequence[Array]) -> Callable[[], object] | None:
         """A call that writes arrays anew as kernels do, each thread its share; None: no need."""

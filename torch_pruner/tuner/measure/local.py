@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.exc import MeasureError, WorkerDied
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.log import PhaseTimer, logger
-from torch_pruner.target import DeviceFingerprint
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
 from torch_pruner.tuner.measure.process import WorkerProcess
@@ -94,10 +94,13 @@ class LocalExecutor(MeasureExecutor):
         limits: Limits | None = None,
         seed: int = 0,
         builder: str = TVM_BUILDER,
+        device: DeviceFingerprint | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.threads = threads
         self.evaluator = evaluator or EvaluatorSpec()
-        self.device = DeviceFingerprint.detect()
+        self.device = device or DeviceFingerprint.detect()
+        self._environment = dict(environment or {})
         self.limits = limits or Limits()
         self.seed = seed
         self._timer = PhaseTimer()
@@ -160,6 +163,7 @@ class LocalExecutor(MeasureExecutor):
             "TVM_BIND_THREADS": "0",
             "OMP_NUM_THREADS": count,
             "OPENBLAS_NUM_THREADS": count,
+            **self._environment,
         }
         while len(self._workers) < self._n_workers:
             process = WorkerProcess(self._builder, environment)

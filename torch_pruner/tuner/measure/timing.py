@@ -51,7 +51,8 @@ class Stopwatch:
     """Times one kernel repeat by repeat, so that several can take turns.
 
     ``preemptions`` counts how often another process has taken a core from this one; ``before`` runs
-    before every call and is not timed.
+    before every call and is not timed. ``device`` runs calls and tells their seconds by a clock of
+    its own, if it has one.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class Stopwatch:
         clock: Callable[[], float],
         preemptions: Callable[[], int] = lambda: 0,
         before: Call | None = None,
+        device: Callable[[Sequence[Call], int], float | None] = lambda calls, number: None,
     ) -> None:
         self._calls, self._spec, self._clock, self._preemptions = calls, spec, clock, preemptions
-        self._before = before
+        self._before, self._device = before, device
         self._limit = best_s * spec.early_out if spec.early_out > 0 else math.inf
         self._clean: list[float] = []
         self._disturbed: list[float] = []
@@ -103,7 +105,8 @@ class Stopwatch:
         return True
 
     def _timed(self, number: int) -> float:
-        return _run(self._calls, number, self._clock, self._before)
+        seconds = self._device(self._calls, number)
+        return _run(self._calls, number, self._clock, self._before) if seconds is None else seconds
 
     def _note(self, elapsed: float, before: int) -> None:
         kind = self._disturbed if self._preemptions() > before else self._clean

@@ -155,12 +155,16 @@ class Worker:
         rows = self._rows(task, kernel, evaluator.flush_bytes)
         calls = [kernel.bind([*row, *outputs, *scratch]) for row in rows]
         calls[0]()
+        kernel.fetch(outputs)
         key = (evaluator.rtol, evaluator.atol)
         if key not in task.expected:
             task.expected[key] = check.expectations(task.spec, task.reference, evaluator)
         error = check.mismatch(task.expected[key], outputs)
         before = self._renewal(task) if evaluator.renew else None
-        return Stopwatch(calls, evaluator, best_s, self.clock, _preemptions, before), error or ""
+        watch = Stopwatch(
+            calls, evaluator, best_s, self.clock, _preemptions, before, self.builder.seconds
+        )
+        return watch, error or ""
 
     def _renewal(self, task: WorkerTask) -> Callable[[], object] | None:
         """Writes the inputs that another kernel would have written; all candidates share them."""

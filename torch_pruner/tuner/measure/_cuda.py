@@ -1,0 +1,142 @@
+"""The builder that workers of a GPU use: candidates to machine code, run on the device.
+
+An error of the device is sticky: everything after it fails, too. So the process ends with it, and
+the executor, which sees who was running, starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.codegen.gpu.device import CudaDevice, Device
+from torch_pruner.codegen.gpu.image import GpuEntry, GpuProgram
+from torch_pruner.codegen.gpu.program import build_gpu_program
+from torch_pruner.exc import CompileError
+from torch_pruner.graph.memory import Place
+from torch_pruner.graph.signature import signature
+from torch_pruner.tuner.measure.builder import BuiltKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Candidate
+    from torch_pruner.tuner.measure.builder import Array
+
+LOST = 70  # exit status of a process whose device failed
+
+
+class CudaBuilder:
+    """Implements ``builder.Builder`` on the first visible GPU, or on ``device``."""
+
+    def __init__(self, device: Device | None = None) -> None:
+        self._given = device
+        self._opened: Device | None = device
+        # Address and size of an array of the host -> address of its copy, and how many calls on it.
+        self._copies: dict[tuple[int, int], list[int]] = {}
+
+    @property
+    def device(self) -> Device:
+        """Opened when it is first needed: building needs none."""
+        if self._opened is None:
+            self._opened = CudaDevice()
+        return self._opened
+
+    def build(
+        self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
+    ) -> BuiltKernel:
+        """Raises ``CompileError``."""
+        takes = signature(spec, candidate.sketch, dict(candidate.decisions))
+        program = self.compile(spec, target, candidate)
+
+        loaded: list[GpuEntry] = []
+
+        def bind(arrays: Sequence[Array]) -> Callable[[], object]:
+            if not loaded:
+                module = self.device.load(program.image)
+                loaded.append(GpuEntry(program, "main", self.device, module))
+            entry = loaded[0]
+            table = np.array([self._take(a) for a in arrays], dtype=np.int64)
+            address = table.ctypes.data
+
+            def call(_keep: object = (table, list(arrays))) -> None:
+                with _OrDie():
+                    entry(address)
+
+            weakref.finalize(call, self._release, [_name(a) for a in arrays])
+            return call
+
+        return BuiltKernel(
+            bind=bind,
+            packs=takes.packs,
+            outputs=[(b.shape, b.dtype) for b in takes.outputs],
+            scratch=[(b.shape, b.dtype) for b in takes.scratch],
+            fetch=self._fetch,
+        )
+
+    def compile(self, spec: Graph, target: TargetSpec, candidate: Candidate) -> GpuProgram:
+        """One kernel as a program of the entry ``main``, on its buffers in order."""
+        card = target.card
+        if card is None:
+            raise CompileError(target.key(), "no card of that name is known")
+        takes = signature(spec, candidate.sketch, dict(candidate.decisions))
+        count = len(takes.inputs) + len(takes.outputs) + len(takes.scratch)
+        name = spec.digest()
+        calls = {"main": [(name, tuple(Place(k) for k in range(count)))]}
+        return build_gpu_program({name: (spec, candidate)}, calls, card)
+
+    def set_threads(self, threads: int) -> None:
+        """A GPU has no CPU threads."""
+
+    def seconds(self, calls: Sequence[Callable[[], object]], number: int) -> float | None:
+        with _OrDie():
+            return self.device.seconds(calls, number)
+
+    def renewal(self, target: TargetSpec, arrays: Sequence[Array]) -> Callable[[], object] | None:
+        return None
+
+    def _take(self, array: Array) -> int:
+        """The address of a copy of ``array`` as it is now; memory is shared by calls on one."""
+        name = _name(array)
+        with _OrDie():
+            if name not in self._copies:
+                self._copies[name] = [self.device.allocate(array.nbytes), 0]
+            copy = self._copies[name]
+            self.device.copy_in(copy[0], *name)
+        copy[1] += 1
+        return copy[0]
+
+    def _release(self, names: Sequence[tuple[int, int]]) -> None:
+        for name in names:
+            copy = self._copies[name]
+            copy[1] -= 1
+            if not copy[1]:
+                self.device.free(self._copies.pop(name)[0])
+
+    def _fetch(self, outputs: Sequence[Array]) -> None:
+        with _OrDie():
+            for array in outputs:
+                self.device.copy_out(self._copies[_name(array)][0], *_name(array))
+
+
+def _name(array: Array) -> tuple[int, int]:
+    return array.ctypes.data, array.nbytes
+
+
+class _OrDie:
+    """Ends the process when the device is lost: see the module."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and issubclass(kind, RuntimeError):
+            sys.stderr.write(f"the device failed: {error}\n")
+            sys.stderr.flush()
+            os._exit(LOST)
