@@ -60,6 +60,7 @@ setup(
             "pytest-xdist>=3",  # tests on all cores: most of their time is one compiler thread
             "ruff",
             "setuptools",
+            "tornado",  # the tracker of a fleet, which tests start
             "transformers",
         ],
         "peers": ["onnxruntime", "onnxscript", "openvino", "transformers"],

@@ -214,6 +214,10 @@ class TargetSpec:
             return TargetSpec.detect(threads)
         return TargetSpec.from_dict(json.loads(option), threads)
 
+    def with_threads(self, threads: int) -> TargetSpec:
+        """The same CPU for kernels that run on so many threads."""
+        return replace(self, attrs=_canonical({**self.tvm_target(), "num-cores": threads}))
+
     @staticmethod
     def of_card(card: Card) -> TargetSpec:
         """A GPU of ``cards.CARDS``, or one like it."""

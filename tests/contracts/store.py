@@ -114,9 +114,22 @@ class StoreContract:
         full = kernel_entry(effort="full", trials=800, latency_s=1e-3)
         later = kernel_entry(effort="", trials=3, latency_s=1e-4, baseline_s=None)
         found = best_of(store, full, later)
-        assert (found.effort, found.trials, found.latency_s) == ("full", 800, 1e-4)
+        assert (found.effort, found.trials, found.latency_s) == ("full", 800, 1e-3)
         assert found.baseline_s == full.baseline_s
         assert best_of(store, kernel_entry(effort="quick", latency_s=1.0)).effort == "full"
+
+    def test_what_a_search_chose_replaces_what_it_met_on_its_way(self, store: KernelStore) -> None:
+        """The other was timed at one moment, and the choice in a race."""
+        met = kernel_entry(effort="", latency_s=1e-4, candidate={"sketch": "lucky"})
+        choice = kernel_entry(effort="quick", latency_s=2e-4, candidate={"sketch": "choice"})
+        store.put_kernel(met)
+        assert store.put_kernel(choice, chosen=True).candidate == {"sketch": "choice"}
+        assert best_of(store, met).candidate == {"sketch": "choice"}
+        longer = dataclasses.replace(choice, effort="full", candidate={"sketch": "longer"})
+        longer = dataclasses.replace(longer, latency_s=3e-4)
+        assert best_of(store, longer).candidate == {"sketch": "choice"}, "of another process"
+        stored = store.put_kernel(longer, chosen=True)
+        assert (stored.candidate, stored.effort) == ({"sketch": "longer"}, "full")
 
     def test_put_returns_what_is_stored(self, store: KernelStore) -> None:
         store.put_kernel(kernel_entry(latency_s=1e-5))

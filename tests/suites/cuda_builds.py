@@ -46,8 +46,8 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     import torch
 
     from benchmarks import models
+    from torch_pruner.compiler.context import Context
     from torch_pruner.compiler.driver import Compiler
-    from torch_pruner.compiler.kernels import Context
     from torch_pruner.compiler.stores import store_for
     from torch_pruner.config import Config
     from torch_pruner.dynamo import backend

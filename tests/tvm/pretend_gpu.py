@@ -22,8 +22,8 @@ from torch_pruner.codegen.gpu import kernel as gpu_kernel
 from torch_pruner.codegen.gpu.device import Device
 from torch_pruner.codegen.gpu.program import build_gpu_program
 from torch_pruner.codegen.gpu.source import cuda_source
+from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.driver import Compiler
-from torch_pruner.compiler.kernels import Context
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.compiler.toolchain import GpuToolchain
 from torch_pruner.dynamo.devices import Platform

@@ -11,8 +11,17 @@ import pytest
 
 pytestmark = pytest.mark.tvm
 ROOT = Path(__file__).resolve().parents[2]
-NEEDS = {"hf_bert": "transformers", "hf_llama_generate": "transformers", "resnet": "transformers"}
-SHORT = {"hf_llama_generate": ["--prompt", "8", "--tokens", "4"], "hf_bert": ["--length", "16"]}
+NEEDS = {
+    "fleet": "tornado",
+    "hf_bert": "transformers",
+    "hf_llama_generate": "transformers",
+    "resnet": "transformers",
+}
+SHORT = {
+    "fleet": ["--trials", "4"],
+    "hf_llama_generate": ["--prompt", "8", "--tokens", "4"],
+    "hf_bert": ["--length", "16"],
+}
 NAMES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
 
 

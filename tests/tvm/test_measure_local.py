@@ -126,7 +126,8 @@ import os, threading, time
 from tests.tvm.test_measure_local import linear_task, drafts
 from torch_pruner.task import MeasureInput
 from torch_pruner.tuner.measure.base import EvaluatorSpec
-from torch_pruner.tuner.measure.local import LocalExecutor, Limits
+from torch_pruner.tuner.measure.jobs import Limits
+from torch_pruner.tuner.measure.local import LocalExecutor
 forever = EvaluatorSpec(repeat=10**6, min_repeat_s=0.5)
 executor = LocalExecutor(1, forever, n_workers=1, limits=Limits(run_s=600))
 task = linear_task(threads=1)

@@ -111,17 +111,21 @@ class GraphEntry:
         return GraphEntry(GraphKey.from_json(data.get("key")), blob, _object(data, "meta"))
 
 
-def keep_best(old: KernelEntry | None, new: KernelEntry) -> KernelEntry:
-    """What to store when ``new`` meets ``old``: the schedule with the lower latency, and all that
-    both know.
+def keep_best(old: KernelEntry | None, new: KernelEntry, *, chosen: bool = False) -> KernelEntry:
+    """What to store when ``new`` meets ``old``: the better schedule, and all that both know.
 
-    A tie keeps the old schedule, unless neither was timed. Completed effort and trials never
-    decrease.
+    What a search has ``chosen`` is better than what it met on its way, which was timed at one
+    moment, perhaps a lucky one, and the choice in a race. So it replaces what is there, and what
+    is not complete replaces nothing that is. Otherwise the lower latency is better; a tie keeps the
+    old one, unless neither was timed. Completed effort and trials never decrease.
     """
     if old is None:
         return new
     untimed = math.isinf(old.latency_s) and math.isinf(new.latency_s)
     best, other = (new, old) if new.latency_s < old.latency_s or untimed else (old, new)
+    passing = not best.effort and other.effort and math.isfinite(other.latency_s)
+    if passing or (chosen and best is not new and math.isfinite(new.latency_s)):
+        best, other = other, best
     return replace(
         best,
         baseline_s=other.baseline_s if best.baseline_s is None else best.baseline_s,

@@ -67,7 +67,7 @@ class Shelf:
         self._touch("kernels", digest, row[2])
         return entry
 
-    def put_kernel(self, entry: KernelEntry) -> KernelEntry:
+    def put_kernel(self, entry: KernelEntry, *, chosen: bool = False) -> KernelEntry:
         """Merge ``entry`` into what is known, in one transaction; what is then stored."""
         digest = entry.key.digest()
 
@@ -79,7 +79,7 @@ class Shelf:
                     old, created = KernelEntry.from_text(unseal(digest, row[0], row[1])), row[2]
                 except ValueError as err:
                     _log.warning("replacing damaged cache entry %s: %s", digest, err)
-            best = keep_best(old, entry)
+            best = keep_best(old, entry, chosen=chosen)
             key, text = best.key, best.to_text()
             conn.execute(
                 "INSERT OR REPLACE INTO kernels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -133,14 +133,14 @@ class KernelStore:
         """The best known entry of ``key``."""
         return self._counted(self._best(key))
 
-    def put_kernel(self, entry: KernelEntry) -> KernelEntry:
+    def put_kernel(self, entry: KernelEntry, *, chosen: bool = False) -> KernelEntry:
         """Store what is best of ``entry`` and the known entry; the result of the merge (see
-        ``keep_best``).
+        ``keep_best``). ``chosen``: by a search that knew what is stored.
 
         Raises ValueError for an entry that could not be read back.
         """
         entry = KernelEntry.from_text(entry.to_text())
-        merged = self._tiers.write(lambda shelf: shelf.put_kernel(entry))
+        merged = self._tiers.write(lambda shelf: shelf.put_kernel(entry, chosen=chosen))
         if merged is None:
             return entry
         return self._put(self._best(entry.key) or merged if self.degraded else merged)

@@ -236,7 +236,7 @@ def _misses(tasks: list[TaskExplanation], config: Config) -> list[Miss]:
     """For each task that is not cached, what is nearest to it in the cache."""
     import torch
 
-    from torch_pruner.compiler.kernels import Context
+    from torch_pruner.compiler.context import Context
 
     context = Context.make(config, config.threads or torch.get_num_threads())
     store = KernelStore.open(config.cache_root, max_bytes=config.cache_max_bytes)

@@ -7,7 +7,6 @@ aligned to ``ALIGNMENT``.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import tempfile
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from torch_pruner import exc
 from torch_pruner.codegen._tvm import Expr, S, T, seq, tvm
+from torch_pruner.codegen.load import bound
 from torch_pruner.codegen.region import Part, parts_of, region
 from torch_pruner.codegen.spill import spill
 from torch_pruner.config import COMPILERS, c_compiler
@@ -161,14 +161,7 @@ class BuiltKernel:
         Arrays must be dense and aligned to 64 bytes: see ``aligned``.
         """
         scratch = [aligned(b.shape, b.dtype) for b in self.kernel.scratch]
-        everything = [*arrays, *scratch]
-        table = (ctypes.c_int64 * max(len(everything), 1))(*(a.ctypes.data for a in everything))
-        address, entry = ctypes.addressof(table), self._entry
-
-        def call(_keep: object = (everything, table)) -> None:
-            entry(address)
-
-        return call
+        return bound(self._entry, [*arrays, *scratch])
 
 
 def compile_kernel(kernel: ScheduledKernel, target: TargetSpec) -> BuiltKernel:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,17 @@ def set_threads(threads: int) -> None:
     set_thread_defaults(threads)
     configure = _runtime().get_global_func("runtime.config_threadpool")
     configure(1, threads)  # 1: count from the big cores; on ordinary CPUs these are all
+
+
+def bound(entry: Entry, arrays: Sequence[Any]) -> Callable[[], None]:
+    """A call without arguments of ``entry`` on numpy arrays, which it keeps alive."""
+    table = (ctypes.c_int64 * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))
+    address = ctypes.addressof(table)
+
+    def call(_keep: object = (list(arrays), table)) -> None:
+        entry(address)
+
+    return call
 
 
 def load_entries(path: Path, names: list[str]) -> list[Entry]:

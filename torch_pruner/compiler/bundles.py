@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from torch_pruner import __version__, exc
 from torch_pruner.cache import KernelStore, bundle
 from torch_pruner.compiler import history
-from torch_pruner.compiler.kernels import LIBRARY, Context, codegen_version
+from torch_pruner.compiler.context import Context, codegen_version
+from torch_pruner.compiler.kernels import LIBRARY
 from torch_pruner.config import Config
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.target import TargetSpec

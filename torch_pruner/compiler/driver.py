@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner import exc
 from torch_pruner.compiler import kernels
 from torch_pruner.compiler.dump import dump_graph
-from torch_pruner.compiler.kernels import LIBRARY, Choice, Context, Vendor
+from torch_pruner.compiler.kernels import LIBRARY, Choice, Vendor
 from torch_pruner.compiler.toolchain import HostToolchain, Library, Toolchain
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.cache import GraphKey, KernelStore
     from torch_pruner.codegen.load import Entry
+    from torch_pruner.compiler.context import Context
     from torch_pruner.config import Config
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
@@ -89,6 +90,7 @@ class Compiler:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     tunings: list[Tuning] = field(default_factory=list)  # how the searches of all graphs went
     toolchain: Toolchain | None = None  # None: the CPU's
+    may_tune: bool = True  # else ``CacheMiss`` for what would have to be
 
     def lower(self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> Lowered:
         """Simplify, split off what depends on parameters alone, and cut into kernels.
@@ -133,6 +135,7 @@ class Compiler:
             self.vendor,
             self.timer,
             self.tunings,
+            may_tune=self.may_tune,
         )
         takes = [
             signature(k.spec, choices[w].sketch, choices[w].decisions)

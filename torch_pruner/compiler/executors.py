@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch_pruner.config import Config
-    from torch_pruner.fingerprint import Gpu
+    from torch_pruner.fingerprint import DeviceFingerprint, Gpu
+    from torch_pruner.target import TargetSpec
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 IDLE_S = 30.0  # workers hold memory; without work for this long they are let go
 
 _lock = threading.RLock()
-_running: dict[tuple[str, int, int, str], MeasureExecutor] = {}
+_running: dict[tuple[str, int, int, str, str], MeasureExecutor] = {}
 _timer: threading.Timer | None = None
 
 
@@ -30,11 +31,25 @@ def executor_for(config: Config, threads: int, gpu: Gpu | None = None) -> Measur
 
     with _lock:
         _cancel()
-        key = (config.executor, threads, config.seed, gpu.selector if gpu else "")
+        tracker = config.tracker if config.executor == "rpc" else None
+        threads = 1 if tracker else threads  # of what runs here; each task says its own
+        key = (config.executor, threads, config.seed, gpu.selector if gpu else "", tracker or "")
         if key not in _running:
-            _running[key] = make_executor(config.executor, threads, config.seed, gpu)
+            _running[key] = make_executor(config.executor, threads, config.seed, gpu, tracker)
             _running[key].start()
         return _running[key]
+
+
+def fleet(config: Config) -> tuple[TargetSpec, DeviceFingerprint]:
+    """What the devices of ``config.tracker`` are; asks them. Raises ``MeasureError``."""
+    from torch_pruner.tuner.measure.rpc import RpcExecutor
+
+    executor = executor_for(config, 1)
+    assert isinstance(executor, RpcExecutor)
+    executor.wait_ready()
+    release_later()
+    assert executor.target is not None
+    return executor.target, executor.device
 
 
 def release_later() -> None:

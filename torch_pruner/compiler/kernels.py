@@ -8,29 +8,26 @@ import json
 import math
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner import exc
-from torch_pruner.cache import EFFORTS, GraphKey, KernelEntry, KernelKey, KernelStore
+from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
 from torch_pruner.compiler import history, learned
 from torch_pruner.compiler.executors import executor_for, release_later
 from torch_pruner.compiler.progress import ProgressLine
-from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.log import PhaseTimer, logger, warn_once
 from torch_pruner.report import Source, TaskReport, Tuning
-from torch_pruner.target import TargetSpec, tiles_allowed
+from torch_pruner.target import tiles_allowed
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
-from torch_pruner.versions import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.cards import Card
+    from torch_pruner.compiler.context import Context
     from torch_pruner.config import Config
-    from torch_pruner.fingerprint import Gpu
     from torch_pruner.graph.ir import Graph
     from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.session import TaskOutcome
@@ -43,14 +40,6 @@ TILES = "tiles"  # the sketch whose kernels need the system's leave
 # Measured on two cores, per call of such a kernel: 10 ms inside GPT-2 (12 calls, 240 ms instead of
 # 120), 2.3 ms inside BERT-tiny (18 calls, 68 ms instead of 26).
 VENDOR_MARGIN, VENDOR_SWITCH_S, VENDOR_SPIN_S = 1.1, 20e-6, 10e-3
-CODEGEN_VERSION = 9  # raise it whenever the same decisions generate other code
-SPACE_VERSION = 5  # raise it whenever the sketches' options change
-
-
-def codegen_version() -> str:
-    """The versions of what generates code, as keys have them."""
-    tvm = installed_version("apache-tvm")
-    return f"tvm {tvm} + codegen {CODEGEN_VERSION} + space {SPACE_VERSION}"
 
 
 class Vendor(Protocol):
@@ -58,58 +47,6 @@ class Vendor(Protocol):
 
     def latency_s(self, spec: Graph) -> float | None:
         """Median seconds per call, or None when the library cannot run it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """For which device and with how many threads kernels are compiled; part of every key."""
-
-    target: TargetSpec
-    device: DeviceFingerprint
-    threads: int
-    numerics: str
-    hint: str = "torch-pruner tune MODEL"
-    gpu: Gpu | None = None  # where candidates are timed, if not on the CPU
-
-    @staticmethod
-    def make(config: Config, threads: int) -> Context:
-        target = TargetSpec.resolve(config.target, threads)
-        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
-        return Context(target, DeviceFingerprint.detect(), threads, numerics)
-
-    @staticmethod
-    def of_card(
-        config: Config, card: Card, device: DeviceFingerprint, gpu: Gpu | None = None
-    ) -> Context:
-        """A GPU, whose kernels have no CPU threads to ask for; ``gpu``: that it is at hand."""
-        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
-        return Context(TargetSpec.of_card(card), device, 1, numerics, gpu=gpu)
-
-    @property
-    def codegen(self) -> str:
-        return codegen_version()
-
-    def kernel_key(self, workload: str) -> KernelKey:
-        return KernelKey(
-            workload,
-            self.target.key(),
-            self.device.digest(),
-            self.threads,
-            self.numerics,
-            self.codegen,
-        )
-
-    def graph_key(self, text: str, kernels: Sequence[str]) -> GraphKey:
-        graph = hashlib.sha256(text.encode()).hexdigest()
-        return GraphKey(
-            graph,
-            tuple(kernels),
-            self.target.key(),
-            self.device.digest(),
-            self.threads,
-            self.numerics,
-            self.codegen,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +80,12 @@ def choose(
     vendor: Vendor | None,
     timer: PhaseTimer,
     tunings: list[Tuning] | None = None,
+    *,
+    may_tune: bool = True,
 ) -> dict[str, Choice]:
     """A choice for every task, by workload; misses are tuned, drafted or refused by ``config``.
 
-    How a search went is added to ``tunings``.
+    How a search went is added to ``tunings``. Without ``may_tune`` what would be tuned is refused.
     """
     choices = look_up(tasks, config, store, context)
     missing = [t for t in tasks if t.workload not in choices]
@@ -160,6 +99,8 @@ def choose(
         or config.budget.trials == 0
     ):
         return choices | _draft(missing, config, store, context, timer)
+    if not may_tune:
+        raise _miss(missing[0], store, context)
     with store.claim(_claim_name(missing, context)):  # whoever comes second finds the work done
         choices |= look_up(missing, config, store, context)
         missing = [t for t in missing if t.workload not in choices]
@@ -294,8 +235,17 @@ def _tune(
         raise KeyboardInterrupt
     for task in tasks:
         choice = choices[task.workload]
-        _publish(task, choice, store, context, effort=config.effort)
+        stored = _publish(task, choice, store, context, effort=config.effort, chosen=True)
+        choices[task.workload] = _as_stored(choice, stored)
     return choices
+
+
+def _as_stored(choice: Choice, stored: KernelEntry) -> Choice:
+    """What the next process will find: another one may have stored a better schedule meanwhile."""
+    candidate = Candidate.from_json(stored.candidate)
+    if candidate == choice.candidate:
+        return choice
+    return replace(choice, candidate=candidate, latency_s=stored.latency_s)
 
 
 def _import_ahead() -> None:
@@ -372,8 +322,15 @@ def report(task: Task, choice: Choice) -> TaskReport:
 
 
 def _publish(
-    task: Task, choice: Choice, store: KernelStore, context: Context, *, effort: str
-) -> None:
+    task: Task,
+    choice: Choice,
+    store: KernelStore,
+    context: Context,
+    *,
+    effort: str,
+    chosen: bool = False,
+) -> KernelEntry:
+    """What is then stored."""
     assert choice.source != "cache"
     entry = KernelEntry(
         key=context.kernel_key(task.workload),
@@ -387,4 +344,4 @@ def _publish(
         workload_text=json.dumps(task.spec.to_json(), separators=(",", ":")),
         provenance={"time": time.time()},
     )
-    store.put_kernel(entry)
+    return store.put_kernel(entry, chosen=chosen)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.cache import KernelEntry
+from torch_pruner.compiler.context import codegen_version
 from torch_pruner.compiler.executors import close_all, executor_for
-from torch_pruner.compiler.kernels import LIBRARY, codegen_version
+from torch_pruner.compiler.kernels import LIBRARY
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
 from torch_pruner.target import TargetSpec

@@ -18,8 +18,8 @@ import torch
 from torch_pruner import log
 from torch_pruner.cards import CARDS, card_like
 from torch_pruner.compiler.bundles import Place
+from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.driver import Compiler
-from torch_pruner.compiler.kernels import Context
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.compiler.toolchain import GpuToolchain
 from torch_pruner.dynamo.importer import DEFAULT_DTYPES
@@ -89,6 +89,17 @@ class CpuPlatform(Platform):
             config = config.replace(target="auto")
         context = Context.make(config, config.threads or torch.get_num_threads())
         return Compiler(config, store_for(config), context, AtenVendor(), timer or PhaseTimer())
+
+
+class FleetPlatform(CpuPlatform):
+    """The CPUs of a fleet (``executor="rpc"``), which time candidates. What is compiled runs here
+    if this machine is like them; else eager does.
+    """
+
+    def compiler(self, config: Config, timer: PhaseTimer | None = None) -> Compiler:
+        context = Context.of_fleet(config)
+        self.builds_only = context.device != DeviceFingerprint.detect()
+        return Compiler(config, store_for(config), context, None, timer or PhaseTimer())
 
 
 class NoPlatform(CpuPlatform):
@@ -179,6 +190,8 @@ def platform_of(device: torch.device, config: Config) -> Platform:
     Raises ``OptionError`` for a card of another kind than the device at hand is.
     """
     found = _platform(device.type, device.index or 0)
+    if config.executor == "rpc" and device.type == "cpu":
+        return FleetPlatform()
     at_hand = isinstance(found, CudaPlatform)
     if config.target == "auto":
         if at_hand:

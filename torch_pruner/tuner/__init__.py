@@ -6,6 +6,7 @@ objects are composed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from torch_pruner.exc import OptionError
@@ -112,14 +113,33 @@ STRATEGIES: Mapping[str, Callable[[CostModel, int], SearchStrategy]] = {
 }
 
 
-def _local(threads: int, seed: int, gpu: Gpu | None) -> MeasureExecutor:
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What executors are made for: ``gpu`` instead of the CPU here, or devices of ``tracker``."""
+
+    threads: int
+    seed: int = 0
+    gpu: Gpu | None = None
+    tracker: str | None = None
+
+
+def _local(setup: Setup) -> MeasureExecutor:
     from torch_pruner.tuner.measure.gpu import gpu_executor
     from torch_pruner.tuner.measure.local import LocalExecutor
 
-    return LocalExecutor(threads, seed=seed) if gpu is None else gpu_executor(gpu, seed)
+    if setup.gpu is not None:
+        return gpu_executor(setup.gpu, setup.seed)
+    return LocalExecutor(setup.threads, seed=setup.seed)
 
 
-EXECUTORS: Mapping[str, Callable[[int, int, Gpu | None], MeasureExecutor]] = {"local": _local}
+def _rpc(setup: Setup) -> MeasureExecutor:
+    from torch_pruner.tuner.measure.rpc import RpcExecutor
+
+    assert setup.tracker is not None, "options are checked where they are read"
+    return RpcExecutor(setup.tracker, setup.threads, seed=setup.seed)
+
+
+EXECUTORS: Mapping[str, Callable[[Setup], MeasureExecutor]] = {"local": _local, "rpc": _rpc}
 
 
 def make_cost_model(name: str, seed: int = 0, weights: Weights | None = None) -> CostModel:
@@ -138,10 +158,10 @@ def make_strategy(name: str, cost_model: CostModel, seed: int = 0) -> SearchStra
 
 
 def make_executor(
-    name: str, threads: int, seed: int = 0, gpu: Gpu | None = None
+    name: str, threads: int, seed: int = 0, gpu: Gpu | None = None, tracker: str | None = None
 ) -> MeasureExecutor:
-    """The executor behind option ``executor``, for the CPU or a GPU."""
-    return _look_up("executor", name, EXECUTORS)(threads, seed, gpu)
+    """The executor behind option ``executor``: for the CPU, a GPU, or the devices of a tracker."""
+    return _look_up("executor", name, EXECUTORS)(Setup(threads, seed, gpu, tracker))
 
 
 def _look_up(option: str, name: str, table: Mapping[str, T]) -> T:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.store import kernel_entry
 from torch_pruner.cache import KernelStore
-from torch_pruner.compiler.kernels import Context
+from torch_pruner.compiler.context import Context
 from torch_pruner.config import Config
 from torch_pruner.task import Candidate
 

@@ -12,7 +12,7 @@ import torch
 
 from torch_pruner.cache import GraphKey, KernelEntry, KernelKey, KernelStore
 from torch_pruner.cli import cache
-from torch_pruner.compiler.kernels import Context
+from torch_pruner.compiler.context import Context
 from torch_pruner.config import Config
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from tests.contracts.store import kernel_entry, record
 from torch_pruner import exc
 from torch_pruner.cache import KernelStore, bundle
 from torch_pruner.compiler import bundles, history
-from torch_pruner.compiler.kernels import LIBRARY, Context
+from torch_pruner.compiler.context import Context
+from torch_pruner.compiler.kernels import LIBRARY
 from torch_pruner.config import Config
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.report import GraphReport, Report, TaskReport

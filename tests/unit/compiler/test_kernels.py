@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import TYPE_CHECKING
+
 import pytest
 
+from torch_pruner import exc
 from torch_pruner.compiler import kernels
+from torch_pruner.compiler.context import Context
+from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Builder
+from torch_pruner.log import PhaseTimer
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
+from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
 from torch_pruner.tuner.session import TaskOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch_pruner.task import MeasureInput
 
 
 @pytest.mark.parametrize(
@@ -64,3 +79,53 @@ def test_the_vendor_is_timed_only_where_it_can_win(ours_s: float, asked: bool) -
     vendor = Vendor()
     choice = kernels._settle(task, found, Config(), None, vendor)
     assert (choice.source, vendor.calls) == ("tuned", int(asked))
+
+
+class LuckyThenRaced(MeasureExecutor):
+    """Every batch is faster than the one before; in a race whoever came first is."""
+
+    def __init__(self) -> None:
+        self.evaluator, self.device = EvaluatorSpec(), DeviceFingerprint.detect()
+        self._clock = itertools.count()
+        self._met: list[Candidate] = []
+
+    def measure(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+        self._met += [i.candidate for i in inputs]
+        seconds = 1e-3 * 0.9 ** next(self._clock)
+        return [MeasureResult(i.candidate, MeasureStatus.OK, (seconds,)) for i in inputs]
+
+    def race(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+        order = [self._met.index(i.candidate) for i in inputs]
+        return [
+            MeasureResult(i.candidate, MeasureStatus.OK, (2e-3 + 1e-4 * at,))
+            for i, at in zip(inputs, order, strict=True)
+        ]
+
+
+def test_the_next_process_finds_what_this_one_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And not what was fastest at a lucky moment: its library would have to be built first."""
+    executor = LuckyThenRaced()
+    monkeypatch.setattr(kernels, "executor_for", lambda *_: executor)
+    monkeypatch.setattr(kernels, "_import_ahead", lambda: None)
+    config = Config.from_options(options={"cache_dir": str(tmp_path), "trials": 24})
+    store, context = store_for(config), Context.make(config, 1)
+    b = Builder()
+    x, w = b.input(0, (64, 128), "float32"), b.input(1, (128, 96), "float32", static=True)
+    task = Task("matmul", b.finish([b.matmul(x, w)]), context.target, 1, 1)
+    chosen = kernels.choose([task], config, store, context, None, PhaseTimer())[task.workload]
+    assert chosen.source == "tuned"
+    found = kernels.look_up([task], config, store, context)[task.workload]
+    assert (found.candidate, found.latency_s) == (chosen.candidate, chosen.latency_s)
+    assert chosen.latency_s >= 2e-3, "the race decided"
+
+
+def test_what_may_not_be_tuned_is_a_miss(tmp_path: Path) -> None:
+    config = Config.from_options(options={"cache_dir": str(tmp_path)})
+    store, context = store_for(config), Context.make(config, 1)
+    b = Builder()
+    x = b.input(0, (64, 128), "float32")
+    task = Task("relu", b.finish([b.pointwise("relu", x)]), context.target, 1, 1)
+    with pytest.raises(exc.CacheMiss):
+        kernels.choose([task], config, store, context, None, PhaseTimer(), may_tune=False)

@@ -21,7 +21,7 @@ import sys, torch
 from tests.contracts.store import kernel_entry
 from torch_pruner import exc, sync_cache
 from torch_pruner.cache import KernelStore
-from torch_pruner.compiler.kernels import Context
+from torch_pruner.compiler.context import Context
 from torch_pruner.config import Config
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.task import Candidate

@@ -17,7 +17,8 @@ from tests.contracts.measure_executor import MeasureExecutorContract
 from torch_pruner.exc import MeasureError
 from torch_pruner.task import MeasureInput, MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec
-from torch_pruner.tuner.measure.local import Limits, LocalExecutor
+from torch_pruner.tuner.measure.jobs import Limits
+from torch_pruner.tuner.measure.local import LocalExecutor
 
 FAST = EvaluatorSpec(repeat=2, min_repeat_s=1e-4, flush_bytes=1 << 12)
 LIMITS = Limits(start_s=60, task_s=20, build_s=0.7, run_s=0.7)

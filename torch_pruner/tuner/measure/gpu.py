@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from torch_pruner.tuner.measure.base import EvaluatorSpec
-from torch_pruner.tuner.measure.local import Limits, LocalExecutor
+from torch_pruner.tuner.measure.jobs import Limits
+from torch_pruner.tuner.measure.local import LocalExecutor
 
 if TYPE_CHECKING:
     from torch_pruner.fingerprint import Gpu

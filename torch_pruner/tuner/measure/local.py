@@ -16,8 +16,8 @@ import signal
 import threading
 import time
 import weakref
-from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.exc import MeasureError, WorkerDied
@@ -26,6 +26,7 @@ from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
+from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState
 from torch_pruner.tuner.measure.process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -41,45 +42,6 @@ MAX_STARTS = 3  # in a row without an answer, before the executor gives up
 GROUP_BYTES = 256 << 20  # of operands of candidates that are timed side by side
 FINAL_REPEATS = 9
 WINDOW = 2  # builds on their way to one worker: it never waits for its parent
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds that a step may take before its worker is killed."""
-
-    start_s: float = 120.0
-    task_s: float = 120.0
-    build_s: float = 20.0
-    run_s: float = 10.0
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A worker process, what it knows and what it owes answers for."""
-
-    process: WorkerProcess
-    ready: bool = False
-    tasks: set[str] = field(default_factory=set)
-    owes: deque[str | int] = field(default_factory=deque)  # task names and job numbers, in order
-    built: list[int] = field(default_factory=list)
-    ran: set[int] = field(default_factory=set)  # jobs called once, whose times are owed
-    since: float = 0.0
-
-
-@dataclass(slots=True)
-class _Batch:
-    """The jobs of one ``measure`` call and their results so far."""
-
-    inputs: Sequence[MeasureInput]
-    names: list[str]
-    results: dict[int, MeasureResult] = field(default_factory=dict)
-    queue: deque[int] = field(default_factory=deque)
-    lost: Counter[int] = field(default_factory=Counter)
-    race: int = 0
-
-    def settle(self, job: int, status: MeasureStatus, error: str) -> None:
-        candidate = self.inputs[job].candidate
-        self.results[job] = MeasureResult(candidate, status, (), error)
 
 
 class LocalExecutor(MeasureExecutor):
@@ -107,7 +69,7 @@ class LocalExecutor(MeasureExecutor):
         self.n_measured = 0
         self._builder = builder
         self._n_workers = n_workers or min(2, os.cpu_count() or 1)
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerState] = []
         self._best: dict[str, float] = {}
         self._failed_starts = 0
         self._lock = threading.Lock()
@@ -134,7 +96,7 @@ class LocalExecutor(MeasureExecutor):
         """``race``: with so many repeats of each, all by one worker, which times them in turns."""
         with self._lock:
             names = [f"{i.task.workload}/{i.task.threads}" for i in inputs]
-            batch = _Batch(inputs, names, queue=deque(range(len(inputs))), race=race)
+            batch = Batch(inputs, names, queue=deque(range(len(inputs))), race=race)
             try:
                 self._reap()
                 while batch.queue:
@@ -166,33 +128,46 @@ class LocalExecutor(MeasureExecutor):
             **self._environment,
         }
         while len(self._workers) < self._n_workers:
-            process = WorkerProcess(self._builder, environment)
-            self._workers.append(_Worker(process, since=time.monotonic()))
+            process = WorkerProcess(self._arguments(), environment)
+            self._workers.append(WorkerState(process, since=time.monotonic()))
 
-    def _discard(self, worker: _Worker) -> str:
+    def _arguments(self) -> list[str]:
+        """Of a worker's process."""
+        return ["--builder", self._builder]
+
+    def _discard(self, worker: WorkerState) -> str:
         """End a worker; returns what it said last."""
         self._workers.remove(worker)
-        if not worker.ready:
-            self._failed_starts += 1
         worker.process.kill()
         words = worker.process.last_words()
         worker.process.forget()
+        if not worker.ready:
+            self._did_not_start(words)
+        return words
+
+    def _did_not_start(self, words: str) -> None:
+        self._failed_starts += 1
         if self._failed_starts >= MAX_STARTS:
             raise MeasureError(
                 f"{MAX_STARTS} measurement workers in a row did not start;"
                 " run `torch-pruner doctor`. "
                 f"The last one said: {words or 'nothing'}"
             )
-        return words
 
-    def _died(self, worker: _Worker, batch: _Batch, status: MeasureStatus, err: WorkerDied) -> None:
+    def _died(
+        self, worker: WorkerState, batch: Batch, status: MeasureStatus, err: WorkerDied
+    ) -> None:
+        self._lose(worker, batch, status, str(err), blame=self._blames(err))
+
+    def _blames(self, err: WorkerDied) -> bool:
+        """Whether the candidate that a worker was busy with may have ended it."""
         # Candidates do not kill with SIGKILL: the system (memory) or an operator did.
-        self._lose(worker, batch, status, str(err), blame=err.exitcode != -signal.SIGKILL)
+        return err.exitcode != -signal.SIGKILL
 
     def _lose(
         self,
-        worker: _Worker,
-        batch: _Batch,
+        worker: WorkerState,
+        batch: Batch,
         status: MeasureStatus,
         why: str,
         *,
@@ -219,20 +194,20 @@ class LocalExecutor(MeasureExecutor):
             else:
                 batch.queue.append(job)
 
-    def _settle_task(self, batch: _Batch, name: str, status: MeasureStatus, error: str) -> None:
+    def _settle_task(self, batch: Batch, name: str, status: MeasureStatus, error: str) -> None:
         for job, own in enumerate(batch.names):
             if own == name and job not in batch.results:
                 batch.settle(job, status, f"no reference to check against: {error}")
         batch.queue = deque(j for j in batch.queue if j not in batch.results)
 
-    def _limit_s(self, worker: _Worker, job_s: float) -> float:
+    def _limit_s(self, worker: WorkerState, job_s: float) -> float:
         if not worker.ready:
             return self.limits.start_s
         if isinstance(worker.owes[0], str):
             return self.limits.task_s
         return job_s * max(1, len(worker.ran))  # those are timed in turns
 
-    def _wait(self, busy: Sequence[_Worker], batch: _Batch, job_s: float) -> list[_Worker]:
+    def _wait(self, busy: Sequence[WorkerState], batch: Batch, job_s: float) -> list[WorkerState]:
         """Workers that have something to say; those over their limit are lost on the way."""
         now = time.monotonic()
         left = min(w.since + self._limit_s(w, job_s) - now for w in busy)
@@ -246,7 +221,7 @@ class LocalExecutor(MeasureExecutor):
                     self._lose(worker, batch, MeasureStatus.TIMEOUT, what)
         return [w for w in busy if w in self._workers and w.process.fileno() in ready]
 
-    def _receive(self, worker: _Worker) -> list[Message]:
+    def _receive(self, worker: WorkerState) -> list[Message]:
         messages = worker.process.receive()
         if messages:
             worker.since = time.monotonic()
@@ -254,7 +229,7 @@ class LocalExecutor(MeasureExecutor):
 
     # Phases
 
-    def _build(self, batch: _Batch) -> None:
+    def _build(self, batch: Batch) -> None:
         """Until every queued job is built somewhere or settled."""
         for worker in self._workers:
             worker.built.clear()
@@ -281,7 +256,7 @@ class LocalExecutor(MeasureExecutor):
                 except WorkerDied as err:
                     self._died(worker, batch, MeasureStatus.BUILD_ERROR, err)
 
-    def _feed(self, worker: _Worker, batch: _Batch) -> None:
+    def _feed(self, worker: WorkerState, batch: Batch) -> None:
         while batch.queue and len(worker.owes) < WINDOW:
             if not worker.owes:
                 worker.since = time.monotonic()
@@ -297,10 +272,11 @@ class LocalExecutor(MeasureExecutor):
             jobs = [{"job": job, "candidate": batch.inputs[job].candidate.to_json()}]
             worker.process.send({"cmd": "build", "task": name, "jobs": jobs})
 
-    def _on_built(self, worker: _Worker, batch: _Batch, message: Message) -> None:
+    def _on_built(self, worker: WorkerState, batch: Batch, message: Message) -> None:
         if "hello" in message:
             worker.ready = True
             self._failed_starts = 0
+            self._on_hello(message)
             return
         owed = worker.owes.popleft()
         if isinstance(owed, str):
@@ -312,7 +288,10 @@ class LocalExecutor(MeasureExecutor):
         elif owed not in batch.results:
             batch.settle(owed, MeasureStatus(message["status"]), message["error"])
 
-    def _time(self, batch: _Batch) -> None:
+    def _on_hello(self, message: Message) -> None:
+        """A worker has started."""
+
+    def _time(self, batch: Batch) -> None:
         """One worker after the other times what it has built; a lost worker's rest is queued."""
         for worker in list(self._workers):
             jobs = [j for j in worker.built if j not in batch.results]
@@ -323,11 +302,15 @@ class LocalExecutor(MeasureExecutor):
                 if worker in self._workers:
                     self._time_group(worker, batch, group)
             if jobs and worker in self._workers:
-                with contextlib.suppress(WorkerDied):
-                    worker.process.send({"cmd": "drop", "jobs": list(worker.built)})
-                worker.built.clear()
+                self._drop(worker)
 
-    def _groups(self, batch: _Batch, jobs: Sequence[int]) -> list[list[int]]:
+    def _drop(self, worker: WorkerState) -> None:
+        """Let a worker forget what it has built."""
+        with contextlib.suppress(WorkerDied):
+            worker.process.send({"cmd": "drop", "jobs": list(worker.built)})
+        worker.built.clear()
+
+    def _groups(self, batch: Batch, jobs: Sequence[int]) -> list[list[int]]:
         """Jobs of one task side by side, as far as memory goes; alone, if workers died with it."""
         groups: list[list[int]] = []
         room = 0
@@ -343,7 +326,17 @@ class LocalExecutor(MeasureExecutor):
             room -= 1
         return groups
 
-    def _time_group(self, worker: _Worker, batch: _Batch, group: Sequence[int]) -> None:
+    def _time_group(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
+        self._start_group(worker, batch, group)
+        try:
+            while worker.owes and worker in self._workers:
+                for ready in self._wait([worker], batch, self.limits.run_s):
+                    for reply in self._receive(ready):
+                        self._on_timed(ready, batch, reply)
+        except WorkerDied as err:
+            self._died(worker, batch, MeasureStatus.RUN_ERROR, err)
+
+    def _start_group(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
         worker.owes.extend(group)
         worker.ran.clear()
         worker.since = time.monotonic()
@@ -358,15 +351,8 @@ class LocalExecutor(MeasureExecutor):
         }
         with contextlib.suppress(WorkerDied):
             worker.process.send(message)
-        try:
-            while worker.owes and worker in self._workers:
-                for ready in self._wait([worker], batch, self.limits.run_s):
-                    for reply in self._receive(ready):
-                        self._on_timed(ready, batch, reply)
-        except WorkerDied as err:
-            self._died(worker, batch, MeasureStatus.RUN_ERROR, err)
 
-    def _on_timed(self, worker: _Worker, batch: _Batch, message: Message) -> None:
+    def _on_timed(self, worker: WorkerState, batch: Batch, message: Message) -> None:
         job = worker.owes.popleft()
         assert isinstance(job, int), "tasks are defined while building"
         if message.get("ran"):
@@ -395,7 +381,7 @@ def _define(name: str, task: Task, seed: int) -> Message:
     }
 
 
-def _kill_all(workers: list[_Worker]) -> None:
+def _kill_all(workers: list[WorkerState]) -> None:
     while workers:
         worker = workers.pop()
         worker.process.kill()

@@ -21,7 +21,7 @@ from torch_pruner.exc import WorkerDied
 from torch_pruner.tuner.measure.protocol import FrameReader, Message, ProtocolError, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CHUNK = 1 << 16
 TAIL = 2000
@@ -41,10 +41,11 @@ def _module_path() -> list[str]:
 class WorkerProcess:
     """A running worker. Every method but ``kill`` raises ``WorkerDied`` when it is gone."""
 
-    def __init__(self, builder: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """``arguments`` of ``worker.py``."""
         path = os.pathsep.join(_module_path())
         inherited = config.environment()
-        module = ["-P", "-m", "torch_pruner.tuner.measure.worker", "--builder", builder]
+        module = ["-P", "-m", "torch_pruner.tuner.measure.worker", *arguments]
         self._owner = os.getpid()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         self._process = subprocess.Popen(

@@ -1,6 +1,7 @@
 """The child process of ``LocalExecutor``: builds candidates, checks them, times them.
 
-Started as ``python -m torch_pruner.tuner.measure.worker --builder module:factory``. Messages come
+Started as ``python -m torch_pruner.tuner.measure.worker --builder module:factory``, or with
+``--relay module:factory --argument TEXT`` for something else that handles its messages. They come
 on standard input and leave on what was standard output; both are moved to other descriptors first,
 so nothing that a kernel or a compiler prints can corrupt the stream. Exits when its input ends,
 ignores Ctrl-C (its parent decides), may be killed at any moment. Any exception of a candidate is a
@@ -113,7 +114,7 @@ class Worker:
         try:
             kernel = self.builder.build(spec, target, threads, candidate)
         except Exception as err:
-            return _failure(MeasureStatus.BUILD_ERROR, err)
+            return failure(MeasureStatus.BUILD_ERROR, err)
         self.built[job] = (task, kernel)
         return {"ok": True, "seconds": self.clock() - begin}
 
@@ -129,7 +130,7 @@ class Worker:
                 self.builder.set_threads(task.threads)
                 watch, error = self._first_call(task, self.built[job][1], evaluator, best_s)
             except Exception as err:
-                reply({"job": job, **_failure(MeasureStatus.RUN_ERROR, err)})
+                reply({"job": job, **failure(MeasureStatus.RUN_ERROR, err)})
                 continue
             if error:
                 status = MeasureStatus.WRONG_RESULT
@@ -141,7 +142,7 @@ class Worker:
             slower = self._together(name, watches, evaluator)
         except Exception as err:
             for job in watches:
-                reply({"job": job, **_failure(MeasureStatus.RUN_ERROR, err)})
+                reply({"job": job, **failure(MeasureStatus.RUN_ERROR, err)})
             return
         for job, watch in watches.items():
             reply({"job": job, "ok": True, "run_secs": [s / slower for s in watch.run_secs]})
@@ -235,7 +236,7 @@ class Worker:
             try:
                 answer = self.task(message)
             except Exception as err:
-                answer = _failure(MeasureStatus.RUN_ERROR, err)
+                answer = failure(MeasureStatus.RUN_ERROR, err)
             reply({"task": message["task"], **answer})
         elif command == "build":
             for job in message["jobs"]:
@@ -260,7 +261,8 @@ def _preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def _failure(status: MeasureStatus, error: Exception) -> Message:
+def failure(status: MeasureStatus, error: Exception) -> Message:
+    """The answer for a job that failed."""
     text = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
     return {"ok": False, "status": status, "error": text[-MAX_ERROR:]}
 
@@ -282,7 +284,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     parser = argparse.ArgumentParser()
-    parser.add_argument("--builder", required=True)
+    parser.add_argument("--builder")
+    parser.add_argument("--relay")
+    parser.add_argument("--argument", default="")
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(commands, messages), daemon=True).start()
 
@@ -290,9 +294,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         replies.write(encode(message))
         replies.flush()
 
-    module, _, factory = parser.parse_args(argv).builder.partition(":")
-    worker = Worker(getattr(importlib.import_module(module), factory)())
-    reply({"hello": os.getpid()})
+    options = parser.parse_args(argv)
+    module, _, factory = (options.relay or options.builder).partition(":")
+    make = getattr(importlib.import_module(module), factory)
+    worker = make(options.argument) if options.relay else Worker(make())
+    reply({"hello": os.getpid(), **getattr(worker, "hello", {})})
     while True:
         worker.handle(messages.get(), reply)
 

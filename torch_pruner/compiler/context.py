@@ -1,0 +1,90 @@
+"""For which device, threads and code generator kernels are compiled: what keys are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.cache import GraphKey, KernelKey
+from torch_pruner.compiler.executors import fleet
+from torch_pruner.fingerprint import DeviceFingerprint
+from torch_pruner.target import TargetSpec
+from torch_pruner.versions import installed_version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner.cards import Card
+    from torch_pruner.config import Config
+    from torch_pruner.fingerprint import Gpu
+
+CODEGEN_VERSION = 9  # raise it whenever the same decisions generate other code
+SPACE_VERSION = 5  # raise it whenever the sketches' options change
+
+
+def codegen_version() -> str:
+    """The versions of what generates code, as keys have them."""
+    tvm = installed_version("apache-tvm")
+    return f"tvm {tvm} + codegen {CODEGEN_VERSION} + space {SPACE_VERSION}"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """For which device and with how many threads kernels are compiled; part of every key."""
+
+    target: TargetSpec
+    device: DeviceFingerprint
+    threads: int
+    numerics: str
+    hint: str = "torch-pruner tune MODEL"
+    gpu: Gpu | None = None  # where candidates are timed, if not on the CPU
+
+    @staticmethod
+    def make(config: Config, threads: int) -> Context:
+        target = TargetSpec.resolve(config.target, threads)
+        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
+        return Context(target, DeviceFingerprint.detect(), threads, numerics)
+
+    @staticmethod
+    def of_fleet(config: Config) -> Context:
+        """The devices of ``config.tracker``. Raises ``MeasureError`` if none of them answers."""
+        target, device = fleet(config)
+        threads = config.threads or target.cores
+        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
+        return Context(target.with_threads(threads), device, threads, numerics)
+
+    @staticmethod
+    def of_card(
+        config: Config, card: Card, device: DeviceFingerprint, gpu: Gpu | None = None
+    ) -> Context:
+        """A GPU, whose kernels have no CPU threads to ask for; ``gpu``: that it is at hand."""
+        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
+        return Context(TargetSpec.of_card(card), device, 1, numerics, gpu=gpu)
+
+    @property
+    def codegen(self) -> str:
+        return codegen_version()
+
+    def kernel_key(self, workload: str) -> KernelKey:
+        return KernelKey(
+            workload,
+            self.target.key(),
+            self.device.digest(),
+            self.threads,
+            self.numerics,
+            self.codegen,
+        )
+
+    def graph_key(self, text: str, kernels: Sequence[str]) -> GraphKey:
+        graph = hashlib.sha256(text.encode()).hexdigest()
+        return GraphKey(
+            graph,
+            tuple(kernels),
+            self.target.key(),
+            self.device.digest(),
+            self.threads,
+            self.numerics,
+            self.codegen,
+        )
