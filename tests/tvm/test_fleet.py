@@ -145,7 +145,8 @@ class Answers:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        link, _ = self._listener.accept()
+        with self._listener:
+            link, _ = self._listener.accept()
         with link:
             for part in self._parts:
                 link.recv(1 << 16)

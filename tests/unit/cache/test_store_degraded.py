@@ -86,7 +86,7 @@ def test_a_full_disk_keeps_what_it_has(tmp_path: Path, caplog: pytest.LogCapture
     assert "kept in memory" in warning
 
     assert store.put_kernel(kernel_entry(latency_s=1.0)).latency_s == 1e-3
-    store.put_kernel(kernel_entry(latency_s=1e-4, effort=""))
+    store.put_kernel(kernel_entry(latency_s=1e-4, effort="quick"))
     store.add_records(kernel_key(), [record("c"), record("b")])
     found = store.get_kernel(kernel_key())
     assert found is not None
