@@ -96,6 +96,7 @@ def test_a_device_that_is_killed_costs_a_second_try() -> None:
         assert len(executor._workers) == 1
 
 
+@pytest.mark.stress
 def test_a_device_that_hangs_is_left_alone() -> None:
     with fleets.fleet(2) as found, RpcExecutor(found.tracker, 1) as executor:
         task = a_task()
