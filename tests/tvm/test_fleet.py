@@ -74,9 +74,12 @@ class TestRpcExecutor(MeasureExecutorContract):
         assert executor.target == TargetSpec.detect()
 
     def test_both_devices_are_used(self, executor: RpcExecutor, task: Task) -> None:
-        results = executor.measure([MeasureInput(task, c) for c in candidates(8)])
-        assert all(r.status is MeasureStatus.OK for r in results), [r.error for r in results]
-        assert len(executor._workers) == 2
+        for _ in range(3):  # a server may still be ending the session of the test before
+            results = executor.measure([MeasureInput(task, c) for c in candidates(8)])
+            assert all(r.status is MeasureStatus.OK for r in results), [r.error for r in results]
+            if len(executor._workers) == 2:
+                return
+        pytest.fail(f"{len(executor._workers)} of 2 devices")
 
 
 def test_a_device_that_is_killed_costs_a_second_try() -> None:

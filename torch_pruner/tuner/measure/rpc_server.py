@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner.codegen.load import bound, load_entries
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.signature import signature
+from torch_pruner.log import logger
 from torch_pruner.target import TargetSpec
 from torch_pruner.tuner.measure._tvm import TvmBuilder
 from torch_pruner.tuner.measure.builder import BuiltKernel
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
     from torch_pruner.task import Candidate
 
+log = logger(__name__)
 HELLO, COMMAND = "torch_pruner.hello", "torch_pruner.command"  # what a session can call
 
 
@@ -82,6 +85,26 @@ def register() -> None:
 
     tvm_ffi.register_global_func(HELLO, hello, override=True)
     tvm_ffi.register_global_func(COMMAND, command, override=True)
+    _outlive_sessions()
+
+
+def _outlive_sessions() -> None:
+    """TVM's server stops listening, without a word, when a session ends badly: a kernel crashed, or
+    its client was killed."""
+    from tvm.rpc import server
+
+    serve = server._serving
+
+    def serving(sock: Any, *session: Any) -> None:
+        folder = os.getcwd()
+        try:
+            serve(sock, *session)
+        except RuntimeError as err:
+            os.chdir(folder)
+            sock.close()
+            log.info("a session ended badly: %s", err)
+
+    server._serving = serving
 
 
 def main(argv: Sequence[str] | None = None) -> int:
