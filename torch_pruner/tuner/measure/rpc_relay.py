@@ -22,6 +22,7 @@ from torch_pruner.graph.memory import Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure._tvm import scheduled
+from torch_pruner.tuner.measure.rpc import LOST
 from torch_pruner.tuner.measure.rpc_server import COMMAND, HELLO, library_name
 from torch_pruner.tuner.measure.worker import failure
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from torch_pruner.tuner.measure.protocol import Message
 
-LOST = 71  # exit status of a relay whose server went away
 MAX_REPLY = 16 << 20  # characters
 
 
