@@ -19,16 +19,20 @@ SPEC = EvaluatorSpec(repeat=3, min_repeat_s=1e-3, flush_bytes=1 << 12, early_out
 
 
 class Machine:
-    """A builder and its clock: kernels take ``us`` of their candidate, times ``slowness``."""
+    """A builder and its clock: kernels take ``us`` of their candidate, times ``slowness``.
+
+    What reads a kernel's results takes ``far`` microseconds more, once.
+    """
 
     def __init__(self) -> None:
         self.now, self.slowness, self.noise = 0.0, 1.0, 0.0
         self.rng = np.random.default_rng(1)
-        self.renewed, self.renewals = [], 0
+        self.renewed, self.renewals, self.far = [], 0, 0.0
 
     def build(self, spec, target, threads, candidate):
         good = fakes.FakeBuilder().build(spec, target, threads, fakes.candidate())
-        seconds = dict(candidate.decisions)["us"] * 1e-6
+        decisions = dict(candidate.decisions)
+        seconds, far = decisions["us"] * 1e-6, decisions.get("far", 0) * 1e-6
 
         def bind(arrays):
             right = good.bind(arrays)
@@ -36,6 +40,7 @@ class Machine:
 
             def call():
                 self.now += seconds * self.slowness * (1 + self.noise * self.rng.random())
+                self.far = far
                 if not done.once:
                     right()
                     done.once = True
@@ -51,11 +56,12 @@ class Machine:
         pass
 
     def renewal(self, target, arrays):
-        self.renewed = [a.shape for a in arrays]
+        self.renewed.append([a.shape for a in arrays])
         return self.renew
 
     def renew(self):
-        self.now += 1e-6  # takes time, which is nobody's
+        self.now += 1e-6 + self.far  # takes time, of which nobody has the first
+        self.far = 0.0
         self.renewals += 1
 
 
@@ -73,12 +79,12 @@ def worker(machine):
     return worker
 
 
-def timed(worker, *us):
+def timed(worker, *us, far=0):
     """Median microseconds of candidates that take turns."""
     first = max(worker.built, default=-1) + 1
     jobs = list(range(first, first + len(us)))
     for job, value in zip(jobs, us, strict=True):
-        assert worker.build("t", job, Candidate("fake", (("us", value),)))["ok"]
+        assert worker.build("t", job, Candidate("fake", (("us", value), ("far", far))))["ok"]
     replies = []
     message = {"cmd": "time", "jobs": jobs, "best_s": None, "evaluator": SPEC.to_json()}
     worker.handle(message, replies.append)
@@ -96,8 +102,18 @@ def test_activations_are_renewed_before_every_timed_call(worker, machine) -> Non
     spec = fakes.linear_spec()
     activations = [spec.nodes[i].shape for i in spec.inputs if not spec.nodes[i].attr("static")]
     assert timed(worker, 100) == pytest.approx([100])
-    assert machine.renewed == activations
+    results = [spec.nodes[i].shape for i in spec.outputs]
+    assert machine.renewed == [activations, results]
     assert machine.renewals >= 3 * 10  # three repeats of a millisecond
+
+
+def test_results_that_lie_far_from_their_reader_cost_their_kernel(worker, machine) -> None:
+    assert timed(worker, 100, 90) == pytest.approx([100, 90])
+    assert timed(worker, 90, far=20) == pytest.approx([110])
+
+
+def test_a_kernel_takes_some_time_however_fast_its_reader(worker) -> None:
+    assert 0 < timed(worker, 1e-3)[0] < 0.1
 
 
 def test_what_is_timed_at_a_slow_moment_is_put_right(worker, machine) -> None:

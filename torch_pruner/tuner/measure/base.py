@@ -23,7 +23,8 @@ class EvaluatorSpec:
     ``flush_bytes``, so that they come from memory as they do in a network, while activations stay
     in cache; 0 keeps everything hot. With ``renew``, threads write activations anew before every
     call, each its share, as the kernel before would have: what another core holds has to come from
-    there. Only the calls are timed then. A repeat during which another process took a core away is
+    there. After the call they rewrite the results the same way, as a reader would have to fetch
+    them; that is timed, less what it takes when each has written its own share. A repeat during which another process took a core away is
     disturbed: up to ``extra`` more are run in their place, and only if all were disturbed do the
     fastest of them count. After the first repeat a candidate slower than ``early_out`` times the
     best one known is given no further repeats (0 turns that off). Candidates of a task take turns,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,23 +18,49 @@ if TYPE_CHECKING:
 Call = Callable[[], object]
 MAX_CALLS = 100_000
 HOPELESS = 10.0  # one call this many times slower than the best is not worth a repeat
+LEAST = 0.05  # of what was timed: what is left for the kernel, however long its reader took
+READINGS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What runs around every timed call, in place of the kernels before and after it.
+
+    ``before`` is not timed. ``after`` is: it reads the results, as the kernel after would, and what
+    that takes when they lie near, ``after_s``, is taken off again.
+    """
+
+    before: Call
+    after: Call
+    after_s: float
+
+
+def reading_s(after: Call, clock: Callable[[], float]) -> float:
+    """Seconds of ``after`` when all that it reads lies near: the least of a few in a row."""
+    seconds = []
+    for _ in range(READINGS):
+        begin = clock()
+        after()
+        seconds.append(clock() - begin)
+    return min(seconds)
 
 
 def _run(
     calls: Sequence[Call],
     number: int,
     clock: Callable[[], float],
-    before: Call | None = None,
+    context: Context | None = None,
 ) -> float:
-    """Seconds for ``number`` calls, taking ``calls`` in turn; ``before`` each of them, untimed."""
-    if before is not None:
+    """Seconds for ``number`` calls, taking ``calls`` in turn, each in its ``context``."""
+    if context is not None:
         total = 0.0
         for call in itertools.islice(itertools.cycle(calls), number):
-            before()
+            context.before()
             begin = clock()
             call()
+            context.after()
             total += clock() - begin
-        return total
+        return max(total - number * context.after_s, LEAST * total)
     if len(calls) == 1:
         call = calls[0]
         begin = clock()
@@ -50,8 +77,8 @@ def _run(
 class Stopwatch:
     """Times one kernel repeat by repeat, so that several can take turns.
 
-    ``preemptions`` counts how often another process has taken a core from this one; ``before`` runs
-    before every call and is not timed. ``device`` runs calls and tells their seconds by a clock of
+    ``preemptions`` counts how often another process has taken a core from this one; every call
+    runs in its ``context``. ``device`` runs calls and tells their seconds by a clock of
     its own, if it has one.
     """
 
@@ -62,11 +89,11 @@ class Stopwatch:
         best_s: float,
         clock: Callable[[], float],
         preemptions: Callable[[], int] = lambda: 0,
-        before: Call | None = None,
+        context: Context | None = None,
         device: Callable[[Sequence[Call], int], float | None] = lambda calls, number: None,
     ) -> None:
         self._calls, self._spec, self._clock, self._preemptions = calls, spec, clock, preemptions
-        self._before, self._device = before, device
+        self._context, self._device = context, device
         self._limit = best_s * spec.early_out if spec.early_out > 0 else math.inf
         self._clean: list[float] = []
         self._disturbed: list[float] = []
@@ -106,7 +133,7 @@ class Stopwatch:
 
     def _timed(self, number: int) -> float:
         seconds = self._device(self._calls, number)
-        return _run(self._calls, number, self._clock, self._before) if seconds is None else seconds
+        return _run(self._calls, number, self._clock, self._context) if seconds is None else seconds
 
     def _note(self, elapsed: float, before: int) -> None:
         kind = self._disturbed if self._preemptions() > before else self._clean

@@ -32,7 +32,7 @@ from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
-from torch_pruner.tuner.measure.timing import Stopwatch, time_together
+from torch_pruner.tuner.measure.timing import Context, Stopwatch, reading_s, time_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +59,7 @@ class WorkerTask:
     arrays: dict[tuple[int, Pack | None, int], list[Array]] = field(default_factory=dict)
     spare: dict[int, list[Array]] = field(default_factory=dict)
     expected: dict[tuple[float, float], list[check.Expectation]] = field(default_factory=dict)
+    reading_s: float | None = None  # of reading the results where they lie near
 
     @property
     def nbytes(self) -> int:
@@ -161,17 +162,26 @@ class Worker:
         if key not in task.expected:
             task.expected[key] = check.expectations(task.spec, task.reference, evaluator)
         error = check.mismatch(task.expected[key], outputs)
-        before = self._renewal(task) if evaluator.renew else None
+        context = self._context(task, outputs) if evaluator.renew else None
         watch = Stopwatch(
-            calls, evaluator, best_s, self.clock, _preemptions, before, self.builder.seconds
+            calls, evaluator, best_s, self.clock, _preemptions, context, self.builder.seconds
         )
         return watch, error or ""
 
-    def _renewal(self, task: WorkerTask) -> Callable[[], object] | None:
-        """Writes the inputs that another kernel would have written; all candidates share them."""
+    def _context(self, task: WorkerTask, outputs: Sequence[Array]) -> Context | None:
+        """Writes the inputs that another kernel would have written and reads the results.
+
+        All candidates share the inputs, and one figure for what reading takes.
+        """
         dynamic = [i for i, n in enumerate(task.spec.inputs) if not _static(task.spec, n)]
         arrays = [a for i in dynamic for a in task.arrays.get((i, None, 1), ())]
-        return self.builder.renewal(task.target, arrays)
+        before = self.builder.renewal(task.target, arrays)
+        after = self.builder.renewal(task.target, outputs)
+        if before is None or after is None:
+            return None
+        if task.reading_s is None:
+            task.reading_s = reading_s(after, self.clock)
+        return Context(before, after, task.reading_s)
 
     def _together(
         self, name: str, watches: Mapping[int, Stopwatch], evaluator: EvaluatorSpec
