@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         save_bundle,
         sync_cache,
         tune,
+        tune_seen,
     )
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "save_bundle",
     "sync_cache",
     "tune",
+    "tune_seen",
 ]
 
 _API = frozenset(__all__) - {"__version__", "exc", "onnx"}

@@ -214,6 +214,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "debug_dir": _optional(_path()),
         "progress": _or_auto(_boolean()),
         "cuda_graphs": _boolean(),
+        "max_sizes": _integer(0),
     }
 )
 # Settings of the environment alone: they concern the process and not one compiled model.
@@ -256,6 +257,7 @@ class Config:
     debug_dir: str | None = None
     progress: bool | Literal["auto"] = "auto"
     cuda_graphs: bool = False
+    max_sizes: int = 32
     cache_max_bytes: int = 10 << 30
     log: str | None = None
 

@@ -46,9 +46,9 @@ class Loaded:
     inputs: list[Inputs]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """``MODEL``, and what makes inputs for it."""
-    parser.add_argument("model", metavar="MODEL", help=FORMS)
+    parser.add_argument("model", metavar="MODEL", help=FORMS, nargs="?" if optional else None)
     parser.add_argument(
         "--inputs",
         metavar="REF",

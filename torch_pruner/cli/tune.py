@@ -1,12 +1,17 @@
-"""``torch-pruner tune MODEL``: fill the kernel cache before deployment."""
+"""``torch-pruner tune MODEL``: fill the kernel cache before deployment.
+
+``torch-pruner tune --seen`` needs no model: it tunes what ran untuned and was noted.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner.cli import arguments, explain, model
+from torch_pruner.exc import UnsupportedModel
 
 if TYPE_CHECKING:
     import argparse
@@ -15,7 +20,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    model.add_arguments(parser)
+    model.add_arguments(parser, optional=True)
+    parser.add_argument(
+        "--seen",
+        action="store_true",
+        help="in place of MODEL: tune the kernels that the cache has noted because they ran"
+        " untuned (sizes that came later, on_miss=fallback)",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the table of tasks and stop: tunes nothing"
     )
@@ -30,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
     A dry run returns 0 whatever is cached.
     """
     options = arguments.options_of(args)
+    if args.seen == (args.model is not None):
+        raise UnsupportedModel("tune", "give either MODEL or --seen")
+    if args.seen and (args.dry_run or args.train):
+        raise UnsupportedModel("tune", "--seen goes with neither --dry-run nor --train")
     if args.dry_run:
         return _dry_run(args, options)
     with arguments.clean_stdout(args.json):
@@ -38,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(report.to_json(), indent=2) if args.json else report)
     if interrupted or report is None:
         raise KeyboardInterrupt("the best kernels found so far are kept; run it again to go on")
+    if args.seen and not report.graphs:
+        print("nothing is noted: every kernel that ran is tuned", file=sys.stderr)
+        return 0
     if not args.json:
         print(f"\n{verdict(report)}")
     return int(not report.complete)
@@ -65,11 +83,13 @@ def verdict(report: Report) -> str:
 
 def _tune(args: argparse.Namespace, options: dict[str, Any]) -> tuple[Report | None, bool]:
     """The report, and whether tuning was interrupted (then with what was done until then)."""
-    loaded = model.load(args)
+    loaded = None if args.seen else model.load(args)
     from torch_pruner.dynamo import api
 
     explain.use_threads(options)
     try:
+        if loaded is None:
+            return api.tune_seen(options), False
         report = api.tune(loaded.module, loaded.inputs, options=options, backward=args.train)
     except KeyboardInterrupt:
         return api.last_report(), True

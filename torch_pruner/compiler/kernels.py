@@ -175,8 +175,11 @@ def _draft(
     with timer.phase("draft"):
         for task in tasks:
             choices[task.workload] = Choice(draft(task), "untuned")
-            if config.effort == "none" and config.on_miss == "tune":
-                _publish(task, choices[task.workload], store, context, effort="none")
+            # What runs untuned for now is noted, for ``compiler.seen`` to find.
+            drafted = config.effort == "none" and config.on_miss == "tune"
+            effort = "none" if drafted else ""
+            if drafted or config.on_miss == "fallback":
+                _publish(task, choices[task.workload], store, context, effort=effort)
     return choices
 
 

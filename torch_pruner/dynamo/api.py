@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_pruner import exc
-from torch_pruner.compiler import bundles, kernels
+from torch_pruner.compiler import bundles, kernels, seen
 from torch_pruner.config import Config
 from torch_pruner.dynamo import backend, reports
 from torch_pruner.dynamo.devices import device_of, place_of, platform_of
@@ -19,7 +19,8 @@ from torch_pruner.dynamo.partition import Region, partition
 from torch_pruner.dynamo.ranks import sync_cache
 from torch_pruner.dynamo.tensors import spec_of
 from torch_pruner.graph.describe import flops_of
-from torch_pruner.report import OpFallback, Report
+from torch_pruner.log import PhaseTimer
+from torch_pruner.report import GraphReport, OpFallback, Report
 
 if TYPE_CHECKING:
     import os
@@ -40,6 +41,7 @@ __all__ = [
     "save_bundle",
     "sync_cache",
     "tune",
+    "tune_seen",
 ]
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
@@ -125,6 +127,32 @@ def tune(
             if isinstance(err.inner_exception, exc.PrunerError):
                 raise err.inner_exception from None
             raise
+    return Report(tuple(graphs))
+
+
+def tune_seen(
+    options: Mapping[str, Any] | None = None, mode: str | None = None, *, device: str = "cpu"
+) -> Report:
+    """Tune what the cache has noted: kernels that ran untuned because no one was to wait for them.
+
+    Those are of sizes that came later than the first (``dynamic=True``) and of
+    ``on_miss="fallback"``, of this device, with these numbers of threads and options. Needs no
+    model. Of the report, ``ops_total`` counts kernels.
+    """
+    config = Config.from_options(mode, options)
+    timer = PhaseTimer()
+    compiler = platform_of(torch.device(device), config).compiler(config, timer)
+    with reports.collect() as graphs:
+        if tasks := tuple(seen.tune_noted(compiler)):
+            flops = sum(t.flops for t in tasks)
+            counts = (len(tasks), len(tasks), flops, flops, 0)
+            seconds, tunings = dict(timer.seconds), tuple(compiler.tunings)
+            trials = sum(t.trials for t in tasks)
+            reports.add(
+                GraphReport(
+                    "seen", *counts, tasks=tasks, seconds=seconds, trials=trials, tunings=tunings
+                )
+            )
     return Report(tuple(graphs))
 
 

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import threading
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,7 @@ from torch import fx
 from torch_pruner import exc, log
 from torch_pruner.compiler import verdicts
 from torch_pruner.config import OPTIONS, Config
-from torch_pruner.dynamo import cuda_graphs, ranks, reports, saved, torch_cache
+from torch_pruner.dynamo import cuda_graphs, ranks, reports, saved, sizes, torch_cache
 from torch_pruner.dynamo.build import build_graph
 from torch_pruner.dynamo.checked import INT8_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.decompositions import decomposition_table
@@ -68,7 +69,7 @@ def compile_dynamo_graph(
     name = f"graph{next(_counter)}"
     reports.begin()
     config = ranks.without_tuning(config)
-    compile_as = partial(_compile_aten, config=config, name=name)
+    compile_as = partial(_compile_aten, config=config, name=name, again=_recompiles())
     restore = partial(restored, config=config, name=name, timer=timer)
 
     def aot() -> Callable[..., Any]:
@@ -131,38 +132,112 @@ def _compile_aten(
     name: str,
     kind: str,
     timer: PhaseTimer,
+    again: bool,
 ) -> SavedCall:
+    """``again``: other sizes of this function were compiled before."""
     label = _label(name, kind)
+    ends = _Ends.of(example_inputs, kind)
+    if config.max_sizes and sizes.depends_on_sizes(gm):
+        call = _sized(gm, example_inputs, ends, config, label, timer, again=again)
+        return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
+    return _or_eager(
+        lambda: _locked_build(gm, example_inputs, ends, config, label, timer),
+        lambda: SavedCall(why="a graph that eager runs", kind=kind, call=_boxed(gm)),
+        label,
+        config,
+    )
 
-    def attempt() -> SavedCall:
-        with _compile_lock:
-            return _build(gm, example_inputs, config, label, kind, timer)
 
-    def eager() -> SavedCall:
-        return SavedCall(why="a graph that eager runs", kind=kind, call=_boxed(gm))
+def _recompiles() -> bool:
+    """Whether Dynamo has compiled what it compiles now before, for other sizes or types."""
+    compile_id = torch._guards.CompileContext.current_compile_id()
+    return bool(getattr(compile_id, "frame_compile_id", 0))
 
-    return _or_eager(attempt, eager, label, config)
+
+def _sized(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    ends: _Ends,
+    config: Config,
+    label: str,
+    timer: PhaseTimer,
+    *,
+    again: bool,
+) -> sizes.SizedCall:
+    """A call for many sizes. Tuned for those of the first capture; later ones run as drafted, or as
+    the cache has them: nobody waits for tuning in the middle of a run."""
+
+    def build_for(graph: fx.GraphModule, text: str, using: Config, timer: PhaseTimer) -> Any:
+        name = f"{label}[{text}]"
+        given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+        return _or_eager(
+            lambda: _locked_build(graph, given, ends, using, name, timer),
+            lambda: _boxed(gm),
+            name,
+            using,
+        )
+
+    def later(graph: fx.GraphModule, text: str) -> Any:
+        try:
+            return build_for(graph, text, drafted, PhaseTimer())
+        except exc.CacheMiss as err:
+            # The first capture was the time to refuse; a request is not failed for its size.
+            _log.warning("%s[%s] runs in eager: %s", label, text, err)
+            return _boxed(gm)
+
+    drafted = config.replace(on_miss="fallback") if config.on_miss == "tune" else config
+    first = drafted if again else config
+    call = sizes.SizedCall(gm, later, _boxed(gm), limit=config.max_sizes, name=label)
+    if (given := sizes.hinted(example_inputs)) is not None:
+        call.prepare(given, lambda graph, text: build_for(graph, text, first, timer))
+    return call
 
 
 def _label(name: str, kind: str) -> str:
     return name if kind == "inference" else f"{name}.{kind}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What AOTAutograd says of a graph's inputs while it is captured."""
+
+    kind: str
+    static: frozenset[int]
+    mutated: Sequence[int]
+
+    @staticmethod
+    def of(example_inputs: Sequence[Any], kind: str) -> _Ends:
+        if kind != "inference":
+            return _Ends(kind, frozenset(), ())
+        return _Ends(kind, static_inputs(example_inputs), mutated_inputs())
+
+
+def _locked_build(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    ends: _Ends,
+    config: Config,
+    label: str,
+    timer: PhaseTimer,
+) -> SavedCall:
+    with _compile_lock:
+        return _build(gm, example_inputs, ends, config, label, timer)
+
+
 def _build(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
+    ends: _Ends,
     config: Config,
     label: str,
-    kind: str,
     timer: PhaseTimer,
 ) -> SavedCall:
+    kind, static, mutated = ends.kind, ends.static, ends.mutated
     if not gm.graph.output_node().args[0]:
         return SavedCall(why="an empty graph", kind=kind, call=_boxed(gm))
     platform = platform_of(device_of(gm), config)
     compiler = platform.compiler(config, timer)
     with timer.phase("lower"):
-        static = static_inputs(example_inputs) if kind == "inference" else frozenset()
-        mutated = mutated_inputs() if kind == "inference" else ()
         program = describe(
             gm, static=static, mutated=mutated, device=platform.device, dtypes=platform.dtypes
         )

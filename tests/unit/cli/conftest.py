@@ -104,7 +104,12 @@ class Api:
         self.report = report(TUNED)
         self.explanation = explanation(PLANNED)
         self.calls: list[dict[str, Any]] = []
+        self.seen: list[Any] = []
         self.error: BaseException | None = None
+
+    def tune_seen(self, options: Any = None) -> Report:
+        self.seen.append(options)
+        return self.report
 
     def tune(
         self, model: Any, inputs: Any, options: Any = None, mode: Any = None, backward: bool = False
@@ -130,7 +135,7 @@ class Api:
 @pytest.fixture
 def fake_api(monkeypatch: pytest.MonkeyPatch, here: Path) -> Api:
     fake = Api()
-    for name in ("tune", "explain", "last_report"):
+    for name in ("tune", "tune_seen", "explain", "last_report"):
         monkeypatch.setattr(api, name, getattr(fake, name))
     return fake
 

@@ -156,3 +156,26 @@ def test_explain_prints_the_explanation(run: Run, fake_api: Any) -> None:
     assert fake_api.calls[0]["options"] == {"effort": "full"}
     status, out, _ = run("explain", "net.py:make", "--json")
     assert json.loads(out) == fake_api.explanation.to_json()
+
+
+def test_what_was_seen_is_tuned_without_a_model(run: Run, fake_api: Any) -> None:
+    status, out, _ = run("tune", "--seen", "--effort", "full")
+    assert status == 0
+    assert fake_api.seen == [{"effort": "full"}]
+    assert out.endswith("complete: every operator is compiled, every kernel is in the cache\n")
+
+
+def test_nothing_was_seen(run: Run, fake_api: Any) -> None:
+    fake_api.report = Report()
+    status, _, err = run("tune", "--seen")
+    assert status == 0
+    assert "nothing is noted" in err
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("net.py:make", "--seen"), ("--seen", "--dry-run"), ("--seen", "--train")]
+)
+def test_a_model_or_what_was_seen(run: Run, fake_api: Any, words: tuple[str, ...]) -> None:
+    status, _, err = run("tune", *words)
+    assert status == 2
+    assert "--seen" in err
