@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.cli import arguments, model
+from torch_pruner.cli import arguments, model, page
 from torch_pruner.report import flops_text, table
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_arguments(parser)
     arguments.add_options(parser)
     arguments.add_json(parser)
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write it there, as one page to look at"
+    )
     parser.set_defaults(run=run)
 
 
@@ -27,6 +31,9 @@ def run(args: argparse.Namespace) -> int:
     options = arguments.options_of(args)
     with arguments.clean_stdout(args.json):
         found = explanation(args, options)
+    if args.html is not None:
+        args.html.parent.mkdir(parents=True, exist_ok=True)
+        args.html.write_text(page.render(found, args.model), encoding="utf-8")
     print(json.dumps(found.to_json(), indent=2) if args.json else found)
     return 0
 

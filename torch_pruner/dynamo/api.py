@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,10 @@ Inputs = tuple[Any, ...] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TaskExplanation:
-    """One kernel that would run: its output shape, how often it is called, whether it is cached."""
+    """One kernel that would run: its output shape, how often it is called, whether it is cached.
+
+    What is cached has the kind of its schedule, and its seconds per call unless it was never timed.
+    """
 
     name: str
     workload: str
@@ -60,6 +64,8 @@ class TaskExplanation:
     cached: bool
     # For a missing kernel: the fields in which the nearest entry differs.
     differs: Mapping[str, tuple[Any, Any]]
+    schedule: str = ""
+    latency_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +303,7 @@ def _explain_graph(
             again = tasks.get(task.workload)
             calls = task.weight + (again.weight if again else 0)
             tasks[task.workload] = replace(
-                _explain_task(task, compiler, cached=task.workload in known), weight=calls
+                _explain_task(task, compiler, known.get(task.workload)), weight=calls
             )
     rejections = tuple(OpFallback(r.node, str(r.kind), r.detail) for r in parts.rejections)
     return GraphExplanation(
@@ -312,10 +318,11 @@ def _explain_graph(
     )
 
 
-def _explain_task(task: Task, compiler: Compiler, *, cached: bool) -> TaskExplanation:
+def _explain_task(task: Task, compiler: Compiler, known: kernels.Choice | None) -> TaskExplanation:
     out = task.spec.nodes[task.spec.outputs[0]]
     differs: Mapping[str, tuple[Any, Any]] = {}
-    if not cached:
+    timed = known is not None and math.isfinite(known.latency_s)
+    if known is None:
         key = compiler.context.kernel_key(task.workload)
         nearest = compiler.store.nearest(key)
         differs = key.diff(nearest) if nearest is not None else {}
@@ -327,6 +334,8 @@ def _explain_task(task: Task, compiler: Compiler, *, cached: bool) -> TaskExplan
         out.dtype,
         task.weight,
         flops_of(task.spec),
-        cached,
+        known is not None,
         differs,
+        known.sketch if known is not None else "",
+        known.latency_s if known is not None and timed else None,
     )
