@@ -37,12 +37,40 @@ __all__ = [
     "Symbols",
     "TilesSketch",
     "WinogradSketch",
+    "drop_space",
     "sketches_for",
+    "use_space",
 ]
+
+_spaces: list[type[Sketch]] = []
+
+
+def use_space(space: type[Sketch]) -> None:
+    """From now on tune in ``space`` where it ``fits``, in place of the built-in sketch of its name.
+
+    A subclass of a built-in sketch can offer other options (``domains``), exclude points
+    (``valid``) or estimate them otherwise (``symbols``). Its name says which emitter makes its
+    kernels, which has to be able to emit every point that is valid; decisions say all there is to
+    say about a kernel, so other processes run what was found here without knowing the space.
+    Of several that fit, the one added last counts. Adding a space again does nothing.
+    """
+    if space not in _spaces:
+        _spaces.append(space)
+
+
+def drop_space(space: type[Sketch]) -> None:
+    """Undo ``use_space``; nothing happens if it was not used."""
+    if space in _spaces:
+        _spaces.remove(space)
 
 
 def sketches_for(task: Task) -> list[Sketch]:
     """Every sketch that can express the task, most specific first. Never empty."""
+    own = {space.name: space for space in _spaces if space.fits(task)}
+    return [own[s.name](task) if s.name in own else s for s in _built_in(task)]
+
+
+def _built_in(task: Task) -> list[Sketch]:
     spec = task.spec
     kinds = {n.kind for n in spec.nodes}
     if task.target.is_gpu:

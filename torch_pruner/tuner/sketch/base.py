@@ -65,6 +65,11 @@ class Sketch(ABC):
     @abstractmethod
     def symbols(self, decisions: Decisions) -> Symbols: ...
 
+    @staticmethod
+    def fits(task: Task) -> bool:
+        """Whether the sketch is for ``task``. Default: it is."""
+        return True
+
     def valid(self, decisions: Decisions) -> Mask:
         """Which rows can be emitted. Default: all."""
         return np.ones(len(decisions), dtype=bool)
