@@ -1,0 +1,134 @@
+"""Pictures of the tables in docs: ``python -m benchmarks.charts`` draws again from the same data.
+
+Needs the extra ``curve``. A figure that was not measured is not drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+OURS, QUICK = "pruner", "pruner-quick"
+STYLES = {
+    "eager": ("o", "#8a8f99"),
+    "inductor": ("v", "#c2410c"),
+    "inductor-freezing": ("^", "#ea8a4f"),
+    "inductor-max": (">", "#f2b48a"),
+    "onnxruntime": ("s", "#7c3aed"),
+    "openvino": ("D", "#0f766e"),
+    QUICK: ("x", "#2f6fed"),
+}
+
+
+def peers(data: Mapping[str, Any], precision: str = "float32") -> Figure | None:
+    """Every contestant's latency over that of pruner with full effort, a line for each network."""
+    rows = [r for r in data["rows"].values() if r["precision"] == precision and _median(r, OURS)]
+    if not rows:
+        return None
+    rows.sort(key=lambda row: min(_ratios(row).values()))
+    figure = Figure(figsize=(9, 1.6 + 0.34 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for name, (marker, colour) in STYLES.items():
+        at = [(k, _ratios(r)[name]) for k, r in enumerate(rows) if name in _ratios(r)]
+        if at:
+            y, x = zip(*at, strict=True)
+            axes.scatter(x, y, marker=marker, color=colour, s=34, label=name, zorder=3)
+    axes.axvline(1.0, color="#2f6fed", linewidth=1.5, zorder=2)
+    axes.set_yticks(range(len(rows)), [r["title"] for r in rows])
+    axes.grid(axis="x", color="#e3e6ec", zorder=0)
+    _times(axes, [v for r in rows for v in _ratios(r).values()])
+    axes.set_xlabel("latency over that of pruner with full effort; to the right: pruner is faster")
+    axes.set_title(f"Latency beside the peers, {precision}, batch 1", loc="left")
+    figure.legend(loc="outside lower center", ncols=len(STYLES), frameon=False, fontsize=8)
+    return figure
+
+
+def dynamic(data: Mapping[str, Any]) -> Figure:
+    """Latency by sequence length."""
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    kinds = {
+        "eager": "#8a8f99", "inductor": "#c2410c", "pruner": "#2f6fed", "pruner static": "#111827",
+    }  # fmt: skip
+    for name, colour in kinds.items():
+        at = [
+            (row["length"], 1e3 * row["latency"][name]["median_s"])
+            for row in data["lengths"]
+            if name in row["latency"]
+        ]
+        if not at:
+            continue
+        x, y = zip(*at, strict=True)
+        alone = name == "pruner static"
+        style: dict[str, Any] = {"linestyle": "none", "marker": "x"} if alone else {"marker": "."}
+        axes.plot(x, y, color=colour, label=name, zorder=3, **style)
+    axes.set_xlabel("sequence length")
+    axes.set_ylabel("ms per call")
+    axes.set_ylim(bottom=0)
+    axes.grid(color="#e3e6ec", zorder=0)
+    axes.set_title(f"{data['network']}: one compiled model, many lengths", loc="left")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _times(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic axis of ratios with plain numbers."""
+    axes.set_xscale("log")
+    axes.set_xlim(min(0.85, 0.95 * min(values)), 1.1 * max(values))
+    low, high = axes.get_xlim()
+    ticks = [t for t in (0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8) if low <= t <= high]
+    axes.set_xticks(ticks)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+
+
+def _median(row: Mapping[str, Any], name: str) -> float | None:
+    found = row.get("contestants", {}).get(name, {}).get("latency")
+    return float(found["median_s"]) if found else None
+
+
+def _ratios(row: Mapping[str, Any]) -> dict[str, float]:
+    ours = _median(row, OURS)
+    assert ours
+    found = {name: _median(row, name) for name in STYLES}
+    return {name: seconds / ours for name, seconds in found.items() if seconds}
+
+
+CHARTS: Mapping[str, tuple[str, Callable[[Any], Figure | None]]] = {
+    "peers.png": ("peers.json", peers),
+    "dynamic.png": ("dynamic.json", dynamic),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.charts", description=__doc__)
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where data/ is and pictures go")
+    options = parser.parse_args(arguments)
+    for picture, (source, draw) in CHARTS.items():
+        path = options.docs / "data" / source
+        if not path.exists():
+            print(f"{picture}: there is no {source}")
+            continue
+        figure = draw(json.loads(path.read_text()))
+        if figure is not None:
+            FigureCanvasAgg(figure)
+            figure.savefig(options.docs / picture, format="png", dpi=130)
+            print(f"{picture}: drawn")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
