@@ -1,0 +1,256 @@
+"""Twenty architectures of ``transformers``, small and with random weights, beside eager.
+
+    python -m tests.suites.architectures --out docs/architectures.md
+
+Encoders, decoders, encoder-decoders, vision and audio. Each runs forward in evaluation mode through
+``torch.compile(backend="pruner")``; of some the gradients are compared as well. Nothing is
+downloaded: configurations are written here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.suites.isolated import Outcome, answer, cell, compare, report_progress, run_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+OPTIONS = {"effort": "none"}
+GRADIENT = 1e-3  # of a parameter's gradient, relative to its largest element
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """``kind`` for the table; ``config`` names a class of transformers and its arguments."""
+
+    kind: str
+    config: str
+    arguments: Mapping[str, Any]
+    inputs: Callable[[], dict[str, Any]]
+    gradients: bool = False
+
+
+def _tokens(length: int = 12, vocabulary: int = 120, batch: int = 2) -> dict[str, Any]:
+    import torch
+
+    ids = torch.randint(3, vocabulary, (batch, length))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _pair() -> dict[str, Any]:
+    """Of an encoder and a decoder."""
+    import torch
+
+    return {**_tokens(), "decoder_input_ids": torch.randint(3, 120, (2, 7))}
+
+
+def _pixels(size: int = 32) -> dict[str, Any]:
+    import torch
+
+    return {"pixel_values": torch.randn(2, 3, size, size)}
+
+
+def _samples() -> dict[str, Any]:
+    import torch
+
+    return {"input_values": torch.randn(2, 2000)}
+
+
+def _mel() -> dict[str, Any]:
+    import torch
+
+    return {
+        "input_features": torch.randn(2, 16, 60),
+        "decoder_input_ids": torch.randint(3, 120, (2, 5)),
+    }
+
+
+_WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_ENCODER = {**_WIDTH, "intermediate_size": 64, "vocab_size": 120, "max_position_embeddings": 64}
+_DECODER = {**_ENCODER, "num_key_value_heads": 2}
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 120, "n_positions": 64}
+_SEQ2SEQ = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 120,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+_T5 = {
+    "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 120,
+}  # fmt: skip
+_VISION = {**_WIDTH, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
+_SPEECH = {
+    **_WIDTH, "intermediate_size": 64, "conv_dim": (16, 16), "conv_kernel": (10, 3),
+    "conv_stride": (5, 2), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "bert": Architecture("encoder", "BertConfig", _ENCODER, _tokens, gradients=True),
+    "roberta": Architecture("encoder", "RobertaConfig", _ENCODER, _tokens),
+    "distilbert": Architecture(
+        "encoder", "DistilBertConfig",
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 120}, _tokens,
+    ),
+    "electra": Architecture(
+        "encoder", "ElectraConfig", {**_ENCODER, "embedding_size": 16}, _tokens
+    ),
+    "albert": Architecture("encoder", "AlbertConfig", {**_ENCODER, "embedding_size": 16}, _tokens),
+    "modernbert": Architecture(
+        "encoder", "ModernBertConfig",
+        {**_ENCODER, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
+         "sep_token_id": 2}, _tokens,
+    ),
+    "gpt2": Architecture("decoder", "GPT2Config", _GPT, _tokens, gradients=True),
+    "gpt_neox": Architecture("decoder", "GPTNeoXConfig", _ENCODER, _tokens),
+    "llama": Architecture("decoder", "LlamaConfig", _DECODER, _tokens, gradients=True),
+    "mistral": Architecture("decoder", "MistralConfig", _DECODER, _tokens),
+    "qwen2": Architecture("decoder", "Qwen2Config", _DECODER, _tokens),
+    "gemma": Architecture("decoder", "GemmaConfig", {**_DECODER, "head_dim": 8}, _tokens),
+    "phi": Architecture("decoder", "PhiConfig", _DECODER, _tokens),
+    "opt": Architecture(
+        "decoder", "OPTConfig",
+        {**_WIDTH, "ffn_dim": 64, "vocab_size": 120, "max_position_embeddings": 64,
+         "word_embed_proj_dim": 32}, _tokens,
+    ),
+    "t5": Architecture("encoder-decoder", "T5Config", _T5, _pair, gradients=True),
+    "bart": Architecture("encoder-decoder", "BartConfig", _SEQ2SEQ, _pair),
+    "vit": Architecture("vision", "ViTConfig", _VISION, _pixels, gradients=True),
+    "swin": Architecture(
+        "vision", "SwinConfig",
+        {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4],
+         "window_size": 4}, _pixels,
+    ),
+    "convnext": Architecture(
+        "vision", "ConvNextConfig",
+        {"hidden_sizes": [16, 32, 32, 32], "depths": [1, 1, 1, 1], "image_size": 32}, _pixels,
+    ),
+    "clip_vision": Architecture("vision", "CLIPVisionConfig", _VISION, _pixels),
+    "wav2vec2": Architecture("audio", "Wav2Vec2Config", _SPEECH, _samples),
+    "whisper": Architecture(
+        "audio", "WhisperConfig",
+        {**{k: v for k, v in _SEQ2SEQ.items() if k != "max_position_embeddings"},
+         "num_mel_bins": 16, "max_source_positions": 30, "max_target_positions": 30,
+         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+        _mel,
+    ),
+}  # fmt: skip
+
+
+def build(name: str) -> tuple[Any, dict[str, Any]]:
+    """The model in evaluation mode and its inputs; the same on every call."""
+    import torch
+    import transformers
+
+    of = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, of.config)(**of.arguments)
+    config.use_cache = False
+    # Some vision towers belong to a larger model and are not known to AutoModel.
+    known = type(config) in transformers.MODEL_MAPPING
+    if known:
+        model = transformers.AutoModel.from_config(config)
+    else:
+        model = getattr(transformers, of.config.replace("Config", "Model"))(config)
+    return model.eval(), of.inputs()
+
+
+def check(name: str) -> Outcome:
+    """One architecture. Raises nothing."""
+    import torch
+
+    import torch_pruner
+
+    gradients = ARCHITECTURES[name].gradients
+    try:
+        model, inputs = build(name)
+        theirs = copy.deepcopy(model)
+        run = torch.compile(model, backend="pruner", dynamic=False, options=OPTIONS)
+        with torch.no_grad():
+            compare(_values(run(**inputs)), _values(theirs(**inputs)))
+        report = torch_pruner.last_report()
+        share = f"{report.ops_compiled} of {report.ops_total}" if report else "0 of 0"
+        left = sorted({f.node.partition(" ")[0] for f in report.ops_fallback}) if report else []
+        if gradients:
+            _check_gradients(model, theirs, inputs)
+    except Exception as err:  # any failure is a line of the table
+        return Outcome(name, "failed", f"{type(err).__name__}: {str(err).strip()}"[:240])
+    compiled = bool(report and report.ops_compiled)
+    said = share + (f"; in eager: {', '.join(left)}" if left else "")
+    return Outcome(
+        name, "compiled" if compiled else "eager", said, "agree" if gradients else "", gradients
+    )
+
+
+def _check_gradients(mine: Any, theirs: Any, inputs: dict[str, Any]) -> None:
+    """Of the sum of squares of all outputs, by every parameter, both in evaluation mode."""
+    import torch
+
+    torch._dynamo.reset()
+    run = torch.compile(mine, backend="pruner", dynamic=False, options=OPTIONS)
+    for call in (run, theirs):
+        loss = sum(t.float().square().mean() for t in _values(call(**inputs)))
+        torch.autograd.backward(loss)
+    for (name, a), b in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), f"{name}: one has no gradient"
+        if a.grad is not None:
+            error = (a.grad - b.grad).abs().max().item()
+            allowed = GRADIENT * max(b.grad.abs().max().item(), 1e-6)
+            assert error <= allowed, f"{name}: gradient off by {error:.1e}, allowed {allowed:.1e}"
+
+
+def _values(output: Any) -> list[Any]:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    plain = output.to_tuple() if hasattr(output, "to_tuple") else output
+    return [t for t in pytree.tree_leaves(plain) if isinstance(t, torch.Tensor)]
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The Markdown page."""
+    count = collections.Counter(o.status for o in outcomes)
+    yield "# Architectures of transformers"
+    yield ""
+    yield (
+        "Written by `python -m tests.suites.architectures`: small random models in evaluation mode,"
+        " results compared with eager's, gradients where it says so."
+    )
+    yield ""
+    yield f"{count['compiled']} compiled, {count['eager']} in eager, {count['failed']} failed."
+    yield ""
+    yield "| architecture | kind | status | gradients | operators compiled |"
+    yield "| --- | --- | --- | --- | --- |"
+    for o in outcomes:
+        kind = ARCHITECTURES[o.name].kind
+        yield f"| {o.name} | {kind} | {o.status} | {o.gradients} | {cell(o.reason)} |"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suites.architectures", description=__doc__
+    )
+    parser.add_argument("--match", default="", help="only names with this in them")
+    parser.add_argument("--out", help="write the Markdown page there")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.child:
+        answer(Path(given.child), check)
+        return 0
+    names = [name for name in ARCHITECTURES if given.match in name]
+    outcomes = run_all("tests.suites.architectures", names, report_progress)
+    text = "\n".join(table(outcomes)) + "\n"
+    if given.out:
+        Path(given.out).write_text(text)
+    print(text)
+    return int(any(o.status == "failed" for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
