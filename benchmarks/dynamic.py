@@ -2,7 +2,7 @@
 
 Buckets (lengths to pad to) are tuned ahead, as a deployment would; other lengths run as drafted.
 Contestants: eager, inductor dynamic, pruner dynamic, and for buckets pruner static. Per length:
-latencies in turns, and what the first call with it took. ``--lengths every`` compares the results
+latencies in turns, and what the first two calls with it took. ``--lengths every`` compares the results
 of every length from 1 to the longest with eager's, and counts Dynamo's compilations.
 """
 
@@ -74,13 +74,14 @@ def measure(options: argparse.Namespace, cache_dir: str) -> dict[str, Any]:
         for n in lengths:
             given = tokens(n)
             contest = {name: _call(call, given) for name, call in calls.items()}
-            new = {name: timed(call)[1] for name, call in contest.items()}
+            # Ours may compile for a length when it comes again.
+            new = {name: [timed(c)[1], timed(c)[1]] for name, c in contest.items()}
             if n in BUCKETS:
                 contest[STATIC] = _call(static, given)
             contest["eager"] = _call(module, given)
             timings = timing.in_turns(contest, rounds=options.rounds, min_seconds=options.seconds)
             latency = {name: t.to_json() for name, t in timings.items()}
-            rows.append({"length": n, "first_call_s": new, "latency": latency})
+            rows.append({"length": n, "first_calls_s": new, "latency": latency})
             print(n, {k: timing.duration(t.median_s) for k, t in timings.items()}, flush=True)
     return {
         "machine": timing.machine(),
@@ -104,6 +105,7 @@ def compare(options: argparse.Namespace, cache_dir: str) -> dict[str, Any]:
     worst = 0.0
     for n in range(1, LONGEST + 1, options.step):
         given = tokens(n)
+        call(**given)  # a length that comes again is compiled
         worst = max(worst, accuracy.difference(_outputs(call(**given)), _outputs(module(**given))))
     graphs = counters["stats"]["unique_graphs"] - before
     return {"lengths": len(range(1, LONGEST + 1, options.step)), "graphs": graphs, "worst": worst}
@@ -144,9 +146,14 @@ def render(result: dict[str, Any]) -> str:
         cells = [timing.duration(median[n]) if n in median else "" for n in names]
         times = f"{median['inductor'] / median['pruner']:.2f}x"
         lines.append(
-            [str(row["length"]), *cells, times, timing.duration(row["first_call_s"]["pruner"])]
+            [
+                str(row["length"]),
+                *cells,
+                times,
+                timing.duration(max(row["first_calls_s"]["pruner"])),
+            ]
         )
-    header = ["length", *names, "vs inductor", "first call"]
+    header = ["length", *names, "vs inductor", "longest of two first calls"]
     means = ", ".join(f"{name} {times:.2f}" for name, times in summary(result).items())
     return tables.markdown(header, lines) + f"\n\nGeometric mean of times faster than: {means}."
 

@@ -177,17 +177,26 @@ def _sized(
             using,
         )
 
-    def later(graph: fx.GraphModule, text: str) -> Any:
+    def spared(attempt: Callable[[], Any]) -> Any:
         try:
-            return build_for(graph, text, drafted, PhaseTimer())
+            return attempt()
         except exc.CacheMiss as err:
             # The first capture was the time to refuse; a request is not failed for its size.
-            _log.warning("%s[%s] runs in eager: %s", label, text, err)
+            _log.warning("sizes of %s run in eager: %s", label, err)
             return _boxed(gm)
+
+    def later(graph: fx.GraphModule, text: str) -> Any:
+        return spared(lambda: build_for(graph, text, drafted, PhaseTimer()))
+
+    def general() -> Any:
+        def build() -> SavedCall:
+            return _locked_build(gm, example_inputs, ends, drafted, label, PhaseTimer())
+
+        return spared(lambda: _or_eager(build, lambda: _boxed(gm), label, drafted))
 
     drafted = config.replace(on_miss="fallback") if config.on_miss == "tune" else config
     first = drafted if again else config
-    call = sizes.SizedCall(gm, later, _boxed(gm), limit=config.max_sizes, name=label)
+    call = sizes.SizedCall(gm, later, general, limit=config.max_sizes, name=label)
     if (given := sizes.hinted(example_inputs)) is not None:
         call.prepare(given, lambda graph, text: build_for(graph, text, first, timer))
     return call

@@ -2,7 +2,10 @@
 
 AOTAutograd captures such a graph once, and the extents of a kernel are numbers. So for the sizes of
 a call the graph is written down anew with numbers in place of symbols, which makes it a graph like
-any other; it is compiled and kept. How many are kept is bounded; what comes after runs in eager.
+any other; it is compiled and kept. That takes seconds, and sizes may come once and never again (a
+sequence that grows by a token): so the first few sizes are compiled when they come, later ones when
+they come again, and how many is bounded. Others run in the graph as it was captured, in which eager
+runs what depends on a size.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ Call = Callable[[list[Any]], Any]
 Build = Callable[[fx.GraphModule, str], Call]
 
 log = logger(__name__)
+AT_ONCE = 8  # sizes that are compiled when they first come
+MOST_NOTED = 4096  # sizes that came once are remembered
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -139,50 +144,80 @@ def _attribute(gm: fx.GraphModule, path: str) -> Any:
 
 
 class SizedCall:
-    """A graph whose sizes vary, boxed: the call for the sizes that came, made when they first do.
+    """A graph whose sizes vary, boxed: the call for the sizes that came, made when it pays.
 
-    ``build`` compiles a graph without symbols; the text names its sizes. At most ``limit`` are
-    kept; ``eager`` runs what comes after. Safe for several threads: one builds, others wait.
+    ``build`` compiles a graph without symbols; the text names its sizes. At most ``limit`` results
+    are kept, the first ``AT_ONCE`` made for sizes that never came before. ``general`` makes the
+    call for all other sizes, when it is first needed. Safe for several threads: one builds, others
+    wait.
     """
 
     def __init__(
-        self, gm: fx.GraphModule, build: Build, eager: Call, *, limit: int, name: str
+        self,
+        gm: fx.GraphModule,
+        build: Build,
+        general: Callable[[], Call],
+        *,
+        limit: int,
+        name: str,
     ) -> None:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
-        self._gm, self._build, self._eager = gm, build, eager
+        self._gm, self._build, self._general = gm, build, general
         self._limit, self._name = limit, name
         self._numbers, self._tensors = _where_sizes_are(gm)
         self._calls: dict[Any, Call] = {}
+        self._once: dict[Any, None] = {}  # sizes that came once, the latest last
+        self._other: Call | None = None
         self._lock = threading.Lock()
 
     def __call__(self, args: list[Any]) -> Any:
-        call = self._calls.get(self._sizes(args))
-        return (call or self._made(args, self._build))(args)
+        key = self._sizes(args)
+        call = self._calls.get(key)
+        if call is None:
+            with self._lock:
+                call = self._call_for(key, args)
+        return call(args)
 
     def prepare(self, args: Sequence[Any], build: Build) -> None:
         """Have the call for ``args`` ready, made by another ``build``."""
-        self._made(args, build)
+        with self._lock:
+            self._made(self._sizes(args), args, build)
 
     def _sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
         return (*[args[i] for i in self._numbers], *[args[i].shape for i in self._tensors])
 
-    def _made(self, args: Sequence[Any], build: Build) -> Call:
-        key = self._sizes(args)
-        with self._lock:
-            if key not in self._calls:
-                if len(self._calls) >= self._limit:
-                    warn_once(
-                        log,
-                        f"sizes {self._name}",
-                        "%s was compiled for %d sizes, and others run in eager from now on; "
-                        "pad inputs to fewer sizes, or raise the option max_sizes",
-                        self._name,
-                        self._limit,
-                    )
-                    return self._eager
-                self._calls[key] = build(with_sizes(self._gm, args), _text(key))
+    def _call_for(self, key: Any, args: Sequence[Any]) -> Call:
+        if key in self._calls:  # another thread was first
             return self._calls[key]
+        if len(self._calls) < min(self._limit, AT_ONCE):
+            return self._made(key, args, self._build)
+        if key in self._once and len(self._calls) < self._limit:
+            del self._once[key]
+            return self._made(key, args, self._build)
+        self._note(key)
+        if self._other is None:
+            self._other = self._general()
+        return self._other
+
+    def _note(self, key: Any) -> None:
+        if key in self._once and len(self._calls) >= self._limit:
+            warn_once(
+                log,
+                f"sizes {self._name}",
+                "%s was compiled for %d sizes; of others, eager runs what depends on a size; "
+                "pad inputs to fewer sizes, or raise the option max_sizes",
+                self._name,
+                self._limit,
+            )
+        self._once.pop(key, None)
+        self._once[key] = None
+        if len(self._once) > MOST_NOTED:
+            del self._once[next(iter(self._once))]
+
+    def _made(self, key: Any, args: Sequence[Any], build: Build) -> Call:
+        self._calls[key] = build(with_sizes(self._gm, args), _text(key))
+        return self._calls[key]
 
 
 def _where_sizes_are(gm: fx.GraphModule) -> tuple[list[int], list[int]]:

@@ -170,25 +170,27 @@ class Builds:
 
 
 def sized(fn, example, *, limit=32):
+    """A call, a function that calls it, what it built, and the graph's inputs."""
     gm, inputs = captured_one(fn, example)
-    builds, eager = Builds(), Builds()
-    call = sizes.SizedCall(gm, builds, eager(gm, "eager"), limit=limit, name="graph")
+    builds, other = Builds(), Builds()
+    call = sizes.SizedCall(gm, builds, lambda: other(gm, "all"), limit=limit, name="graph")
 
     def run(x):
         args = arguments(gm, inputs, x)
         out = call(args)
         assert args == []
-        return out
+        torch.testing.assert_close(out[0], attend(x)[0])
 
+    builds.other = other
     return call, run, builds, inputs
 
 
 def test_every_size_is_built_once():
     _, run, builds, _ = sized(attend, torch.rand(5, 8))
     for n in (3, 7, 3, 5, 7, 3):
-        x = torch.rand(n, 8)
-        torch.testing.assert_close(run(x)[0], attend(x)[0])
+        run(torch.rand(n, 8))
     assert builds.names == ["3,8", "7,8", "5,8"]
+    assert builds.other.names == []
 
 
 def test_the_sizes_of_the_capture_are_prepared_with_another_build():
@@ -200,31 +202,52 @@ def test_the_sizes_of_the_capture_are_prepared_with_another_build():
     assert (first.names, builds.names) == (["5,8"], ["3,8"])
 
 
-def test_sizes_beyond_the_limit_run_in_eager(caplog):
+def test_after_the_first_few_a_size_is_built_when_it_comes_again(monkeypatch):
+    monkeypatch.setattr(sizes, "AT_ONCE", 2)
+    _, run, builds, _ = sized(attend, torch.rand(5, 8))
+    for n in (3, 4, 6, 7, 6, 6, 3):
+        run(torch.rand(n, 8))
+    assert builds.names == ["3,8", "4,8", "6,8"]
+    assert builds.other.names == ["all"]
+
+
+def test_sizes_beyond_the_limit_run_in_the_general_graph(caplog):
     _, run, builds, _ = sized(attend, torch.rand(5, 8), limit=2)
     with caplog.at_level(logging.WARNING, "torch_pruner"):
         for n in (3, 7, 9, 10, 3):
-            x = torch.rand(n, 8)
-            torch.testing.assert_close(run(x)[0], attend(x)[0])
+            run(torch.rand(n, 8))
+        assert not any("max_sizes" in r.message for r in caplog.records)
+        for _ in range(2):
+            run(torch.rand(9, 8))
     assert builds.names == ["3,8", "7,8"]
+    assert builds.other.names == ["all"]
     assert sum("max_sizes" in r.message for r in caplog.records) == 1
+
+
+def test_what_is_noted_is_bounded(monkeypatch):
+    monkeypatch.setattr(sizes, "AT_ONCE", 1)
+    monkeypatch.setattr(sizes, "MOST_NOTED", 3)
+    call, run, builds, _ = sized(attend, torch.rand(5, 8))
+    for n in (3, 4, 6, 7, 9, 4):  # 4 is forgotten when it comes again
+        run(torch.rand(n, 8))
+    assert builds.names == ["3,8"]
+    assert len(call._once) == 3
 
 
 def test_threads_that_meet_at_a_new_size_build_it_once():
     _, run, builds, _ = sized(attend, torch.rand(5, 8))
-    x = torch.rand(6, 8)
-    expected, wrong = attend(x)[0], []
+    x, right = torch.rand(6, 8), []
 
     def work():
-        if not torch.allclose(run(x)[0], expected):
-            wrong.append(1)
+        run(x)
+        right.append(1)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert not wrong
+    assert len(right) == 8
     assert builds.names == ["6,8"]
 
 
@@ -238,7 +261,7 @@ def test_a_failing_build_is_tried_again():
             raise answer
         return answer
 
-    call = sizes.SizedCall(gm, build, Builds()(gm, ""), limit=4, name="graph")
+    call = sizes.SizedCall(gm, build, lambda: Builds()(gm, ""), limit=4, name="graph")
     x = torch.rand(4, 8)
     with pytest.raises(RuntimeError, match="out of luck"):
         call(arguments(gm, inputs, x))
