@@ -2,8 +2,8 @@
 
 Buckets (lengths to pad to) are tuned ahead, as a deployment would; other lengths run as drafted.
 Contestants: eager, inductor dynamic, pruner dynamic, and for buckets pruner static. Per length:
-latencies in turns, and what the first two calls with it took. ``--lengths every`` compares the results
-of every length from 1 to the longest with eager's, and counts Dynamo's compilations.
+latencies in turns, and what the first two calls with it took. ``--lengths every`` compares the
+results of every length from 1 to the longest with eager's, and counts Dynamo's compilations.
 """
 
 from __future__ import annotations
