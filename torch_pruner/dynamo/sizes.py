@@ -3,13 +3,14 @@
 AOTAutograd captures such a graph once, and the extents of a kernel are numbers. So for the sizes of
 a call the graph is written down anew with numbers in place of symbols, which makes it a graph like
 any other; it is compiled and kept. That takes seconds, and sizes may come once and never again (a
-sequence that grows by a token): so the first few sizes are compiled when they come, later ones when
-they come again, and how many is bounded. Others run in the graph as it was captured, in which eager
-runs what depends on a size.
+sequence that grows by a token): so the first few sizes are compiled when they come, later ones and
+those of something that grows when they come again, and how many is bounded. Others run in the graph
+as it was captured, in which eager runs what depends on a size.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ class SizedCall:
         self._numbers, self._tensors = _where_sizes_are(gm)
         self._calls: dict[Any, Call] = {}
         self._once: dict[Any, None] = {}  # sizes that came once, the latest last
+        self._latest: Any = ()  # the sizes that were new last
         self._other: Call | None = None
         self._lock = threading.Lock()
 
@@ -182,7 +184,8 @@ class SizedCall:
     def prepare(self, args: Sequence[Any], build: Build) -> None:
         """Have the call for ``args`` ready, made by another ``build``."""
         with self._lock:
-            self._made(self._sizes(args), args, build)
+            self._latest = self._sizes(args)
+            self._made(self._latest, args, build)
 
     def _sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
         return (*[args[i] for i in self._numbers], *[args[i].shape for i in self._tensors])
@@ -190,7 +193,8 @@ class SizedCall:
     def _call_for(self, key: Any, args: Sequence[Any]) -> Call:
         if key in self._calls:  # another thread was first
             return self._calls[key]
-        if len(self._calls) < min(self._limit, AT_ONCE):
+        grows, self._latest = _grown(self._latest, key), key
+        if len(self._calls) < min(self._limit, AT_ONCE) and not grows:
             return self._made(key, args, self._build)
         if key in self._once and len(self._calls) < self._limit:
             del self._once[key]
@@ -218,6 +222,13 @@ class SizedCall:
     def _made(self, key: Any, args: Sequence[Any], build: Build) -> Call:
         self._calls[key] = build(with_sizes(self._gm, args), _text(key))
         return self._calls[key]
+
+
+def _grown(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Whether a size is one more than it was: it goes on growing, and none will come again soon."""
+    numbers = [[k if isinstance(k, tuple) else (k,) for k in key] for key in (before, now)]
+    pairs = zip(*map(itertools.chain.from_iterable, numbers), strict=False)
+    return any(b - a == 1 for a, b in pairs)
 
 
 def _where_sizes_are(gm: fx.GraphModule) -> tuple[list[int], list[int]]:

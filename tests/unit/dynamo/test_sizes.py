@@ -205,9 +205,19 @@ def test_the_sizes_of_the_capture_are_prepared_with_another_build():
 def test_after_the_first_few_a_size_is_built_when_it_comes_again(monkeypatch):
     monkeypatch.setattr(sizes, "AT_ONCE", 2)
     _, run, builds, _ = sized(attend, torch.rand(5, 8))
-    for n in (3, 4, 6, 7, 6, 6, 3):
+    for n in (3, 5, 7, 9, 7, 7, 3):
         run(torch.rand(n, 8))
-    assert builds.names == ["3,8", "4,8", "6,8"]
+    assert builds.names == ["3,8", "5,8", "7,8"]
+    assert builds.other.names == ["all"]
+
+
+def test_what_grows_by_one_is_built_when_it_comes_again():
+    """A cache that takes one token more at every call."""
+    call, run, builds, inputs = sized(attend, torch.rand(5, 8))
+    call.prepare(sizes.hinted(inputs), builds)
+    for n in (6, 7, 8, 9, 20, 7):
+        run(torch.rand(n, 8))
+    assert builds.names == ["5,8", "20,8", "7,8"]
     assert builds.other.names == ["all"]
 
 
@@ -228,7 +238,7 @@ def test_what_is_noted_is_bounded(monkeypatch):
     monkeypatch.setattr(sizes, "AT_ONCE", 1)
     monkeypatch.setattr(sizes, "MOST_NOTED", 3)
     call, run, builds, _ = sized(attend, torch.rand(5, 8))
-    for n in (3, 4, 6, 7, 9, 4):  # 4 is forgotten when it comes again
+    for n in (3, 5, 7, 9, 11, 5):  # 5 is forgotten when it comes again
         run(torch.rand(n, 8))
     assert builds.names == ["3,8"]
     assert len(call._once) == 3
