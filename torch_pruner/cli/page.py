@@ -108,12 +108,13 @@ def _kernels(tasks: Sequence[TaskExplanation]) -> str:
     timed = all(s is not None for s in seconds.values())
     costs = {t.workload: seconds[t.workload] if timed else t.flops * t.weight for t in tasks}
     whole = sum(c or 0.0 for c in costs.values()) or 1.0
+    most = max((c or 0.0 for c in costs.values()), default=1.0) / whole or 1.0
     rows = []
     for task in sorted(tasks, key=lambda t: -(costs[t.workload] or 0.0)):
         share = 100 * (costs[task.workload] or 0.0) / whole
         one = "" if task.latency_s is None else _time(task.latency_s)
         schedule = task.schedule or "none yet"
-        bar = f"<div><i style='width:{0.7 * share:.1f}%'></i>{share:.1f} %</div>"
+        bar = f"<div><i style='width:{0.7 * share / most:.1f}%'></i>{share:.1f} %</div>"
         rows.append(
             f"<td><code>{escape(task.name)}</code></td><td>{escape(task.shape)}</td>"
             f"<td>{escape(task.dtype)}</td><td>{task.weight}</td>"
