@@ -1,0 +1,48 @@
+"""Samples of the long suites: operators and modules of torch's databases, transformers' models.
+
+The suites themselves take an hour and more: ``python -m tests.suites.operators`` and its siblings.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.suites import architectures, modules, operators
+
+pytestmark = pytest.mark.tvm
+
+OPERATORS = (
+    "add", "cat", "cumsum", "index_select", "linalg_norm", "masked_fill", "matmul",
+    "nn_functional_conv2d", "nn_functional_gelu", "nn_functional_layer_norm", "nn_functional_max_pool2d", "sort", "std",
+    "where",
+)  # fmt: skip
+MODULES = ("nn_BatchNorm2d", "nn_Conv1d", "nn_GroupNorm", "nn_Linear", "nn_SmoothL1Loss")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, shared_cache):
+    monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(shared_cache))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_agree(name):
+    (op,) = [op for op in operators.operators() if op.formatted_name == name]
+    outcome = operators.check(op, operators.OPTIONS)
+    assert outcome.status in ("compiled", "eager"), outcome.reason
+    assert outcome.gradients == ("agree" if outcome.differentiable else "")
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_agree(name, mode):
+    outcome = modules.check(f"{name}-{mode}")
+    assert outcome.status in ("compiled", "eager"), outcome.reason
+
+
+@pytest.mark.parametrize("name", ["t5", "swin"])
+def test_architectures_agree(name):
+    pytest.importorskip("transformers")
+    outcome = architectures.check(name)
+    assert outcome.status == "compiled", outcome.reason
