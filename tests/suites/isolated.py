@@ -122,7 +122,8 @@ def compare_gradients(mine: tuple[Any, list[Any]], theirs: tuple[Any, list[Any]]
         wanted = [t for t in inputs if t.requires_grad]
         if not outs or not wanted:
             return
-        seeds = [torch.ones_like(t) for t in outs]
+        random = torch.Generator().manual_seed(0)  # ones would cancel behind a normalisation
+        seeds = [torch.randn(t.shape, dtype=t.dtype, generator=random) for t in outs]
         found.append(torch.autograd.grad(outs, wanted, seeds, allow_unused=True))
     for x, y in zip(*found, strict=True):
         # An unused input has no gradient, or one of zeros.
