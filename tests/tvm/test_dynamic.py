@@ -185,3 +185,33 @@ def test_what_the_fallback_ran_is_noted(cold):
         cold.compile(layer, effort="quick", on_miss="fallback")(randn(3, 8))
     report = torch_pruner.tune_seen(cold.options(effort="quick", trials=2))
     assert [t.source for t in report.tasks] == ["tuned"]
+
+
+def test_effort_none_drafts_every_size_without_a_word(cold, caplog):
+    layer = nn.Linear(8, 4).eval()
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "torch_pruner"):
+        compiled = cold.compile(layer, dynamic=True)
+        for n in (3, 5):
+            x = randn(n, 8)
+            assert_equal(compiled(x), layer(x))
+    assert not any("untuned" in r.message for r in caplog.records)
+
+
+def test_a_size_that_cannot_be_written_down_runs_in_eager(backend, monkeypatch, caplog):
+    """What goes wrong for one size is reported and costs no other size anything."""
+    from torch_pruner.dynamo import sizes
+
+    layer, with_sizes = nn.Linear(8, 4).eval(), sizes.with_sizes
+
+    def fails(gm, args):
+        if 7 in [a for a in args if isinstance(a, int)]:
+            raise NotImplementedError("not this one")
+        return with_sizes(gm, args)
+
+    monkeypatch.setattr(sizes, "with_sizes", fails)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "torch_pruner"):
+        compiled = backend.compile(layer, dynamic=True, strict=False)
+        for n in (3, 7, 5):
+            x = randn(n, 8)
+            assert_equal(compiled(x), layer(x))
+    assert sum("not this one" in r.message for r in caplog.records) == 1

@@ -167,15 +167,15 @@ def _sized(
     """A call for many sizes. Tuned for those of the first capture; later ones run as drafted, or as
     the cache has them: nobody waits for tuning in the middle of a run."""
 
-    def build_for(graph: fx.GraphModule, text: str, using: Config, timer: PhaseTimer) -> Any:
+    def build_for(args: Sequence[Any], text: str, using: Config, timer: PhaseTimer) -> Any:
         name = f"{label}[{text}]"
-        given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
-        return _or_eager(
-            lambda: _locked_build(graph, given, ends, using, name, timer),
-            lambda: _boxed(gm),
-            name,
-            using,
-        )
+
+        def build() -> SavedCall:
+            graph = sizes.with_sizes(gm, args)
+            given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+            return _locked_build(graph, given, ends, using, name, timer)
+
+        return _or_eager(build, lambda: _boxed(gm), name, using)
 
     def spared(attempt: Callable[[], Any]) -> Any:
         try:
@@ -185,8 +185,8 @@ def _sized(
             _log.warning("sizes of %s run in eager: %s", label, err)
             return _boxed(gm)
 
-    def later(graph: fx.GraphModule, text: str) -> Any:
-        return spared(lambda: build_for(graph, text, drafted, PhaseTimer()))
+    def later(args: Sequence[Any], text: str) -> Any:
+        return spared(lambda: build_for(args, text, drafted, PhaseTimer()))
 
     def general() -> Any:
         def build() -> SavedCall:
@@ -194,11 +194,12 @@ def _sized(
 
         return spared(lambda: _or_eager(build, lambda: _boxed(gm), label, drafted))
 
-    drafted = config.replace(on_miss="fallback") if config.on_miss == "tune" else config
+    tunes = config.on_miss == "tune" and config.effort != "none"
+    drafted = config.replace(on_miss="fallback") if tunes else config
     first = drafted if again else config
     call = sizes.SizedCall(gm, later, general, limit=config.max_sizes, name=label)
     if (given := sizes.hinted(example_inputs)) is not None:
-        call.prepare(given, lambda graph, text: build_for(graph, text, first, timer))
+        call.prepare(given, lambda args, text: build_for(args, text, first, timer))
     return call
 
 

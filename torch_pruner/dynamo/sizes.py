@@ -27,7 +27,7 @@ from torch_pruner.log import logger, warn_once
 __all__ = ["Given", "SizedCall", "depends_on_sizes", "hinted", "with_sizes"]
 
 Call = Callable[[list[Any]], Any]
-Build = Callable[[fx.GraphModule, str], Call]
+Build = Callable[[Sequence[Any], str], Call]
 
 log = logger(__name__)
 AT_ONCE = 8  # sizes that are compiled when they first come
@@ -147,10 +147,10 @@ def _attribute(gm: fx.GraphModule, path: str) -> Any:
 class SizedCall:
     """A graph whose sizes vary, boxed: the call for the sizes that came, made when it pays.
 
-    ``build`` compiles a graph without symbols; the text names its sizes. At most ``limit`` results
-    are kept, the first ``AT_ONCE`` made for sizes that never came before. ``general`` makes the
-    call for all other sizes, when it is first needed. Safe for several threads: one builds, others
-    wait.
+    ``build`` compiles the graph for given arguments, of which the text names the sizes. At most
+    ``limit`` results are kept, the first ``AT_ONCE`` made for sizes that never came before.
+    ``general`` makes the call for all other sizes, when it is first needed. Safe for several
+    threads: one builds, others wait.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class SizedCall:
     ) -> None:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
-        self._gm, self._build, self._general = gm, build, general
+        self._build, self._general = build, general
         self._limit, self._name = limit, name
         self._numbers, self._tensors = _where_sizes_are(gm)
         self._calls: dict[Any, Call] = {}
@@ -220,7 +220,7 @@ class SizedCall:
             del self._once[next(iter(self._once))]
 
     def _made(self, key: Any, args: Sequence[Any], build: Build) -> Call:
-        self._calls[key] = build(with_sizes(self._gm, args), _text(key))
+        self._calls[key] = build(args, _text(key))
         return self._calls[key]
 
 

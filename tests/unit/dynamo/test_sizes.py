@@ -153,13 +153,14 @@ def test_what_sizes_do_not_say(fn, args, dynamic):
 
 
 class Builds:
-    """Builds nothing: notes for what it was asked, and has eager run it."""
+    """Builds nothing: notes for what it was asked, and has eager run the graph for those sizes."""
 
-    def __init__(self):
-        self.names = []
+    def __init__(self, gm):
+        self.gm, self.names = gm, []
 
-    def __call__(self, gm, text):
+    def __call__(self, args, text):
         self.names.append(text)
+        gm = sizes.with_sizes(self.gm, args)
 
         def call(args):
             values = list(args)
@@ -168,12 +169,22 @@ class Builds:
 
         return call
 
+    def general(self):
+        self.names.append("all")
+
+        def call(args):
+            values = list(args)
+            args.clear()
+            return self.gm(*values)
+
+        return call
+
 
 def sized(fn, example, *, limit=32):
     """A call, a function that calls it, what it built, and the graph's inputs."""
     gm, inputs = captured_one(fn, example)
-    builds, other = Builds(), Builds()
-    call = sizes.SizedCall(gm, builds, lambda: other(gm, "all"), limit=limit, name="graph")
+    builds, other = Builds(gm), Builds(gm)
+    call = sizes.SizedCall(gm, builds, other.general, limit=limit, name="graph")
 
     def run(x):
         args = arguments(gm, inputs, x)
@@ -195,7 +206,7 @@ def test_every_size_is_built_once():
 
 def test_the_sizes_of_the_capture_are_prepared_with_another_build():
     call, run, builds, inputs = sized(attend, torch.rand(5, 8))
-    first = Builds()
+    first = Builds(builds.gm)
     call.prepare(sizes.hinted(inputs), first)
     for n in (5, 3):
         run(torch.rand(n, 8))
@@ -263,15 +274,14 @@ def test_threads_that_meet_at_a_new_size_build_it_once():
 
 def test_a_failing_build_is_tried_again():
     gm, inputs = captured_one(attend, torch.rand(5, 8))
-    answers = iter([RuntimeError("out of luck"), Builds()(gm, "")])
+    builds, failures = Builds(gm), [RuntimeError("out of luck")]
 
-    def build(_gm, _text):
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def build(args, text):
+        if failures:
+            raise failures.pop()
+        return builds(args, text)
 
-    call = sizes.SizedCall(gm, build, lambda: Builds()(gm, ""), limit=4, name="graph")
+    call = sizes.SizedCall(gm, build, builds.general, limit=4, name="graph")
     x = torch.rand(4, 8)
     with pytest.raises(RuntimeError, match="out of luck"):
         call(arguments(gm, inputs, x))
