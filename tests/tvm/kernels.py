@@ -82,10 +82,10 @@ def linear(m: int, n: int, k: int, *, static: bool = True, dtype: str = "float32
     return b.finish([b.reshape(y, (1, m, n))])
 
 
-def attention_scores(heads: int, rows: int, dim: int) -> Graph:
+def attention_scores(heads: int, rows: int, dim: int, *, dtype: str = "float32") -> Graph:
     b = Builder()
     shape = (1, rows, heads, dim)
-    q, k = (b.input(i, (1, rows, heads * dim), "float32") for i in range(2))
+    q, k = (b.input(i, (1, rows, heads * dim), dtype) for i in range(2))
     q, k = (b.permute(b.reshape(t, shape), (0, 2, 1, 3)) for t in (q, k))
     return b.finish([b.matmul(q, b.permute(k, (0, 1, 3, 2)))])
 
@@ -101,18 +101,19 @@ def conv(
     *,
     rank: int = 2,
     batch: int = 1,
+    dtype: str = "float32",
 ) -> Graph:
     b = Builder()
     spatial = (size,) * rank
     last = (0, rank + 1, *range(1, rank + 1))
-    x = b.permute(b.input(0, (batch, *spatial, channels), "float32"), last)
-    w = b.input(1, (out, channels // groups, *(kernel,) * rank), "float32", static=True)
+    x = b.permute(b.input(0, (batch, *spatial, channels), dtype), last)
+    w = b.input(1, (out, channels // groups, *(kernel,) * rank), dtype, static=True)
     extent = (size + 2 * pad - kernel) // stride + 1
     y = b.append(
         "conv",
         (x, w),
         (batch, out, *(extent,) * rank),
-        "float32",
+        dtype,
         stride=(stride,) * rank,
         lo=(pad,) * rank,
         hi=(pad,) * rank,

@@ -10,6 +10,7 @@ import pytest
 
 from tests.tvm import kernels as K
 from torch_pruner.codegen import contraction
+from torch_pruner.graph.contraction import constant_operand, contraction_of, is_widened
 from torch_pruner.graph.ir import Builder, Graph
 
 pytestmark = pytest.mark.tvm
@@ -71,6 +72,45 @@ def test_contractions(spec: Graph, changes: dict[str, int]) -> None:
     outputs, expected, _ = K.run(spec, "contraction", {**TILE, **changes})
     bound = 1e-2 if spec.nodes[spec.outputs[0]].dtype == "bfloat16" else 1e-5
     assert K.error(outputs, expected) < bound
+
+
+BFLOAT16, FLOAT16 = {"dtype": "bfloat16"}, {"dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (K.linear(37, 90, 50, **BFLOAT16), {"tm": 6, "ku": 4, "mc": 3}),
+        (K.linear(37, 90, 768, **BFLOAT16), {"tm": 6, "kb": 3, "ku": 4, "ahead": 1}),
+        (K.linear(37, 90, 768, **FLOAT16), {"tm": 6, "kb": 2, "mc": 2, "order": 1, "par": 0}),
+        (K.linear(37, 48, 50, static=False, **BFLOAT16), {"tm": 6, "order": 1, "mc": 2}),
+        (K.linear(37, 64, 50, static=False, **FLOAT16), {"tm": 6}),
+        (K.attention_scores(4, 33, 16, **BFLOAT16), {}),
+        (K.conv(16, 14, 32, 3, 1, 1, **BFLOAT16), {"tm": 7}),
+        (K.conv(16, 14, 40, 1, 1, 0, **FLOAT16), {"tm": 14, "mc": 2}),
+        (K.conv(24, 13, 32, 1, 2, 0, **BFLOAT16), {"tm": 7}),
+        (K.conv(256, 9, 72, 3, 1, 1, **BFLOAT16), {"tm": 5, "kb": 9, "mc": 2, "order": 1}),
+        (K.conv(16, 9, 32, 3, 2, 1, 4, **BFLOAT16), {"nv": 1, "tm": 5}),
+    ],
+)
+def test_narrow_operands_become_float32_before_tiles_read_them(
+    spec: Graph, changes: dict[str, int]
+) -> None:
+    con = contraction_of(spec)
+    constant = constant_operand(spec, con) is not None
+    assert is_widened(spec, con, constant, {**TILE, **changes})
+    outputs, expected, _ = K.run(spec, "contraction", {**TILE, **changes})
+    assert K.error(outputs, expected) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tm": 16}, {"nv": 4, "kb": 1}]
+)  # few tiles; a panel of 196 KB
+def test_where_conversion_pays_less_tiles_convert(changes: dict[str, int]) -> None:
+    spec = K.linear(37, 90, 768, dtype="bfloat16")
+    assert not is_widened(spec, contraction_of(spec), True, {**TILE, "tm": 6, **changes})
+    outputs, expected, _ = K.run(spec, "contraction", {**TILE, "tm": 6, **changes})
+    assert K.error(outputs, expected) < 1e-2
 
 
 def test_the_next_panel_is_fetched_once_per_panel() -> None:

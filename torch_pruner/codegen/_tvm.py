@@ -29,7 +29,8 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 
 __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Expr", "S", "Stmt", "T", "buffer",
-    "importing", "intrinsic", "loop", "prefetch", "seq", "stack", "tvm", "vector", "when",
+    "importing", "intrinsic", "loop", "on_cpu", "prefetch", "seq", "stack", "tvm", "vector", "when",
+    "workspace",
 ]  # fmt: skip
 
 
@@ -57,6 +58,19 @@ def buffer(numel: int, dtype: str, name: str, scope: str = "global") -> Buffer:
 def stack(buf: Buffer) -> Stmt:
     """Put a small buffer on the stack, where the compiler can keep it in registers."""
     return S.AllocBuffer(buf, annotations={"disable_lower_builtin": T.const(1, "bool")})
+
+
+def workspace(buf: Buffer, body: Stmt) -> Stmt:
+    """``body`` with a buffer of the thread that runs it: aligned to a line, and the same memory
+    whenever the thread comes back."""
+    return on_cpu(S.SeqStmt([S.AllocBuffer(buf), body]))
+
+
+def on_cpu(body: Stmt) -> Stmt:
+    """``body`` with the device that lowering of its temporary buffers asks for."""
+    for key, value in (("device_type", 1), ("device_id", 0)):
+        body = S.AttrStmt(T.const(0, "int32"), key, T.const(value, "int32"), body)
+    return body
 
 
 def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:

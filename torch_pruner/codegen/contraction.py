@@ -25,20 +25,22 @@ from torch_pruner.codegen._tvm import (
     seq,
     stack,
     when,
+    workspace,
 )
 from torch_pruner.codegen.kernel import Emitted, parameters
 from torch_pruner.codegen.operands import (
     Nest,
     a_at,
     b_at,
+    copy_first,
     pack_panel,
-    pad_input,
     panel_fetcher,
+    widen_block,
 )
 from torch_pruner.codegen.paths import along, anchor_index, output_path
 from torch_pruner.codegen.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.values import store
-from torch_pruner.graph.contraction import contraction_of
+from torch_pruner.graph.contraction import contraction_of, copies_first, is_widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,9 +55,10 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
     vl, tm, nv = decisions["vl"], decisions["tm"], decisions["nv"]
     inputs, (out,), scratch = parameters(takes)
     constant = next((k for k, p in enumerate(takes.packs) if p is not None), None)
+    widened = bool(is_widened(spec, con, constant is not None, decisions))
     rest = list(scratch)
     sums = rest.pop() if decisions["kb"] > 1 else None
-    padded = rest.pop() if con.conv is not None and con.conv.copies_input else None
+    copied = rest.pop() if copies_first(spec, con, widened) else None
     panel = inputs[constant] if constant is not None else (rest.pop() if rest else None)
     nest = Nest(
         spec,
@@ -68,14 +71,16 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         bool(decisions["par"]),
         bool(decisions["ahead"]) and constant is not None,
         panel,
-        padded,
+        copied,
         sums,
         out,
         decisions["kb"],
     )
+    if widened and constant is not None:
+        nest.near = buffer(nest.block_depth * nest.bn, con.acc_dtype, "near")
     body = []
-    if padded is not None:
-        body.append(pad_input(nest))
+    if copied is not None:
+        body.append(copy_first(nest))
     if constant is None and panel is not None:
         body.append(pack_panel(nest))
     body.append(_compute(nest, decisions["mc"], decisions["order"]))
@@ -83,7 +88,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
 
 
 def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
-    con = nest.con
+    con, near = nest.con, nest.near
     chunks, per_chunk = con.chunked(nest.tm, chunks)
 
     def task(p: Expr) -> Stmt:
@@ -101,13 +106,15 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
                 return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
             def tiles(block: Expr) -> Stmt:
-                return loop(per_chunk, lambda t: tile(block, t), name="t")
+                passing = loop(per_chunk, lambda t: tile(block, t), name="t")
+                return passing if near is None else seq([widen_block(nest, g, nb, block), passing])
 
             return loop(nest.kb, tiles, name="kb")
 
-        if nest.last_vectors == nest.nv:
-            return panel(nest.nv)
-        return when(nb < nest.blocks - 1, panel(nest.nv), panel(nest.last_vectors))
+        body = panel(nest.nv)
+        if nest.last_vectors != nest.nv:
+            body = when(nb < nest.blocks - 1, body, panel(nest.last_vectors))
+        return body if near is None else workspace(near, body)
 
     return loop(con.groups * nest.blocks * chunks, task, nest.kind, name="p")
 
@@ -188,7 +195,7 @@ def _tile(nest: Nest, place: _Place) -> Stmt:
             lane = j * vl + v
             at = i * bn + lane
             a = a_at(nest, g, rows.at(i), k, nb * bn + lane).astype(con.acc_dtype)
-            b = b_at(nest, g, nb, k, nb * bn + lane, lane).astype(con.acc_dtype)
+            b = b_at(nest, g, nb, k, nb * bn + lane, lane, place.kb).astype(con.acc_dtype)
             return store(acc, at, acc[at] + a * b)
 
         return each(step)

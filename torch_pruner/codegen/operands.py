@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen._tvm import (
     PARALLEL,
     SERIAL,
+    UNROLLED,
     VECTORIZED,
     Buffer,
     Expr,
@@ -21,6 +22,7 @@ from torch_pruner.codegen._tvm import (
 )
 from torch_pruner.codegen.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.values import load, store, value_dtype
+from torch_pruner.graph.contraction import copied_shape
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -46,10 +48,16 @@ class Nest:
     parallel: bool
     ahead: bool  # fetch the next panel while this one is in use
     panel: Buffer | None  # packed second operand (given or made in the kernel)
-    padded: Buffer | None
+    copied: Buffer | None  # first operand: padded, or as float32
     sums: Buffer | None  # of tiles, between blocks of the reduction
     out: Buffer
     kb: int = 1  # blocks of the reduction
+    near: Buffer | None = None  # a block of a narrow panel as float32
+
+    @property
+    def block_depth(self) -> int:
+        """Positions of the reduction in a block."""
+        return self.con.depth // self.kb
 
     @property
     def kind(self) -> object:
@@ -92,6 +100,8 @@ class Nest:
 
 def a_at(nest: Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:
     con, conv = nest.con, nest.con.conv
+    if conv is None and nest.copied is not None:
+        return load(nest.copied, linear((g, *row, *k), copied_shape(nest.spec, con)))
     if conv is None:
         return nest.reader.at(con.a, (*unlinear(g, con.batch), *row, *k))
     if con.form == "depthwise":
@@ -105,10 +115,9 @@ def a_at(nest: Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:
     at = tuple(
         o * s + r * d for o, s, r, d in zip(place, conv.stride, offsets, conv.dilation, strict=True)
     )
-    if nest.padded is None:
+    if nest.copied is None:
         return nest.reader.at(con.a, (image, channel, *at))
-    channels = nest.spec.nodes[con.a].shape[1]
-    return load(nest.padded, linear((image, *at, channel), (con.m[0], *conv.padded, channels)))
+    return load(nest.copied, linear((image, *at, channel), copied_shape(nest.spec, con)))
 
 
 def phase(con: Contraction, g: Expr) -> list[tuple[Expr, Expr]]:
@@ -120,8 +129,13 @@ def phase(con: Contraction, g: Expr) -> list[tuple[Expr, Expr]]:
     ]
 
 
-def b_at(nest: Nest, g: Expr, nb: Expr, k: Index, column: Expr, lane: Expr) -> Expr:
+def b_at(
+    nest: Nest, g: Expr, nb: Expr, k: Index, column: Expr, lane: Expr, kb: Expr = None
+) -> Expr:
+    """``kb``: the block of the reduction that ``nest.near`` holds."""
     con = nest.con
+    if nest.near is not None:
+        return load(nest.near, (linear(k, con.k) - kb * nest.block_depth) * nest.bn + lane)
     if nest.panel is not None:
         base = (g * nest.blocks + nb) * con.depth + linear(k, con.k)
         return load(nest.panel, base * nest.bn + lane)
@@ -178,6 +192,7 @@ def pack_panel(nest: Nest) -> Stmt:
             if con.n % bn:
                 zero = T.const(0, value_dtype(nest.spec.nodes[con.b].dtype))
                 value = T.if_then_else(column < con.n, value, zero)
+            value = value.astype(value_dtype(_element(panel)))
             return store(panel, (p * con.depth + flat) * bn + v, value)
 
         return loop(
@@ -187,16 +202,64 @@ def pack_panel(nest: Nest) -> Stmt:
     return loop(con.groups * nest.blocks, block, nest.kind, name="p")
 
 
+def _element(buf: Buffer) -> str:
+    return "bfloat16" if str(buf.dtype) == "uint16" else str(buf.dtype)
+
+
+def widen_block(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Stmt:
+    """Convert a block of a panel into ``near``, for all tiles that pass by it."""
+    panel, near, vl = nest.panel, nest.near, nest.vl
+    assert panel is not None
+    assert near is not None
+    first = ((g * nest.blocks + nb) * nest.kb + kb) * (nest.block_depth * nest.bn)
+
+    def lane(at: Expr) -> Stmt:
+        return store(near, at, load(panel, first + at).astype(_element(near)))
+
+    def row(k: Expr) -> Stmt:
+        def vector(j: Expr) -> Stmt:
+            return loop(vl, lambda v: lane((k * nest.nv + j) * vl + v), VECTORIZED, "v")
+
+        return loop(nest.nv, vector, UNROLLED, "j")
+
+    return loop(nest.block_depth, row, name="k")
+
+
+def copy_first(nest: Nest) -> Stmt:
+    """Copy the first operand as float32, or padded, or both."""
+    return pad_input(nest) if nest.con.conv is not None else _widen_rows(nest)
+
+
+def _widen_rows(nest: Nest) -> Stmt:
+    con, copied = nest.con, nest.copied
+    assert copied is not None
+
+    def row(p: Expr) -> Stmt:
+        g, at = unlinear(p, (con.groups, con.rows))
+        where = (*unlinear(g, con.batch), at)
+
+        def element(k: Expr) -> Stmt:
+            value = nest.reader.at(con.a, (*where, k))
+            return store(copied, p * con.depth + k, value.astype(_element(copied)))
+
+        return nest.reader.scope(lambda: [_channels(con.depth, nest.vl, element)])
+
+    return loop(con.groups * con.rows, row, nest.kind, name="row")
+
+
 def pad_input(nest: Nest) -> Stmt:
     """Copy the input channels-last with its padding and the zeros between dilated elements."""
-    con, conv, padded = nest.con, nest.con.conv, nest.padded
+    con, conv, padded = nest.con, nest.con.conv, nest.copied
     assert conv is not None
     assert padded is not None
     x = nest.spec.nodes[con.a]
     images, channels, *extent = x.shape
-    zero = T.const(0, value_dtype(x.dtype))
+    zero = T.const(0, value_dtype(_element(padded)))
     shape = (images, *conv.padded, channels)
     lines = (images, *conv.padded[:-1])
+
+    def widened(index: Index) -> Expr:
+        return nest.reader.at(con.a, index).astype(value_dtype(_element(padded)))
 
     def line(p: Expr) -> Stmt:
         image, *outer = unlinear(p, lines)
@@ -216,9 +279,7 @@ def pad_input(nest: Nest) -> Stmt:
             def copy(value: Callable[[Expr], Expr]) -> Stmt:
                 return _channels(channels, nest.vl, lambda c: store(padded, base + c, value(c)))
 
-            read = nest.reader.scope(
-                lambda: [copy(lambda c: nest.reader.at(con.a, (image, c, *source)))]
-            )
+            read = nest.reader.scope(lambda: [copy(lambda c: widened((image, c, *source)))])
             return when(T.all(*inside), read, copy(lambda c: zero))
 
         return loop(conv.padded[-1], point, name="w")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import s_tir, tirx
 
 from torch_pruner.codegen import scalar
-from torch_pruner.codegen._tvm import S, T, tvm
+from torch_pruner.codegen._tvm import on_cpu, tvm
 from torch_pruner.codegen.kernel import BufferSpec, ScheduledKernel
 from torch_pruner.codegen.plain import apply as plain_apply
 from torch_pruner.codegen.workload import to_prim_func
@@ -60,7 +60,8 @@ def schedule_stock(spec: Graph, trace: str, target: TargetSpec) -> ScheduledKern
         s_tir.schedule.Trace.apply_json_to_schedule(json.loads(trace), schedule)
         module = schedule.mod
     with tvm.target.Target(target.tvm_target()):
-        lowered = _on_cpu(_lower_blocks()(module)["main"])
+        lowered = _lower_blocks()(module)["main"]
+    lowered = lowered.with_body(on_cpu(lowered.body))
     nodes = spec.nodes
     return ScheduledKernel(
         func=lowered,
@@ -69,14 +70,6 @@ def schedule_stock(spec: Graph, trace: str, target: TargetSpec) -> ScheduledKern
         scratch=(),
         packs=(None,) * len(spec.inputs),
     )
-
-
-def _on_cpu(func: Any) -> Any:
-    """``func`` with the device that lowering of its temporary buffers asks for."""
-    body = func.body
-    for key, value in (("device_type", 1), ("device_id", 0)):
-        body = S.AttrStmt(T.const(0, "int32"), key, T.const(value, "int32"), body)
-    return func.with_body(body)
 
 
 def _lower_blocks() -> Any:

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from torch_pruner.graph.ir import Builder, Graph, Node, Shape
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _BLOCK = 256  # positions of the reduction at least in a block
+_NEAR_BYTES = 160 << 10  # of a panel's block in float32: a small part of a second cache
+_ENOUGH_TILES = 4  # that pass by a panel, to convert it before instead of for each
 _TWICE = 0.1  # of a line's rows: rows at a constant distance are worth so much
 
 
@@ -119,6 +126,39 @@ class Contraction:
 def accumulator(dtype: str) -> str:
     """The dtype sums are kept in (see ``graph.ops``)."""
     return "float32" if dtype in ("float32", "float16", "bfloat16") else dtype
+
+
+def is_narrow(graph: Graph, con: Contraction) -> bool:
+    """Whether operands are narrower than the float32 that is computed in."""
+    narrow = ITEMSIZE[graph.nodes[con.b].dtype] < ITEMSIZE[con.acc_dtype]
+    return narrow and con.acc_dtype == "float32" and con.form != "depthwise"
+
+
+def is_widened(graph: Graph, con: Contraction, constant: bool, c: Mapping[str, Any]) -> Any:
+    """Whether operands become float32 before tiles read them, and not whenever a tile does.
+
+    A block of a constant panel is converted into the cache where several tiles pass by it; what is
+    packed in the kernel is packed as float32. Then the first operand is copied, too, if it is
+    narrow. ``c``: decisions, numbers or arrays.
+    """
+    if not is_narrow(graph, con):
+        return np.zeros(np.shape(c["tm"]), dtype=bool)
+    near = con.depth // c["kb"] * (c["nv"] * c["vl"] * ITEMSIZE[con.acc_dtype])
+    fits = near <= _NEAR_BYTES if constant else c["pack"] == 1
+    return fits & (con.row_tiles(c["tm"]) >= _ENOUGH_TILES)
+
+
+def copies_first(graph: Graph, con: Contraction, widened: Any) -> Any:
+    """Whether the first operand is copied before tiles read it: padded, or as float32."""
+    pads = con.conv is not None and con.conv.copies_input
+    return pads | (widened & (ITEMSIZE[graph.nodes[con.a].dtype] < ITEMSIZE[con.acc_dtype]))
+
+
+def copied_shape(graph: Graph, con: Contraction) -> Shape:
+    """Of that copy: (group, row, k), or a convolution's padded input with channels last."""
+    if con.conv is None:
+        return (con.groups, con.rows, con.depth)
+    return (con.m[0], *con.conv.padded, graph.nodes[con.a].shape[1])
 
 
 def contraction_of(graph: Graph) -> Contraction:

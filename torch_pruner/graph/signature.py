@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.attention import attention_of, attention_plan
-from torch_pruner.graph.contraction import accumulator, constant_operand, contraction_of
+from torch_pruner.graph.contraction import (
+    accumulator,
+    constant_operand,
+    contraction_of,
+    copied_shape,
+    copies_first,
+    is_widened,
+)
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.pairs import COLUMNS, STEPS, pair_form
@@ -79,20 +86,22 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
 def _contraction(
     spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]
 ) -> tuple[BufferSpec, ...]:
-    """Scratch in order: a panel packed at run time, the padded input, sums between blocks."""
+    """Scratch in order: a panel packed at run time, the input copied, sums between blocks."""
     con = contraction_of(spec)
+    static = constant_operand(spec, con)
+    widened = bool(is_widened(spec, con, static is not None, decisions))
     block = decisions["vl"] * decisions["nv"]
     shape = (con.groups, -(-con.n // block), con.depth, block)
     scratch: list[BufferSpec] = []
-    if (constant := constant_operand(spec, con)) is not None:
-        index, view = constant
+    if static is not None:
+        index, view = static
         form = "matmul" if con.form == "conv_phases" else con.form  # the view has split phases
         packs[index] = PackLayout(view, form, con.groups, block, shape)
     elif decisions["pack"] or con.n % block:  # unpacked panels must not reach past a row's end
-        scratch.append(BufferSpec(shape, spec.nodes[con.b].dtype))
-    if con.conv is not None and con.conv.copies_input:
-        channels = spec.nodes[con.a].shape[1]
-        scratch.append(BufferSpec((con.m[0], *con.conv.padded, channels), spec.nodes[con.a].dtype))
+        scratch.append(BufferSpec(shape, con.acc_dtype if widened else spec.nodes[con.b].dtype))
+    if copies_first(spec, con, widened):
+        dtype = con.acc_dtype if widened else spec.nodes[con.a].dtype
+        scratch.append(BufferSpec(copied_shape(spec, con), dtype))
     if decisions["kb"] > 1:
         chunks, tiles = con.chunked(decisions["tm"], decisions["mc"])
         tasks = con.groups * shape[1] * chunks

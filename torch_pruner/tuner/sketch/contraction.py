@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_pruner.graph.contraction import constant_operand, contraction_of
+from torch_pruner.graph.contraction import (
+    constant_operand,
+    contraction_of,
+    copied_shape,
+    copies_first,
+    is_widened,
+)
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 from torch_pruner.tuner.sketch import machine
 from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbols
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _FEW = 8
+WIDEN_CYCLES = 1.5  # to make float32 of a vector of narrower elements, into a near cache
 
 
 class ContractionSketch(Sketch):
@@ -100,7 +107,8 @@ class ContractionSketch(Sketch):
         fmas = c["tm"] * c["nv"]
         second = spec.nodes[con.b].dtype
 
-        panel = con.depth * bn * ITEMSIZE[second]
+        widened = is_widened(spec, con, self.constant, c)
+        panel = con.depth * bn * np.where(widened, size, ITEMSIZE[second])
         rows_bytes = c["tm"] * size * (con.depth if con.conv is None else con.k[-1] * 2)
         held = (panel + rows_bytes) / c["kb"]  # S3
         kernel = max(1.0, float(np.prod(con.k[:-1])))
@@ -117,14 +125,15 @@ class ContractionSketch(Sketch):
         stream = chunk_bytes / machine.bytes_per_cycle(panel + rows_reread, target) * 0.3
 
         # Constants come from memory: waiting for a panel is in part hidden by the work on it.
-        cold = (
-            panel / machine.memory_bytes_per_cycle(target) / np.where(c["order"] == 0, c["mc"], 1)
-        )
+        cold = con.depth * bn * ITEMSIZE[second] / machine.memory_bytes_per_cycle(target)
+        cold = cold / np.where(c["order"] == 0, c["mc"], 1)
+        if self.constant:  # for every task anew
+            stream = stream + np.where(widened, con.depth * c["nv"] * WIDEN_CYCLES, 0.0)
         exposed = cold * np.where(c["ahead"] == 1, 0.1, 0.6) if self.far else 0.0
 
         task_s = (per_chunk * tile_cycles + stream + exposed) / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], threads)
-        seconds = seconds + self._preparation(c["pack"], c["par"])
+        seconds = seconds + self._preparation(c, widened)
         foreign = self._foreign(c) * a_bytes * con.groups
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target) + self._revisits(c)
         traffic = con.groups * (blocks * panel + np.where(c["order"] == 0, blocks, 1) * a_bytes)
@@ -238,6 +247,7 @@ class ContractionSketch(Sketch):
             convert = 0.5 * (vectors + c["tm"])
         elif second == "int8" and con.acc_dtype == "float32":  # widened, then converted
             convert = 1.0 * vectors
+        convert = np.where(is_widened(self.task.spec, con, self.constant, c), 0.0, convert)
         overhead = (0.5 + 0.5 * c["ahead"]) / c["ku"]
         step: Array = np.maximum(fma_cycles + convert, load_cycles) + overhead
         return step
@@ -275,17 +285,14 @@ class ContractionSketch(Sketch):
         after = set(range(self.con.anchor + 1, len(self.task.spec.nodes)))
         return machine.pointwise_cycles(self.task.spec, after)
 
-    def _preparation(self, pack: Decisions, parallel: Decisions) -> Array:
-        """Seconds for copies made before the loop: padded input, packed second operand."""
-        con, target = self.con, self.task.target
-        cores = np.where(parallel == 1, self.task.threads, 1)
-        cycles = np.zeros(len(pack))
-        if con.conv is not None and con.conv.copies_input:
-            elements = (
-                con.m[0] * float(np.prod(con.conv.padded)) * self.task.spec.nodes[con.a].shape[1]
-            )
-            cycles = cycles + elements * self.itemsize / 16.0
+    def _preparation(self, c: dict[str, Array], widened: Mask) -> Array:
+        """Seconds for copies made before the loop: first operand, packed second one."""
+        con, target, spec = self.con, self.task.target, self.task.spec
+        cores = np.where(c["par"] == 1, self.task.threads, 1)
+        elements = float(np.prod(copied_shape(spec, con)))
+        copied = copies_first(spec, con, widened)
+        cycles = np.where(copied, elements * self.itemsize / 16.0, 0.0)
         if not self.constant:
-            cycles = cycles + np.where(pack == 1, con.groups * con.n * con.depth * 1.5, 0.0)
+            cycles = cycles + np.where(c["pack"] == 1, con.groups * con.n * con.depth * 1.5, 0.0)
         seconds: Array = cycles / cores / target.frequency_hz
-        return seconds + np.where((cycles > 0) & (parallel == 1), machine.LAUNCH_S, 0.0)
+        return seconds + np.where((cycles > 0) & (c["par"] == 1), machine.LAUNCH_S, 0.0)

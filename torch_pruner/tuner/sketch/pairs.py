@@ -22,6 +22,8 @@ from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbo
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
+# From registers, Emerald Rapids: 0.77 ns for one of 32 products, 0.19 for a multiply-add of 16.
+DOT_FMAS = 4.0  # multiply-adds that take as long as one ``vdpbf16ps``
 TILE_CYCLES = 16.0  # of one product of two tiles, from one to the next
 TILE_LOAD_CYCLES = 8.0  # 16 lines of the level-1 cache
 TILE_SETUP_CYCLES = 100.0  # of loading and releasing a task's tile configuration
@@ -162,7 +164,7 @@ class DotSketch(PairSketch):
     def _block_cycles(self, c: dict[str, Array]) -> tuple[Array, Array]:
         target, pairs = self.task.target, self.form.depth / 2
         dots = c["tm"] * c["nv"]
-        step = np.maximum(dots / target.fma_per_cycle, machine.FMA_LATENCY)
+        step = np.maximum(dots * DOT_FMAS / target.fma_per_cycle, machine.FMA_LATENCY)
         step = np.maximum(step, (c["tm"] + c["nv"]) / machine.LOADS_PER_CYCLE)
         return dots * pairs, pairs * (step + (0.5 + 0.5 * c["ahead"]) / c["ku"])
 
