@@ -27,6 +27,7 @@ from torch_pruner.graph.quantize import keep_int8, quantize_weights
 from torch_pruner.graph.signature import Signature, signature
 from torch_pruner.graph.simplify import simplify
 from torch_pruner.log import PhaseTimer, logger
+from torch_pruner.target import tiles_allowed
 from torch_pruner.task import Task
 
 if TYPE_CHECKING:
@@ -107,7 +108,9 @@ class Compiler:
             main = hoisted.graph
             fixed = {i: tuple(o) for i, o in zip(main.inputs, inputs, strict=False)}
             fixed |= {i: tuple(o) for i, o in zip(main.outputs, outputs, strict=True)}
-            fused = fuse(main, fixed, attention=not self.context.target.is_gpu)
+            target = self.context.target
+            tiles = target.bf16_tiles and tiles_allowed()
+            fused = fuse(main, fixed, attention=not target.is_gpu, tiles=tiles)
             workloads = [k.spec.digest() for k in fused.kernels]
             tasks: dict[str, Task] = {}
             for kernel, workload in zip(fused.kernels, workloads, strict=True):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # Measured (docs/design.md): with fewer queries a vector of queries is mostly padding.
 MIN_QUERIES = 16
 MIN_KEYS, MIN_WIDTH = 16, 16
-# Products of bfloat16 have instructions of their own, scores in memory or not.
-MIN_KEYS_OF_HALVES = 1024
+# Where tiles multiply bfloat16 many times faster, scores in memory cost less than doing without.
+MIN_KEYS_IN_TILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,15 @@ def attention_of(spec: Graph) -> Attention | None:
     return match_attention(spec, spec.users(), anchors[-1]) if len(anchors) == 2 else None
 
 
-def attentions(graph: Graph, users: Sequence[Sequence[int]]) -> Iterator[Attention]:
-    """Every attention in ``graph`` that is worth a kernel of its own."""
+def attentions(graph: Graph, users: Sequence[Sequence[int]], *, tiles: bool) -> Iterator[Attention]:
+    """Every attention in ``graph`` that is worth a kernel of its own.
+
+    ``tiles``: products of bfloat16 run in tile registers, outside of such a kernel.
+    """
     for i, node in enumerate(graph.nodes):
         if node.op == "matmul" and (found := match_attention(graph, users, i)) is not None:
-            halves = graph.nodes[node.inputs[1]].dtype == "bfloat16"
-            keys = MIN_KEYS_OF_HALVES if halves else MIN_KEYS
+            tiled = tiles and graph.nodes[node.inputs[1]].dtype == "bfloat16"
+            keys = MIN_KEYS_IN_TILES if tiled else MIN_KEYS
             large = found.queries >= MIN_QUERIES and found.keys >= keys
             if large and found.width >= MIN_WIDTH:
                 yield found

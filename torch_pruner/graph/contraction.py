@@ -142,7 +142,7 @@ def is_widened(graph: Graph, con: Contraction, constant: bool, c: Mapping[str, A
     narrow. ``c``: decisions, numbers or arrays.
     """
     if not is_narrow(graph, con):
-        return np.zeros(np.shape(c["tm"]), dtype=bool)
+        return np.zeros(np.shape(c["kb"]), dtype=bool)
     near = con.depth // c["kb"] * (c["nv"] * c["vl"] * ITEMSIZE[con.acc_dtype])
     fits = near <= _NEAR_BYTES if constant else c["pack"] == 1
     return fits & (con.row_tiles(c["tm"]) >= _ENOUGH_TILES)

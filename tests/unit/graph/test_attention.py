@@ -48,17 +48,21 @@ def test_is_one_kernel(case: Case) -> None:
         Case(queries=1),  # a vector of queries would be padding
         Case(keys=8),
         Case(width=8),
-        Case(dtype="bfloat16"),  # three kernels use instructions that the one does not
+        Case(dtype="bfloat16"),  # three kernels use tiles, which the one does not
     ],
 )
 def test_stays_three_kernels(case: Case) -> None:
-    fused = fuse(attention(case))
+    fused = fuse(attention(case), tiles=True)
     assert len(fused.kernels) == 3
     assert not any(attention_of(k.spec) for k in fused.kernels)
 
 
 def test_long_rows_of_bfloat16_are_one_kernel() -> None:
-    assert len(fuse(attention(Case(dtype="bfloat16", keys=1024))).kernels) == 1
+    assert len(fuse(attention(Case(dtype="bfloat16", keys=1024)), tiles=True).kernels) == 1
+
+
+def test_bfloat16_without_tiles_is_one_kernel() -> None:
+    assert len(fuse(attention(Case(dtype="bfloat16"))).kernels) == 1
 
 
 def _like_attention(change: str) -> Graph:

@@ -7,7 +7,7 @@ import pytest
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.signature import BufferSpec, row_tasks, signature
 
-_DECISIONS = {"vl": 4, "nv": 2, "pack": 1, "kb": 1}
+_DECISIONS = {"vl": 4, "tm": 5, "nv": 2, "pack": 1, "kb": 1}
 
 
 def product(*, static: bool, twice: bool = False, columns: int = 12) -> Graph:
@@ -39,6 +39,16 @@ def test_reading_in_place_needs_whole_panels() -> None:
     whole, ragged = product(static=False, columns=16), product(static=False, columns=12)
     assert signature(whole, "contraction", direct).scratch == ()
     assert len(signature(ragged, "contraction", direct).scratch) == 1
+
+
+def test_where_tiles_are_many_narrow_operands_are_copied_wide() -> None:
+    many = {**_DECISIONS, "tm": 1}
+    takes = signature(product(static=True), "contraction", many)
+    assert takes.inputs[1].dtype == "bfloat16"  # its panel is converted block by block
+    assert takes.scratch == (BufferSpec((1, 5, 6), "float32"),)
+    takes = signature(product(static=False), "contraction", many)
+    panel, rows = BufferSpec((1, 2, 6, 8), "float32"), BufferSpec((1, 5, 6), "float32")
+    assert takes.scratch == (panel, rows)
 
 
 @pytest.mark.parametrize(("lo", "copies"), [(0, 0), (1, 1)])
