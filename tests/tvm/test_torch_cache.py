@@ -80,6 +80,24 @@ def _not_checked(self, values):
     return self._call(values)
 
 
+def test_what_was_compared_once_is_not_compared_by_the_next_process(cold, monkeypatch) -> None:
+    """Also without torch's cache: the kernel store alone remembers."""
+    first = []
+
+    def seen(self, values):
+        first.append(values)
+        return self._call(values)
+
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        fresh(cold.compile(fn), *args())
+        monkeypatch.setattr("torch_pruner.dynamo.checked.CheckedCall._first", seen)
+        result, _ = fresh(cold.compile(fn), *args())
+        assert not first
+        torch.testing.assert_close(result, fn(*args()))
+        fresh(cold.compile(lambda x, w: fn(w.T, x.T)), *args())  # another graph is compared
+        assert len(first) == 1
+
+
 def test_other_kernels_have_to_be_compared_anew(cold, tmp_path) -> None:
     fresh(cold.compile(fn), *args())
     _, after = fresh(cold.compile(fn, cache_dir=str(tmp_path / "another")), *args())
@@ -166,6 +184,7 @@ result = torch.compile(fn, backend="pruner", options=options)(*values)
 torch.testing.assert_close(result, fn(*values))
 if sys.argv[1] == "save":
     open(sys.argv[2], "wb").write(torch.compiler.save_cache_artifacts()[0])
+assert "torch._inductor.codegen.triton" not in sys.modules  # a second's imports, for a key
 print(counters["aot_autograd"].get("autograd_cache_hit", 0))
 """
 

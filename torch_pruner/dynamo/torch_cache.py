@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,26 @@ _log = logger(__name__)
 # How a saved program is built; set while a graph is compiled.
 _restore: contextvars.ContextVar[Restore | None] = contextvars.ContextVar("restore", default=None)
 _default: list[Restore] = []
+
+
+def _spare_inductor() -> None:
+    """Keep keys from importing all of inductor's code generators: a second, and some megabytes.
+
+    torch's key asks them for passes of the user's. They have none before somebody registers them,
+    which imports them.
+    """
+    module = getattr(torch._inductor, "codecache", None)
+    register = getattr(module, "init_backend_registration", None)
+    if register is None or hasattr(register, "spared_by_pruner"):
+        return
+
+    @functools.wraps(register)
+    def unless_ours() -> None:
+        if _restore.get() is None:
+            register()
+
+    unless_ours.spared_by_pruner = True  # type: ignore[attr-defined]
+    module.init_backend_registration = unless_ours  # type: ignore[union-attr]
 
 
 class NotUsableError(FXGraphCacheMiss):
@@ -110,6 +131,7 @@ def riding(tag: str, restore: Restore) -> Iterator[Callable[[Compile], Any]]:
     if not AVAILABLE:
         yield lambda compile_fn: compile_fn
         return
+    _spare_inductor()
     old = torch.compiler.config.cache_key_tag
     token = _restore.set(restore)
     try:
