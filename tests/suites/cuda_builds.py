@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 USED = re.compile(r"Used (\d+) registers")
+SHARED = re.compile(r"(\d+) bytes smem")  # of declarations; launches say what is asked for beside
 SPILLED = re.compile(r"(\d+) bytes spill stores")
 MAX_REGISTERS = 255
 
@@ -96,13 +97,12 @@ def build(task: Task, candidate: Candidate, card: Card) -> Built:
         _, log = nvrtc.compile_cubin(source, card.arch)
     except exc.CompileError as err:
         return Built(task.name, candidate.sketch, error=str(err)[:2000])
-    registers, spilled = (_sum(pattern, log) for pattern in (USED, SPILLED))
-    shared = launches["kernel"].shared_bytes
+    found = [[int(n) for n in p.findall(log)] for p in (USED, SPILLED, SHARED)]
+    if not found[0]:
+        return Built(task.name, candidate.sketch, error="the assembler did not report registers")
+    registers, spilled, shared = max(found[0]), sum(found[1]), max(found[2], default=0)
+    shared += launches["kernel"].shared_bytes
     return Built(task.name, candidate.sketch, registers, spilled, shared)
-
-
-def _sum(pattern: re.Pattern[str], log: str) -> int:
-    return sum(map(int, pattern.findall(log)))
 
 
 def drafted(task: Task, count: int) -> Iterator[Candidate]:

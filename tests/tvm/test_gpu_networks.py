@@ -7,7 +7,10 @@ import pytest
 from tests.suites.cuda_builds import build, drafted, fits, tasks_of
 from torch_pruner.cards import CARDS
 from torch_pruner.codegen.gpu import nvrtc
+from torch_pruner.codegen.gpu.kernel import schedule
+from torch_pruner.codegen.gpu.source import cuda_source
 from torch_pruner.compiler.kernels import draft
+from torch_pruner.tuner.sketch import sketches_for
 
 pytestmark = [
     pytest.mark.tvm,
@@ -29,6 +32,21 @@ def test_every_draft_of_a_network_builds(network: str, precision: str, card: str
     results = [build(t, draft(t), CARDS[card]) for t in tasks]
     assert [r for r in results if not fits(r, CARDS[card])] == []
     assert sum(r.spilled_bytes for r in results) == 0
+
+
+@pytest.mark.parametrize(("precision", "card"), [("float16", "h200"), ("float32", "t4")])
+def test_a_launch_asks_for_the_memory_that_its_kernel_shares(precision: str, card: str) -> None:
+    """No assembler counts it: memory that is declared without a size is the launch's to give."""
+    for task in tasks_of("bert_tiny", precision, CARDS[card], 1):
+        for sketch in sketches_for(task):
+            point = sketch.default()
+            kernel = schedule(task.spec, sketch.name, sketch.named(point))
+            source, launches = cuda_source({"kernel": kernel}, CARDS[card].arch)
+            shared = launches["kernel"].shared_bytes
+            assert (shared > 0) == ("torch_pruner_shared" in source)
+            tiles = float(sketch.symbols(point[None]).s3_cache_bytes[0])
+            if sketch.name == "gpu_product":
+                assert 0.75 * tiles <= shared <= 1.25 * tiles + 128
 
 
 def test_drafts_in_tensor_cores_build() -> None:

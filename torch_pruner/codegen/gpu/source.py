@@ -36,6 +36,7 @@ typedef unsigned long long uint64_t;
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
 #define CUDART_NAN __longlong_as_double(0x7fffffffffffffffLL)
 """
+_NAME = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
 _SHARED = re.compile(r"__shared__ alignas\(\d+\) ([\w ]+?) (\w+)\[(\d+)\];")
 _SIZES = {
     "float": 4, "double": 8, "half": 2, "ushort": 2, "short": 2, "int": 4, "uint": 4,
@@ -145,7 +146,7 @@ def _dynamic_shared(code: str) -> tuple[str, dict[str, int]]:
     parts = re.split(r'(?=^extern "C" __global__)', code, flags=re.MULTILINE)
     sizes: dict[str, int] = {}
     for n, part in enumerate(parts):
-        name = re.match(r"extern .*? (\w+)\(", part)
+        name = _NAME.match(part)
         taken = 0
 
         def place(found: re.Match[str]) -> str:
@@ -156,7 +157,11 @@ def _dynamic_shared(code: str) -> tuple[str, dict[str, int]]:
             return f"{kind}* const {variable} = {pointer};"
 
         parts[n] = _SHARED.sub(place, part)
-        if name is not None and taken:
+        if taken:
+            if name is None:
+                raise exc.CompileError(
+                    "kernels", "no name where shared memory is declared", log=part
+                )
             sizes[name.group(1)] = taken
     declared = f"extern __shared__ __align__({_ALIGNED}) unsigned char torch_pruner_shared[];\n"
     return (declared if sizes else "") + "".join(parts), sizes
