@@ -83,49 +83,6 @@ def test_kernels_see_what_the_ones_before_wrote(threads: int) -> None:
         set_threads(2)
 
 
-def barriers(calls: Sequence[Call], slots: int) -> int:
-    """In the program of these calls of ``reversing`` kernels."""
-    kernels = {"many": reversing(4), "one": reversing(1)}
-    module = program_module({c.kernel: kernels[c.kernel] for c in calls}, {"main": calls}, slots)
-    return str(module["main"]).count("pragma_parallel_barrier_when_finish")
-
-
-def test_threads_wait_only_for_what_they_read_or_overwrite() -> None:
-    def call(source: int, into: int, kernel: str = "many") -> Call:
-        return Call(kernel, (Place(source), Place(into)))
-
-    assert barriers([call(0, 1), call(0, 2), call(0, 3)], 4) == 0
-    assert barriers([call(0, 1), call(1, 2)], 3) == 1  # reads what was written
-    assert barriers([call(0, 1), call(2, 0)], 3) == 1  # writes what was read
-    assert barriers([call(0, 1), call(2, 1)], 3) == 1  # writes it again
-    assert barriers([call(0, 1), call(0, 2), call(1, 3), call(2, 4)], 5) == 1
-    # The second serial kernel runs right after the first: both wait for the parallel one.
-    assert barriers([call(0, 1), call(0, 2, "one"), call(1, 3, "one")], 4) == 1
-    half = Call("many", (Place(0), Place(1, 4 * N)))
-    assert barriers([call(0, 1), half], 2) == 0  # beside it in the same workspace
-    near = Call("many", (Place(0), Place(1, 4 * N - 64)))
-    assert barriers([call(0, 1), near], 2) == 1
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_kernels_without_a_barrier_between_them_are_done_in_the_end(threads: int) -> None:
-    kernels = {"many": reversing(4), "one": reversing(1)}
-    pairs = [("many", 0, 1), ("one", 0, 2), ("many", 0, 3), ("many", 2, 4), ("one", 3, 5)]
-    arrays = [aligned((N,), "float32") for _ in range(6)]
-    run = program(kernels, [Call(n, (Place(a), Place(b))) for n, a, b in pairs], arrays)
-    set_threads(threads)
-    try:
-        for k in range(50):
-            arrays[0][...] = np.arange(N) + k
-            run()
-            for array in arrays[1:4]:
-                np.testing.assert_array_equal(array, arrays[0][::-1] + 1)
-            for array in arrays[4:]:
-                np.testing.assert_array_equal(array, arrays[0] + 2)
-    finally:
-        set_threads(2)
-
-
 @pytest.mark.parametrize("kinds", [(SERIAL,), (PARALLEL, SERIAL), (SERIAL, SERIAL, PARALLEL)])
 def test_every_part_runs_once(kinds: tuple[object, ...]) -> None:
     """Kernels that change their input in place would show a part that two threads ran."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from torch_pruner import exc
 from torch_pruner.codegen._tvm import Expr, S, T, seq, tvm
 from torch_pruner.codegen.load import bound
-from torch_pruner.codegen.region import Access, Part, parts_of, region
+from torch_pruner.codegen.region import Part, parts_of, region
 from torch_pruner.codegen.spill import spill
 from torch_pruner.config import COMPILERS, c_compiler
 from torch_pruner.graph.memory import ALIGNMENT, Place
@@ -87,23 +87,9 @@ def _entry(
 
         return statement
 
-    everything = [
-        (part, called(c, var), _access(c, kernels[c.kernel]))
-        for c in calls
-        for var, part in parts[c.kernel]
-    ]
+    everything = [(part, called(c, var)) for c in calls for var, part in parts[c.kernel]]
     func = T.PrimFunc([address], seq([*begin, region(everything)] if everything else begin))
     return func.with_attr({"global_symbol": entry})
-
-
-def _access(call: Call, kernel: ScheduledKernel) -> Access:
-    specs = (*kernel.inputs, *kernel.outputs, *kernel.scratch)
-    ranges = tuple(
-        (place.slot, place.offset, place.offset + spec.nbytes)
-        for place, spec in zip(call.args, specs, strict=True)
-    )
-    count = len(kernel.inputs)
-    return Access(ranges[:count], ranges[count:])
 
 
 def _dtypes(kernel: ScheduledKernel) -> list[str]:

@@ -1,11 +1,10 @@
 """One parallel launch for many kernels: threads meet between them instead of being called anew.
 
 A kernel is a sequence of parts: parallel loops, and what one thread does. Each becomes a private
-function. The parts of consecutive kernels run within one launch, with a barrier wherever one
-touches memory that another has written since the last; what follows one another on one thread needs
-none. A launch and its join cost 4 to 5 us, a barrier less than 0.1, but at each all threads wait
-for the slowest. How many threads there are is known when the launch runs: each takes its share of
-every loop.
+function. The parts of consecutive kernels run within one launch, with a barrier after each; what
+follows one another on one thread needs none. A launch and its join cost 4 to 5 us, a barrier less
+than 0.1. How many threads there are is known when the launch runs: each takes its share of every
+loop.
 """
 
 from __future__ import annotations
@@ -36,30 +35,6 @@ class Part:
     func: Any
     tasks: int | None = None
     alone: bool = False
-
-
-Range = tuple[int, int, int]
-"""Slot of the address table, first byte, byte after the last. Slots share no memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """The memory that a kernel reads, and what it may write."""
-
-    reads: tuple[Range, ...] = ()
-    writes: tuple[Range, ...] = ()
-
-    def conflicts(self, other: Access) -> bool:
-        """Whether the order of the two matters."""
-        return (
-            _overlap(self.writes, other.writes)
-            or _overlap(self.writes, other.reads)
-            or _overlap(self.reads, other.writes)
-        )
-
-
-def _overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
-    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in some for b in others)
 
 
 def parts_of(kernel: ScheduledKernel) -> list[Part]:
@@ -129,40 +104,28 @@ class _Round:
 
     tasks: int | None
     calls: list[Callable[[Expr | None], Stmt]] = field(default_factory=list)
-    accesses: list[Access] = field(default_factory=list)
-
-    def conflicts(self, others: Sequence[_Round]) -> bool:
-        return any(a.conflicts(b) for r in others for b in r.accesses for a in self.accesses)
 
 
-def region(parts: Sequence[tuple[Part, Callable[[Expr | None], Stmt], Access]]) -> Stmt:
+def region(parts: Sequence[tuple[Part, Callable[[Expr | None], Stmt]]]) -> Stmt:
     """Parts in order, each with the statement that calls it with a task's number (or None)."""
     stmts: list[Stmt] = []
     rounds: list[_Round] = []
-    for part, call, access in parts:
+    for part, call in parts:
         if part.alone:
             stmts += [*_launched(rounds), call(None)]
             rounds = []
         elif part.tasks is None and rounds and rounds[-1].tasks is None:
             rounds[-1].calls.append(call)
-            rounds[-1].accesses.append(access)
         else:
-            rounds.append(_Round(part.tasks, [call], [access]))
+            rounds.append(_Round(part.tasks, [call]))
     return seq([*stmts, *_launched(rounds)])
 
 
 def _launched(rounds: Sequence[_Round]) -> list[Stmt]:
     if all(r.tasks is None for r in rounds):
         return [call(None) for r in rounds for call in r.calls]
-    body: list[Stmt] = []
-    since: list[_Round] = []  # the last barrier
-    for this in rounds:
-        if this.conflicts(since):
-            body[-1] = _barrier(body[-1])
-            since = []
-        since.append(this)
-        body.append(_round(this))
-    return [_attribute(_LAUNCH, seq(body))]
+    body = [_barrier(_round(r)) for r in rounds[:-1]]
+    return [_attribute(_LAUNCH, seq([*body, _round(rounds[-1])]))]
 
 
 def _round(of: _Round) -> Stmt:
