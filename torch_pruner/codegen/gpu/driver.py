@@ -82,14 +82,15 @@ class CudaDriver(Driver):
 
     def function(self, module: ctypes.c_void_p, symbol: str, shared_bytes: int) -> ctypes.c_void_p:
         found = ctypes.c_void_p()
-        status = self._cuda.cuModuleGetFunction(ctypes.byref(found), module, symbol.encode())
-        if status:
-            raise ValueError(f"the image has no kernel {symbol!r}: {self._reason(status)}")
-        if shared_bytes > WITHOUT_ASKING:
-            status = self._cuda.cuFuncSetAttribute(found, MAX_DYNAMIC_SHARED, shared_bytes)
+        with self._entered():  # where modules are loaded lazily, this is when
+            status = self._cuda.cuModuleGetFunction(ctypes.byref(found), module, symbol.encode())
             if status:
-                reason = self._reason(status)
-                raise ValueError(f"{symbol!r} wants {shared_bytes} bytes to share: {reason}")
+                raise ValueError(f"the image has no kernel {symbol!r}: {self._reason(status)}")
+            if shared_bytes > WITHOUT_ASKING:
+                status = self._cuda.cuFuncSetAttribute(found, MAX_DYNAMIC_SHARED, shared_bytes)
+                if status:
+                    reason = self._reason(status)
+                    raise ValueError(f"{symbol!r} wants {shared_bytes} bytes to share: {reason}")
         return found
 
     def stream(self) -> int:
