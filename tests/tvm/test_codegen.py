@@ -168,6 +168,24 @@ def test_window() -> None:
     assert K.error(outputs, expected) == 0
 
 
+def test_integers_that_are_computed_from_each_other_and_read_twice() -> None:
+    """As the indices of a strided max pool: 2 i, and from it 2 i + 1."""
+    b = Builder()
+    x, y = b.input(0, (6, 24), "float32"), b.input(1, (6, 24), "int64")
+    i = b.append("iota", (), (24,), "int64", dim=0)
+    even = b.pointwise("mul", i, b.const(2, "int64"))
+    odd = b.pointwise("add", even, b.const(1, "int64"))
+    far = b.pointwise("mul", odd, odd)
+    near, next_, last = (b.broadcast(v, (6, 24)) for v in (even, odd, far))
+    positive = b.pointwise("gt", x, b.broadcast(b.const(0.0, "float32"), (6, 24)))
+    chosen = b.pointwise("where", positive, next_, b.pointwise("where", positive, near, y))
+    other = b.broadcast(b.pointwise("sub", odd, b.const(3, "int64")), (6, 24))
+    total = b.pointwise("add", chosen, last)
+    spec = b.finish([b.pointwise("where", positive, total, other)])
+    outputs, expected, _ = K.run(spec, "injective", {"chunk": 2, "par": 1, "vl": 8})
+    assert (outputs[0] == expected[0]).all()
+
+
 def _injective(kind: str) -> Graph:
     b = Builder()
     x, y = b.input(0, (4, 33), "float32"), b.input(1, (4, 33), "float32")

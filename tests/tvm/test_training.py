@@ -182,3 +182,18 @@ def test_autocast_training(backend):
             optimizer.zero_grad()
     for name, value in twin.state_dict().items():
         assert_equal(model.state_dict()[name], value, name, 2e-2)
+
+
+@pytest.mark.parametrize("size", [32, 33])
+def test_a_strided_pool_is_compiled_with_its_indices(backend, size) -> None:
+    """As at the start of every ResNet. Its indices are integers computed from each other."""
+
+    def fn(x):
+        return torch.nn.functional.max_pool2d(torch.relu(x), 3, 2, 1)
+
+    x = torch.randn(2, 8, size, size, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    backend.compile(fn)(x).square().sum().backward()
+    fn(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    assert all(not graph.ops_fallback for graph in tp.last_report().graphs)

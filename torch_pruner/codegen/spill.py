@@ -153,7 +153,9 @@ def _define(var: Any, value: Expr, frame: _Frame) -> Expr | None:
     kept = isinstance(value, Call) and value.op.same_as(_KEEP_OP)
     value = value.args[0] if kept else value
     dtype = str(value.ty.dtype)
-    if not (kept or dtype == "bool" or "float" in dtype):
+    # Where a definition in a vectorised loop reads another one, TVM's vectoriser loses the first.
+    lanes = frame.lane is not None and dtype == "int64"
+    if not (kept or lanes or dtype == "bool" or "float" in dtype):
         return value
     if frame.guards and _reads(value):
         value = T.if_then_else(T.all(*frame.guards), value, T.const(0, dtype))
