@@ -19,6 +19,8 @@ from torch_pruner.graph.ops import EXPENSIVE, OpKind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    Orders = Mapping[int, Order]
+
 _MAX_INLINE = 48  # operators of one expression before it is cut
 
 
@@ -37,7 +39,7 @@ class FusedGraph:
 
     graph: Graph
     kernels: tuple[Kernel, ...]
-    orders: Mapping[int, Order]
+    orders: Orders
 
 
 @dataclass(slots=True)
@@ -60,16 +62,10 @@ class _State:
 
 
 def fuse(
-    graph: Graph,
-    fixed: Mapping[int, Order] | None = None,
-    *,
-    attention: bool = True,
-    tiles: bool = False,
+    graph: Graph, fixed: Orders | None = None, *, attention: bool = True, tiles: bool = False
 ) -> FusedGraph:
     """Cut ``graph`` into kernels, ``attention`` being one; ``fixed``: memory orders of its ends.
-
-    ``tiles``: products of bfloat16 will run in tile registers.
-    """
+    ``tiles``: products of bfloat16 will run in tile registers."""
     state = _State(graph, graph.users(), _ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
@@ -324,14 +320,12 @@ def _repeats(state: _State, node: int, reader: int) -> bool:
     return consumer.kind is OpKind.INJECTIVE and consumer.numel > state.node(node).numel
 
 
-def _order_of(state: _State, orders: Mapping[int, Order], output: int) -> Order:
+def _order_of(state: _State, orders: Orders, output: int) -> Order:
     rank = len(state.node(output).shape)
     return orders[output] if len(orders[output]) == rank else identity(rank)
 
 
-def _kernel(
-    state: _State, members: set[int], outputs: Sequence[int], orders: Mapping[int, Order]
-) -> Kernel:
+def _kernel(state: _State, members: set[int], outputs: Sequence[int], orders: Orders) -> Kernel:
     """The kernel graph: what the outputs need down to buffers, which are inputs in memory order."""
     graph = state.graph
     builder = Builder()
