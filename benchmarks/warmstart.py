@@ -2,9 +2,10 @@
 
 For each way of starting a first process fills empty caches. Then rounds of fresh processes, one of
 each in turns: our kernel store alone, the store with torch's own cache, inductor with its caches,
-and eager, which shows what the network and the imports cost without any compiler. Ours must find
-everything: a miss is an error. "First call" is from ``torch.compile`` to the first result, all
-modules imported before.
+both as torch saves them ahead of time (``benchmarks.saved``), and eager, which shows what the
+network and the imports cost without any compiler. Ours must find everything: a miss is an error.
+"First call" is from ``torch.compile`` (saved: from its loading) to the first result, all modules
+imported before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from benchmarks import tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
 from benchmarks.job import Job, launch
+from benchmarks.saved import SavedJob
 
 # What a first call would import, torch's own as well: imports are a column of their own.
 _BOTH = (
@@ -36,13 +38,16 @@ WAYS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "inductor": ("inductor", THEIRS, {"TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}),
     "eager": ("eager", (), {}),
 }
+# Of these torch keeps the traced graph with its code in a file, which the process loads.
+SAVED = {"saved": "with torch's cache", "inductor, saved": "inductor"}
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     results = {}
     for name in options.networks:
-        print(f"{name}: {len(WAYS)} cold and {options.rounds} times as many warm processes ...")
+        ways = len(WAYS) + len(SAVED)
+        print(f"{name}: {ways} cold and {options.rounds} times as many warm processes ...")
         with tempfile.TemporaryDirectory(prefix="warm-") as folder:
             results[name] = measure(name, options, Path(folder))
     print("\n" + render(results))
@@ -55,20 +60,47 @@ def measure(
     name: str, options: argparse.Namespace, folder: Path
 ) -> dict[str, list[dict[str, Any]]]:
     """The results of the warm processes of each way, after one cold process of each."""
-    jobs = {way: _job(name, way, options) for way in WAYS}
-    surroundings = {way: _environment(way, folder) for way in WAYS}
+    jobs: dict[str, Job | SavedJob] = {way: _job(name, way, options) for way in WAYS}
+    jobs |= {way: _saved(name, way, options, folder) for way in SAVED}
+    surroundings = {way: _environment(way, folder) for way in jobs}
     for way, job in jobs.items():
         print(f"  cold: {way}", flush=True)
-        cold = launch(job, environment=surroundings[way])
+        cold = _launch(job, surroundings[way])
         if cold["status"] != "ok":
             return {way: [cold]}
-    warm: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    warm: dict[str, list[dict[str, Any]]] = {way: [] for way in jobs}
     for _ in range(options.rounds):
         for way, job in jobs.items():
-            if job.backend == "pruner":
-                job = replace(job, options={**job.options, "on_miss": "error"})
-            warm[way].append(launch(job, environment=surroundings[way]))
+            warm[way].append(_launch(_warm(job), surroundings[way]))
     return warm
+
+
+def _launch(job: Job | SavedJob, environment: dict[str, str]) -> dict[str, Any]:
+    module = "benchmarks.job" if isinstance(job, Job) else "benchmarks.saved"
+    return launch(job, environment=environment, module=module)
+
+
+def _warm(job: Job | SavedJob) -> Job | SavedJob:
+    """The job of a process that must find everything."""
+    if isinstance(job, SavedJob):
+        return replace(job, load=True)
+    if job.backend == "pruner":
+        return replace(job, options={**job.options, "on_miss": "error"})
+    return job
+
+
+def _saved(name: str, way: str, options: argparse.Namespace, folder: Path) -> SavedJob:
+    backend, preload, _ = WAYS[SAVED[way]]
+    return SavedJob(
+        network=name,
+        file=str(folder / f"{backend}.compiled"),
+        precision=options.precision,
+        layers=options.layers,
+        backend=backend,
+        options=backend_options(options) if backend == "pruner" else {},
+        threads=options.threads,
+        preload=preload,
+    )
 
 
 def _job(name: str, way: str, options: argparse.Namespace) -> Job:
@@ -88,7 +120,7 @@ def _job(name: str, way: str, options: argparse.Namespace) -> Job:
 def _environment(way: str, folder: Path) -> dict[str, str]:
     """torch's caches are each way's own, our kernels are the same for all."""
     return {
-        **WAYS[way][2],
+        **WAYS[SAVED.get(way, way)][2],
         "TORCHINDUCTOR_CACHE_DIR": str(folder / way.replace(" ", "-")),
         "TORCH_PRUNER_CACHE_DIR": str(folder / "pruner"),
     }

@@ -1,4 +1,4 @@
-"""Samples of the long suites: operators and modules of torch's databases, transformers' models.
+"""Samples of the long suites: torch's operators and modules, transformers' models, training.
 
 The suites themselves take an hour and more: ``python -m tests.suites.operators`` and its siblings.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.suites import architectures, modules, operators
+from tests.suites import architectures, modules, operators, training
 
 pytestmark = pytest.mark.tvm
 
@@ -45,4 +45,10 @@ def test_modules_agree(name, mode):
 def test_architectures_agree(name):
     pytest.importorskip("transformers")
     outcome = architectures.check(name)
+    assert outcome.status == "compiled", outcome.reason
+
+
+@pytest.mark.parametrize("name", ["bert_tiny", "dcgan"])
+def test_training_is_compiled(name):
+    outcome = training.check(name)
     assert outcome.status == "compiled", outcome.reason
