@@ -48,7 +48,6 @@ def test_architectures_agree(name):
     assert outcome.status == "compiled", outcome.reason
 
 
-@pytest.mark.parametrize("name", ["bert_tiny", "dcgan"])
-def test_training_is_compiled(name):
-    outcome = training.check(name)
+def test_training_is_compiled():
+    outcome = training.check("dcgan")
     assert outcome.status == "compiled", outcome.reason
