@@ -90,31 +90,25 @@ def _warm(job: Job | SavedJob) -> Job | SavedJob:
 
 
 def _saved(name: str, way: str, options: argparse.Namespace, folder: Path) -> SavedJob:
-    backend, preload, _ = WAYS[SAVED[way]]
-    return SavedJob(
-        network=name,
-        file=str(folder / f"{backend}.compiled"),
-        precision=options.precision,
-        layers=options.layers,
-        backend=backend,
-        options=backend_options(options) if backend == "pruner" else {},
-        threads=options.threads,
-        preload=preload,
-    )
+    fields = _fields(name, SAVED[way], options)
+    return SavedJob(**fields, file=str(folder / f"{fields['backend']}.compiled"))
 
 
 def _job(name: str, way: str, options: argparse.Namespace) -> Job:
+    return Job(**_fields(name, way, options), check=False)
+
+
+def _fields(name: str, way: str, options: argparse.Namespace) -> dict[str, Any]:
     backend, preload, _ = WAYS[way]
-    return Job(
-        network=name,
-        precision=options.precision,
-        layers=options.layers,
-        backend=backend,
-        options=backend_options(options) if backend == "pruner" else {},
-        threads=options.threads,
-        check=False,
-        preload=preload,
-    )
+    return {
+        "network": name,
+        "precision": options.precision,
+        "layers": options.layers,
+        "backend": backend,
+        "options": backend_options(options) if backend == "pruner" else {},
+        "threads": options.threads,
+        "preload": preload,
+    }
 
 
 def _environment(way: str, folder: Path) -> dict[str, str]:

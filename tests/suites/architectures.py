@@ -9,15 +9,13 @@ downloaded: configurations are written here.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import copy
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.suites.isolated import Outcome, answer, cell, compare, report_progress, run_all
+from tests.suites.isolated import Outcome, cell, command, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,23 +236,9 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.suites.architectures", description=__doc__
+    return command(
+        "tests.suites.architectures", __doc__, lambda: list(ARCHITECTURES), check, table, arguments
     )
-    parser.add_argument("--match", default="", help="only names with this in them")
-    parser.add_argument("--out", help="write the Markdown page there")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.child:
-        answer(Path(given.child), check)
-        return 0
-    names = [name for name in ARCHITECTURES if given.match in name]
-    outcomes = run_all("tests.suites.architectures", names, report_progress)
-    text = "\n".join(table(outcomes)) + "\n"
-    if given.out:
-        Path(given.out).write_text(text)
-    print(text)
-    return int(any(o.status == "failed" for o in outcomes))
 
 
 if __name__ == "__main__":

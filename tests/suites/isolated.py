@@ -7,6 +7,7 @@ it dies, another for what is left behind the name at which it did.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0  # for one name, unless a suite says otherwise
@@ -33,6 +34,40 @@ class Outcome:
     reason: str = ""
     gradients: str = ""  # "agree" where they were compared
     differentiable: bool = False
+
+
+def command(
+    module: str,
+    doc: str | None,
+    names: Callable[[], Sequence[str]],
+    check: Callable[[str], Outcome],
+    table: Callable[[Sequence[Outcome]], Iterable[str]],
+    arguments: list[str] | None = None,
+    *,
+    limit_s: float = LIMIT_S,
+) -> int:
+    """``python -m MODULE``: the suite's names, or some of them, checked in children; its page.
+
+    The exit status is 1 if a check failed.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=doc)
+    parser.add_argument("--sample", type=int, help="about so many, evenly spread")
+    parser.add_argument("--match", default="", help="only names with this in them")
+    parser.add_argument("--out", help="write the Markdown page there")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.child:
+        answer(Path(given.child), check)
+        return 0
+    chosen = [name for name in names() if given.match in name]
+    if given.sample:
+        chosen = chosen[:: max(len(chosen) // given.sample, 1)]
+    outcomes = run_all(module, chosen, report_progress, limit_s=limit_s)
+    text = "\n".join(table(outcomes)) + "\n"
+    if given.out:
+        Path(given.out).write_text(text)
+    print(text)
+    return int(any(o.status == "failed" for o in outcomes))
 
 
 def answer(out: Path, check: Callable[[str], Outcome]) -> None:

@@ -8,21 +8,17 @@ results, gradients of parameters and inputs, and buffers must agree.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import copy
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.suites.isolated import (
     Outcome,
-    answer,
     cell,
+    command,
     compare,
     compare_gradients,
-    report_progress,
-    run_all,
 )
 
 if TYPE_CHECKING:
@@ -119,24 +115,9 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.suites.modules", description=__doc__)
-    parser.add_argument("--sample", type=int, help="about so many modules, evenly spread")
-    parser.add_argument("--match", default="", help="only names with this in them")
-    parser.add_argument("--out", help="write the Markdown page there")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.child:
-        answer(Path(given.child), check)
-        return 0
-    names = [name for name in modules() if given.match in name]
-    if given.sample:
-        names = names[:: max(len(names) // given.sample, 1)]
-    outcomes = run_all("tests.suites.modules", names, report_progress)
-    text = "\n".join(table(outcomes)) + "\n"
-    if given.out:
-        Path(given.out).write_text(text)
-    print(text)
-    return int(any(o.status == "failed" for o in outcomes))
+    return command(
+        "tests.suites.modules", __doc__, lambda: list(modules()), check, table, arguments
+    )
 
 
 if __name__ == "__main__":

@@ -11,20 +11,17 @@ that eager itself refuses are passed over.
 
 from __future__ import annotations
 
-import argparse
 import collections
+import functools
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.suites.isolated import (
     Outcome,
-    answer,
     cell,
+    command,
     compare,
     compare_gradients,
-    report_progress,
-    run_all,
 )
 
 if TYPE_CHECKING:
@@ -167,26 +164,18 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield from (f"| {reason} | {n} |" for reason, n in reasons.most_common())
 
 
+@functools.cache
+def _by_name() -> dict[str, Any]:
+    return {op.formatted_name: op for op in operators()}
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.suites.operators", description=__doc__)
-    parser.add_argument("--sample", type=int, help="about so many operators, evenly spread")
-    parser.add_argument("--match", default="", help="only names with this in them")
-    parser.add_argument("--out", help="write the Markdown page there")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.child:
-        by_name = {op.formatted_name: op for op in operators()}
-        answer(Path(given.child), lambda name: check(by_name[name], OPTIONS))
-        return 0
-    names = [op.formatted_name for op in operators() if given.match in op.formatted_name]
-    if given.sample:
-        names = names[:: max(len(names) // given.sample, 1)]
-    outcomes = run_all("tests.suites.operators", names, report_progress)
-    text = "\n".join(table(outcomes)) + "\n"
-    if given.out:
-        Path(given.out).write_text(text)
-    print(text)
-    return int(any(o.status == "failed" for o in outcomes))
+    def by_name(name: str) -> Outcome:
+        return check(_by_name()[name], OPTIONS)
+
+    return command(
+        "tests.suites.operators", __doc__, lambda: list(_by_name()), by_name, table, arguments
+    )
 
 
 if __name__ == "__main__":

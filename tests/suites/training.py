@@ -9,13 +9,11 @@ models have two layers; convolution networks are whole, so the suite takes its t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.suites.isolated import Outcome, answer, cell, report_progress, run_all
+from tests.suites.isolated import Outcome, cell, command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 OPTIONS = {"effort": "none", "strict": True}
 BATCH = 2  # batch norm wants more than one value of a channel
 LAYERS = 2
-LIMIT_S = 1200.0
+LIMIT_S = 1200.0  # for one network
 # Of the largest element of a parameter's gradient. Batch norm over two images amplifies rounding:
 # eager's own gradients are as far as a few thousandths from those in float64.
 TOLERANCE = 2e-2
@@ -106,24 +104,15 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"| {o.name} | {o.status} | {o.gradients} | {cell(o.reason)} |"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.suites.training", description=__doc__)
-    parser.add_argument("--match", default="", help="only names with this in them")
-    parser.add_argument("--out", help="write the Markdown page there")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.child:
-        answer(Path(given.child), check)
-        return 0
+def networks() -> list[str]:
     from benchmarks import models
 
-    names = [name for name in models.NETWORKS if given.match in name]
-    outcomes = run_all("tests.suites.training", names, report_progress, limit_s=LIMIT_S)
-    text = "\n".join(table(outcomes)) + "\n"
-    if given.out:
-        Path(given.out).write_text(text)
-    print(text)
-    return int(any(o.status == "failed" for o in outcomes))
+    return list(models.NETWORKS)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    name = "tests.suites.training"
+    return command(name, __doc__, networks, check, table, arguments, limit_s=LIMIT_S)
 
 
 if __name__ == "__main__":
