@@ -51,7 +51,7 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     from torch_pruner.compiler.driver import Compiler
     from torch_pruner.compiler.stores import store_for
     from torch_pruner.config import Config
-    from torch_pruner.dynamo import backend
+    from torch_pruner.dynamo import backend, ends
     from torch_pruner.dynamo.importer import DEFAULT_DTYPES
     from torch_pruner.dynamo.partition import Region, partition
     from torch_pruner.dynamo.tensors import spec_of
@@ -66,7 +66,7 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     found: dict[str, Task] = {}
 
     def look(gm: Any, inputs: Any, _: str) -> None:
-        for step in partition(gm, static_inputs=backend.static_inputs(inputs), dtypes=dtypes).steps:
+        for step in partition(gm, static_inputs=ends.static_inputs(inputs), dtypes=dtypes).steps:
             if isinstance(step, Region):
                 orders = [
                     [spec_of(n.meta["val"]).order for n in nodes]

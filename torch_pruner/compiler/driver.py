@@ -23,6 +23,7 @@ from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import Hoisted, hoist_static
 from torch_pruner.graph.memory import MemoryPlan, Place, plan_memory
+from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
 from torch_pruner.graph.signature import Signature, signature
 from torch_pruner.graph.simplify import simplify
@@ -92,6 +93,7 @@ class Compiler:
     tunings: list[Tuning] = field(default_factory=list)  # how the searches of all graphs went
     toolchain: Toolchain | None = None  # None: the CPU's
     may_tune: bool = True  # else ``CacheMiss`` for what would have to be
+    tf32: frozenset[str] = frozenset()  # contractions whose float32 operands may be rounded
 
     def lower(self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> Lowered:
         """Simplify, split off what depends on parameters alone, and cut into kernels.
@@ -105,12 +107,12 @@ class Compiler:
             if not self.context.target.is_gpu:  # whose products want operands of one dtype
                 small = keep_int8(small)
             hoisted = hoist_static(small)
-            main = hoisted.graph
+            main = allow_tf32(hoisted.graph, self.tf32)
             fixed = {i: tuple(o) for i, o in zip(main.inputs, inputs, strict=False)}
             fixed |= {i: tuple(o) for i, o in zip(main.outputs, outputs, strict=True)}
             target = self.context.target
             tiles = target.bf16_tiles and tiles_allowed()
-            fused = fuse(main, fixed, attention=not target.is_gpu, tiles=tiles)
+            fused = fuse(main, fixed, tiles=tiles, gpu=target.is_gpu)
             workloads = [k.spec.digest() for k in fused.kernels]
             tasks: dict[str, Task] = {}
             for kernel, workload in zip(fused.kernels, workloads, strict=True):

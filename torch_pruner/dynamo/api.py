@@ -14,7 +14,7 @@ import torch
 from torch_pruner import exc
 from torch_pruner.compiler import bundles, kernels, seen
 from torch_pruner.config import Config
-from torch_pruner.dynamo import backend, reports
+from torch_pruner.dynamo import backend, ends, reports
 from torch_pruner.dynamo.devices import device_of, place_of, platform_of
 from torch_pruner.dynamo.partition import Region, partition
 from torch_pruner.dynamo.ranks import sync_cache
@@ -281,7 +281,7 @@ def _explain_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str
 ) -> GraphExplanation:
     platform = platform_of(device_of(gm), config)
-    static = backend.static_inputs(example_inputs)
+    static = ends.static_inputs(example_inputs)
     dtypes = platform.dtypes
     parts = partition(gm, static_inputs=static, dtypes=dtypes, device=platform.device)
     compiler = platform.compiler(config)

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import threading
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,11 +19,12 @@ from torch import fx
 from torch_pruner import exc, log
 from torch_pruner.compiler import verdicts
 from torch_pruner.config import OPTIONS, Config
-from torch_pruner.dynamo import cuda_graphs, ranks, reports, saved, sizes, torch_cache
+from torch_pruner.dynamo import captures, cuda_graphs, ranks, reports, saved, sizes, torch_cache
 from torch_pruner.dynamo.build import build_graph
-from torch_pruner.dynamo.checked import INT8_BOUND, CheckedCall, run_eager
+from torch_pruner.dynamo.checked import INT8_BOUND, TF32_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.decompositions import decomposition_table
 from torch_pruner.dynamo.devices import device_of, platform_of
+from torch_pruner.dynamo.ends import Ends
 from torch_pruner.dynamo.program import describe
 from torch_pruner.dynamo.torch_cache import SavedCall
 from torch_pruner.log import PhaseTimer
@@ -69,8 +69,13 @@ def compile_dynamo_graph(
     name = f"graph{next(_counter)}"
     reports.begin()
     config = ranks.without_tuning(config)
-    compile_as = partial(_compile_aten, config=config, name=name, again=_recompiles())
     restore = partial(restored, config=config, name=name, timer=timer)
+    described = None if config.cuda_graphs else captures.describe(gm, example_inputs)
+    if described and (known := _captured_before(described, example_inputs, config, restore)):
+        return known
+    compile_as = partial(
+        _compile_aten, config=config, name=name, again=_recompiles(), described=described
+    )
 
     def aot() -> Callable[..., Any]:
         with timer.phase("capture"), torch_cache.riding(saved.version(), restore) as kept:
@@ -84,6 +89,26 @@ def compile_dynamo_graph(
         return compiled
 
     return _or_eager(aot, lambda: gm.forward, name, config)
+
+
+def _captured_before(
+    described: str,
+    example_inputs: Sequence[Any],
+    config: Config,
+    restore: Callable[[SavedCall], Callable[[list[Any]], list[Any]]],
+) -> Callable[..., list[Any]] | None:
+    """The call of a graph that a process before this one captured, if it can be used as it is."""
+    devices = {value.device for value in example_inputs}
+    if len(devices) != 1:
+        return None
+    try:
+        compiler = platform_of(devices.pop(), config).compiler(config)
+        blob = captures.find(compiler, described)
+        call = None if blob is None else restore(SavedCall(blob=blob))
+    except Exception as err:  # captured once more, which says what is wrong if that fails, too
+        _log.debug("a captured graph is not used: %s", err)
+        return None
+    return None if call is None else lambda *inputs: call(list(inputs))
 
 
 def inspect_dynamo_graph(
@@ -133,15 +158,17 @@ def _compile_aten(
     kind: str,
     timer: PhaseTimer,
     again: bool,
+    described: str | None,
 ) -> SavedCall:
-    """``again``: other sizes of this function were compiled before."""
+    """``again``: other sizes of this function were compiled before. ``described``: under which
+    name to keep what was captured."""
     label = _label(name, kind)
-    ends = _Ends.of(example_inputs, kind)
+    ends = Ends.of(example_inputs, kind)
     if config.max_sizes and sizes.depends_on_sizes(gm):
         call = _sized(gm, example_inputs, ends, config, label, timer, again=again)
         return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
     return _or_eager(
-        lambda: _locked_build(gm, example_inputs, ends, config, label, timer),
+        lambda: _locked_build(gm, example_inputs, ends, config, label, timer, described),
         lambda: SavedCall(why="a graph that eager runs", kind=kind, call=_boxed(gm)),
         label,
         config,
@@ -157,7 +184,7 @@ def _recompiles() -> bool:
 def _sized(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
-    ends: _Ends,
+    ends: Ends,
     config: Config,
     label: str,
     timer: PhaseTimer,
@@ -207,40 +234,27 @@ def _label(name: str, kind: str) -> str:
     return name if kind == "inference" else f"{name}.{kind}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """What AOTAutograd says of a graph's inputs while it is captured."""
-
-    kind: str
-    static: frozenset[int]
-    mutated: Sequence[int]
-
-    @staticmethod
-    def of(example_inputs: Sequence[Any], kind: str) -> _Ends:
-        if kind != "inference":
-            return _Ends(kind, frozenset(), ())
-        return _Ends(kind, static_inputs(example_inputs), mutated_inputs())
-
-
 def _locked_build(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
-    ends: _Ends,
+    ends: Ends,
     config: Config,
     label: str,
     timer: PhaseTimer,
+    described: str | None = None,
 ) -> SavedCall:
     with _compile_lock:
-        return _build(gm, example_inputs, ends, config, label, timer)
+        return _build(gm, example_inputs, ends, config, label, timer, described)
 
 
 def _build(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
-    ends: _Ends,
+    ends: Ends,
     config: Config,
     label: str,
     timer: PhaseTimer,
+    described: str | None,
 ) -> SavedCall:
     kind, static, mutated = ends.kind, ends.static, ends.mutated
     if not gm.graph.output_node().args[0]:
@@ -264,6 +278,8 @@ def _build(
         if call is not built.call:
             raise saved.UnsavableError("a call that is replayed as a CUDA graph")
         result.blob = saved.dumps(program, _identity(gm))
+        if described and ends.plain:
+            captures.keep(compiler, described, result.blob, label)
     except saved.UnsavableError as err:
         result.why = str(err)
     if config.check != "first-call" or not built.compiled:
@@ -283,9 +299,10 @@ def _build(
         if proof is not None:
             verdicts.remember(compiler, proof, built.compiled, label)
 
+    least = INT8_BOUND if config.int8_weights else TF32_BOUND if compiler.tf32 else 0.0
     result.call = CheckedCall(
         gm, call, label, strict=config.strict, on_mismatch=drop, on_match=confirm,
-        platform=platform, least_bound=INT8_BOUND if config.int8_weights else 0.0,
+        platform=platform, least_bound=least,
     )  # fmt: skip
     return result
 
@@ -355,32 +372,6 @@ def _identity(gm: fx.GraphModule) -> str:
     """A digest of an ATen graph and of what goes in."""
     inputs = [str(n.meta.get("val")) for n in gm.graph.find_nodes(op="placeholder")]
     return hashlib.sha256("\n".join([gm.code, *inputs]).encode()).hexdigest()
-
-
-def static_inputs(example_inputs: Sequence[Any]) -> frozenset[int]:
-    """Positions of parameters and buffers that the graph itself does not change."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    if metadata is None:
-        return frozenset()
-    mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
-    return frozenset(
-        i for i in metadata.static_input_indices if i not in mutated and i < len(example_inputs)
-    )
-
-
-def mutated_inputs() -> Sequence[int]:
-    """Positions of the inputs whose new values are the graph's first outputs, in that order.
-
-    Empty where torch does more with them than to copy the new value into the input.
-    """
-    context = torch._guards.TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    if metadata is None or metadata.tokens:
-        return ()
-    positions: Sequence[int] = metadata.mutated_inp_runtime_indices
-    infos = [metadata.input_info[i] for i in positions]
-    return () if any(i.mutates_metadata or i.mutates_storage_metadata for i in infos) else positions
 
 
 def _boxed(gm: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:

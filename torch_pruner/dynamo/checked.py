@@ -31,6 +31,8 @@ _BOUNDS = {
 }  # fmt: skip
 INT8_BOUND = 0.1
 """With weights rounded to int8, of which every product is off by about a hundredth."""
+TF32_BOUND = _BOUNDS[torch.float16]
+"""With operands rounded to tf32, which has the mantissa of float16."""
 _UNWRITTEN = frozenset(
     (
         aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,

@@ -135,6 +135,7 @@ class CudaPlatform(Platform):
             vendor,
             timer or PhaseTimer(),
             toolchain=self._toolchain,
+            tf32=tf32_allowed(),
         )
 
     def guard(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -179,8 +180,26 @@ class AbsentCard(CpuPlatform):
         config = config.replace(effort="none")  # there is nothing to time on
         context = Context.of_card(config, self.card, self.fingerprint)
         toolchain = GpuToolchain(None)
-        store = store_for(config)
-        return Compiler(config, store, context, None, timer or PhaseTimer(), toolchain=toolchain)
+        store, timer = store_for(config), timer or PhaseTimer()
+        return Compiler(
+            config, store, context, None, timer, toolchain=toolchain, tf32=tf32_allowed()
+        )
+
+
+def tf32_allowed() -> frozenset[str]:
+    """Contractions whose float32 operands torch lets a GPU round, as it is set now.
+
+    By default torch allows it for convolutions and not for products.
+    """
+    cuda: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    try:  # the names of 2.9 and later; the older ones raise once these were used
+        products = cuda.fp32_precision == "tf32"
+        convolutions = cudnn.conv.fp32_precision == "tf32"
+    except AttributeError:
+        products, convolutions = cuda.allow_tf32, cudnn.allow_tf32
+    found = {"matmul"} if products else set()
+    return frozenset(found | ({"conv", "conv_transpose"} if convolutions else set()))
 
 
 def platform_of(device: torch.device, config: Config) -> Platform:

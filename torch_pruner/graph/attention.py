@@ -23,6 +23,7 @@ MIN_QUERIES = 16
 MIN_KEYS, MIN_WIDTH = 16, 16
 # Where tiles multiply bfloat16 many times faster, scores in memory cost less than doing without.
 MIN_KEYS_IN_TILES = 1024
+MAX_ON_GPU = 256  # elements of a head: sums are kept in registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,29 @@ def attention_of(spec: Graph) -> Attention | None:
     return match_attention(spec, spec.users(), anchors[-1]) if len(anchors) == 2 else None
 
 
-def attentions(graph: Graph, users: Sequence[Sequence[int]], *, tiles: bool) -> Iterator[Attention]:
+def fits_tensor_cores(graph: Graph, found: Attention) -> bool:
+    """Whether a GPU's kernel takes it: operands of one half-precision type, heads not too wide."""
+    operands = (*graph.nodes[found.scores].inputs, graph.nodes[found.out].inputs[1])
+    dtypes = {graph.nodes[i].dtype for i in operands}
+    narrow = max(found.depth, found.width) <= MAX_ON_GPU
+    return dtypes in ({"float16"}, {"bfloat16"}) and narrow
+
+
+def attentions(
+    graph: Graph, users: Sequence[Sequence[int]], *, tiles: bool, gpu: bool
+) -> Iterator[Attention]:
     """Every attention in ``graph`` that is worth a kernel of its own.
 
-    ``tiles``: products of bfloat16 run in tile registers, outside of such a kernel.
+    ``tiles``: products of bfloat16 run in tile registers, outside of such a kernel. ``gpu``: in
+    tensor cores, within it.
     """
     for i, node in enumerate(graph.nodes):
         if node.op == "matmul" and (found := match_attention(graph, users, i)) is not None:
             tiled = tiles and graph.nodes[node.inputs[1]].dtype == "bfloat16"
             keys = MIN_KEYS_IN_TILES if tiled else MIN_KEYS
             large = found.queries >= MIN_QUERIES and found.keys >= keys
+            if gpu and not fits_tensor_cores(graph, found):
+                continue
             if large and found.width >= MIN_WIDTH:
                 yield found
 

@@ -62,14 +62,14 @@ class _State:
 
 
 def fuse(
-    graph: Graph, fixed: Orders | None = None, *, attention: bool = True, tiles: bool = False
+    graph: Graph, fixed: Orders | None = None, *, tiles: bool = False, gpu: bool = False
 ) -> FusedGraph:
-    """Cut ``graph`` into kernels, ``attention`` being one; ``fixed``: memory orders of its ends.
+    """Cut ``graph`` into kernels, for a ``gpu`` or a CPU; ``fixed``: memory orders of its ends.
     ``tiles``: products of bfloat16 will run in tile registers."""
     state = _State(graph, graph.users(), _ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
-    for found in attentions(graph, state.users, tiles=tiles) if attention else ():
+    for found in attentions(graph, state.users, tiles=tiles, gpu=gpu):
         tail = _with_epilogue(state, found.out, views=True)
         _add_group(state, _Group(tail.members | found.inner, tail.outputs))
     for i, node in enumerate(graph.nodes):

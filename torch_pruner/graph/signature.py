@@ -73,7 +73,7 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
     elif sketch == "rows":
         scratch = _rows(spec, decisions)
     elif sketch == "gpu_product":
-        _gpu_product(spec, decisions, packs)
+        scratch = _gpu_product(spec, decisions, packs)
     nodes = spec.nodes
     inputs = tuple(
         BufferSpec(p.shape if p else nodes[i].shape, nodes[i].dtype)
@@ -109,14 +109,22 @@ def _contraction(
     return tuple(scratch)
 
 
-def _gpu_product(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:
-    """Panels as wide as a block's columns; operands that change are read where they lie."""
+def _gpu_product(
+    spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]
+) -> tuple[BufferSpec, ...]:
+    """Panels as wide as a block's columns; operands that change are read where they lie.
+
+    Scratch: what each part of a split reduction sums up.
+    """
     con = contraction_of(spec)
     if (constant := constant_operand(spec, con)) is not None:
         (index, view), block = constant, decisions["bn"]
         form = "matmul" if con.form == "conv_phases" else con.form
         shape = (con.groups, -(-con.n // block), con.depth, block)
         packs[index] = PackLayout(view, form, con.groups, block, shape)
+    parts = decisions.get("split", 1)
+    sums = BufferSpec((parts, con.groups, con.rows, con.n), con.acc_dtype)
+    return (sums,) if parts > 1 else ()
 
 
 def _depthwise(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:

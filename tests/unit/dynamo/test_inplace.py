@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from torch_pruner.dynamo.backend import mutated_inputs
+from torch_pruner.dynamo.ends import mutated_inputs
 from torch_pruner.dynamo.inplace import IN_PLACE, updates_in_place
 from torch_pruner.dynamo.program import eager_step
 

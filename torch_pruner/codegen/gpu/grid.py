@@ -53,6 +53,8 @@ class Grid:
     threads: int
     host: bool = False
     _held: list[Buffer] = field(default_factory=list)
+    _block: Any = field(default_factory=lambda: T.Var("block", "int32"))
+    _thread: Any = field(default_factory=lambda: T.Var("thread", "int32"))
 
     def shared(self, numel: int, dtype: str, name: str) -> Buffer:
         """Memory of a block, for all of its threads."""
@@ -83,25 +85,23 @@ class Grid:
     def _threads(self, each: Callable[[Expr], Stmt]) -> Stmt:
         if self.host:
             return loop(self.threads, each, SERIAL, "tid")
-        return each(_THREAD)
+        return each(self._thread)
 
     def launch(self, body: Callable[[Expr], Stmt]) -> Stmt:
-        """The whole kernel. ``body`` gets the number of the block and returns its phases."""
+        """One launch; a kernel has one or more. ``body`` gets the number of the block and returns
+        its phases."""
         if self.host:
-            block = T.Var("block", "int32")
-            inner = body(block)
-            return S.For(block, 0, self.blocks, SERIAL, seq([*self._allocated(), inner]))
-        inner = body(_BLOCK)
+            inner = body(self._block)
+            return S.For(self._block, 0, self.blocks, SERIAL, seq([*self._allocated(), inner]))
+        inner = body(self._block)
         whole = seq([*self._allocated(), inner])
-        threads = _extent("threadIdx.x", _THREAD, self.threads, whole)
-        return _extent("blockIdx.x", _BLOCK, self.blocks, threads)
+        threads = _extent("threadIdx.x", self._thread, self.threads, whole)
+        return _extent("blockIdx.x", self._block, self.blocks, threads)
 
     def _allocated(self) -> list[Stmt]:
         return [S.AllocBuffer(buf, annotations=_ANNOTATIONS) for buf in self._held]
 
 
-# One variable each is enough: a kernel has one launch.
-_BLOCK, _THREAD = T.Var("block", "int32"), T.Var("thread", "int32")
 _ANNOTATIONS = {"disable_lower_builtin": T.const(1, "bool")}
 
 

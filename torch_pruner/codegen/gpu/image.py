@@ -106,6 +106,12 @@ def _launch_from(data: Mapping[str, Any]) -> Launch:
     return launch
 
 
+def launches_of(name: str, launches: Mapping[str, Launch]) -> list[str]:
+    """The names, in order, under which ``cuda_source`` has the launches of one kernel."""
+    more = sum(1 for other in launches if other.startswith(f"{name}/"))
+    return [name, *(f"{name}/{n}" for n in range(1, more + 1))]
+
+
 class GpuEntry:
     """One entry of a loaded program. Thread safe: what a call needs is made for that call."""
 

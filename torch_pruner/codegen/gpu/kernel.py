@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen._tvm import T
-from torch_pruner.codegen.gpu import direct, product, rows, sweeps
+from torch_pruner.codegen.gpu import attention, direct, product, rows, sweeps
 from torch_pruner.codegen.kernel import ScheduledKernel
 from torch_pruner.graph.signature import signature
 
@@ -20,6 +20,7 @@ EMITTERS = {
     "gpu_direct": direct.emit,
     "gpu_rows": rows.emit_rows,
     "gpu_product": product.emit,
+    "gpu_attention": attention.emit,
 }
 
 

@@ -6,6 +6,9 @@ time: its threads copy both operands' tiles to shared memory and multiply from t
 stages the next tiles are copied while these are multiplied. Convolutions are the same product,
 their rows positions of the output, and read their input where it lies: what is outside is zero. The
 rest of the graph is computed on the sums in registers before the one store.
+
+Where there are too few tiles for a card, ``split`` blocks share one, each with its part of the
+reduction; a second launch adds their sums up and computes the rest.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from torch_pruner.codegen.paths import output_path
 from torch_pruner.codegen.reader import Reader, imm, unlinear
 from torch_pruner.codegen.values import store
 from torch_pruner.graph.contraction import Contraction, contraction_of
+from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
+ADDING = 256  # threads of a block that adds parts up
 PAD = 8  # elements after each line of a tile: neighbouring lines then begin in other banks
 
 
@@ -69,15 +74,22 @@ class _Tiles:
     b: Buffer
     sums: Registers
     columns_first: bool  # the lines of B's tile are columns
+    split: int
+    parts: Buffer | None  # sums of each part of the reduction
 
     @property
     def a_line(self) -> int:
         """Distance of the lines of A's tile: rows of k in tensor cores, else columns of rows."""
-        return (self.bk if self.tensor else self.bm) + PAD
+        return self.bk + self._pad if self.tensor else self.bm + PAD
 
     @property
     def b_line(self) -> int:
-        return (self.bk if self.columns_first else self.bn) + PAD
+        return self.bk + self._pad if self.columns_first else self.bn + PAD
+
+    @property
+    def _pad(self) -> int:
+        """After a line of k that tensor cores read: sixteen bytes, whatever an element has."""
+        return PAD // 2 if ITEMSIZE[self.spec.nodes[self.con.a].dtype] == 4 else PAD
 
     @property
     def a_size(self) -> int:
@@ -89,7 +101,8 @@ class _Tiles:
 
     @property
     def turns(self) -> int:
-        return in_blocks(self.con.depth, self.bk)
+        """Of one part of the reduction."""
+        return in_blocks(self.con.depth, self.bk) // self.split
 
     def place(self, tid: Expr, i: Expr | int) -> tuple[Expr, Expr]:
         """(row, column) in the block's tile of sum ``i`` of a thread."""
@@ -116,7 +129,8 @@ def threads_of(decisions: Mapping[str, int]) -> int:
 def emit(
     spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
 ) -> Emitted:
-    """Decisions: ``bm``, ``bn``, ``bk``, ``tm``, ``tn``, ``stages``, ``tensor``, ``ahead``.
+    """Decisions: ``bm``, ``bn``, ``bk``, ``tm``, ``tn``, ``stages``, ``tensor``, ``ahead``,
+    ``split``, which divides the number of turns (1 where it is not given).
 
     ``ahead``: copies are asynchronous where operands allow it, ``stages`` - 1 turns ahead.
     """
@@ -128,24 +142,29 @@ def emit(
     bm, bn = decisions["bm"], decisions["bn"]
     nest = Nest(spec, con, reader, bn, 1, 1, 1, False, False, panel, None, None, out)
     threads, tensor = threads_of(decisions), bool(decisions["tensor"])
-    grid = Grid(con.groups * in_blocks(con.rows, bm) * in_blocks(con.n, bn), threads, host)
+    split, tiled = decisions.get("split", 1), in_blocks(con.rows, bm) * in_blocks(con.n, bn)
+    grid = Grid(con.groups * tiled * split, threads, host)
     dtype = spec.nodes[con.a].dtype if tensor else con.acc_dtype
     tiles = _Tiles(
         spec, con, nest, grid, bm, bn, decisions["bk"], decisions["tm"], decisions["tn"],
         decisions["stages"], tensor, bool(decisions["ahead"]), None, None,
         grid.registers(bm * bn // threads, con.acc_dtype, "sums"),
         tensor and panel is None and by_reduction(spec, con),
+        split, scratch[0] if scratch else None,
     )  # fmt: skip
     tiles.a = grid.shared(tiles.stages * tiles.a_size, dtype, "tile_a")
     tiles.b = grid.shared(tiles.stages * tiles.b_size, dtype, "tile_b")
-    return Emitted(grid.launch(lambda b: _block(tiles, b)), inputs, [out], scratch)
+    body = grid.launch(lambda b: _block(tiles, b))
+    if split > 1:
+        body = seq([body, _add_up(tiles)])
+    return Emitted(body, inputs, [out], scratch)
 
 
 def _block(tiles: _Tiles, block: Expr) -> Stmt:
     con, grid, turns = tiles.con, tiles.grid, tiles.turns
     down, across = in_blocks(con.rows, tiles.bm), in_blocks(con.n, tiles.bn)
-    g, mb, nb = unlinear(block, (con.groups, down, across))
-    sums = tiles.sums
+    g, mb, nb, part = unlinear(block, (con.groups, down, across, tiles.split))
+    sums, before = tiles.sums, part * turns if tiles.split > 1 else imm(0)
     zero = T.const(0, con.acc_dtype)
 
     def clear(tid: Expr) -> Stmt:
@@ -157,13 +176,14 @@ def _block(tiles: _Tiles, block: Expr) -> Stmt:
         return seq([_copy_a(tiles, g, mb, tid, turn), _copy_b(tiles, g, nb, tid, turn)])
 
     def write(tid: Expr) -> Stmt:
-        return _write(tiles, g, mb, nb, tid)
+        return _write(tiles, g, mb, nb, part, tid)
 
     if tiles.stages == 1:
 
         def turn(k: Expr) -> Stmt:
+            at = before + k
             return grid.phases(
-                lambda tid: copy(tid, k), lambda tid: _multiply(tiles, tid, k), first=False
+                lambda tid: copy(tid, at), lambda tid: _multiply(tiles, tid, at), first=False
             )
 
         return seq([grid.phases(clear), loop(turns, turn, name="turn"), grid.phases(write)])
@@ -172,14 +192,15 @@ def _block(tiles: _Tiles, block: Expr) -> Stmt:
 
     def begin(tid: Expr) -> Stmt:
         copies = [
-            s for k in range(ahead) for s in (copy(tid, imm(k)) if k < turns else None, group)
+            s for k in range(ahead) for s in (copy(tid, before + k) if k < turns else None, group)
         ]
         return seq([clear(tid), *copies])
 
     def both(k: Expr) -> Stmt:
         def each(tid: Expr) -> Stmt:
-            following = S.IfThenElse(k + ahead < turns, copy(tid, k + ahead), None)
-            return seq([following if turns > ahead else None, group, _multiply(tiles, tid, k)])
+            following = S.IfThenElse(k + ahead < turns, copy(tid, before + k + ahead), None)
+            product = _multiply(tiles, tid, before + k)
+            return seq([following if turns > ahead else None, group, product])
 
         arrived = asynchronous.wait(ahead - 1, host=host) if tiles.ahead else None
         return seq([arrived, grid.phases(each, first=False)])
@@ -295,17 +316,49 @@ def _multiply(tiles: _Tiles, tid: Expr, turn: Expr) -> Stmt:
     return loop(bk, step, SERIAL, "k")
 
 
-def _write(tiles: _Tiles, g: Expr, mb: Expr, nb: Expr, tid: Expr) -> Stmt:
-    """Every sum through the epilogue, but for those outside of the output."""
-    con, sums = tiles.con, tiles.sums
+def _write(tiles: _Tiles, g: Expr, mb: Expr, nb: Expr, part: Expr, tid: Expr) -> Stmt:
+    """Every sum through the epilogue, but for those outside of the output; or a part, as it is."""
+    con, sums, parts = tiles.con, tiles.sums, tiles.parts
     path = output_path(tiles.spec, con.anchor)
 
     def one(i: Expr) -> Stmt:
         row, column = tiles.place(tid, i)
         m, n = mb * tiles.bm + row, nb * tiles.bn + column
-        body = write_out(tiles.nest, path, (g, m, n), sums.buffer, sums.at(tid, i))
+        if parts is not None:
+            to = ((part * con.groups + g) * con.rows + m) * con.n + n
+            body = store(parts, to, sums.buffer[sums.at(tid, i)])
+        else:
+            body = write_out(tiles.nest, path, (g, m, n), sums.buffer, sums.at(tid, i))
         guards = [m < con.rows] if con.rows % tiles.bm else []
         guards += [n < con.n] if con.n % tiles.bn else []
         return S.IfThenElse(T.all(*guards), body, None) if guards else body
 
     return loop(sums.count, one, UNROLLED, "sum")
+
+
+def _add_up(tiles: _Tiles) -> Stmt:
+    """A launch of its own: the sums of all parts, through the epilogue."""
+    con, parts = tiles.con, tiles.parts
+    assert parts is not None  # there is nothing to add up otherwise
+    total = con.groups * con.rows * con.n
+    grid = Grid(in_blocks(total, ADDING), ADDING, tiles.grid.host)
+    whole = grid.registers(1, con.acc_dtype, "whole")
+    path = output_path(tiles.spec, con.anchor)
+
+    def each(block: Expr, tid: Expr) -> Stmt:
+        item, at = block * ADDING + tid, whole.at(tid, 0)
+
+        def add(part: Expr) -> Stmt:
+            return store(whole.buffer, at, whole.buffer[at] + parts[part * total + item])
+
+        place = unlinear(item, (con.groups, con.rows, con.n))
+        body = seq(
+            [
+                store(whole.buffer, at, T.const(0, con.acc_dtype)),
+                loop(tiles.split, add, UNROLLED, "part"),
+                write_out(tiles.nest, path, place, whole.buffer, at),
+            ]
+        )
+        return S.IfThenElse(item < total, body, None) if total % ADDING else body
+
+    return grid.launch(lambda block: grid.phases(lambda tid: each(block, tid)))

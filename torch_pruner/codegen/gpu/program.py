@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.gpu import nvrtc
-from torch_pruner.codegen.gpu.image import Calls, GpuProgram, Launch
+from torch_pruner.codegen.gpu.image import Calls, GpuProgram, Launch, launches_of
 from torch_pruner.codegen.gpu.kernel import schedule
 from torch_pruner.codegen.gpu.source import cuda_source
 from torch_pruner.graph.ir import Graph
@@ -38,7 +38,11 @@ def build_gpu_program(
     named = {names[w]: of for w, of in kernels.items() if w in used}
     image, launches = (compiled or compile_kernels)(named, card)
     entries: Calls = {
-        entry: [(names[workload], list(places)) for workload, places in sequence]
+        entry: [
+            (name, list(places))
+            for workload, places in sequence
+            for name in launches_of(names[workload], launches)
+        ]
         for entry, sequence in calls.items()
     }
     return GpuProgram(card.arch, image, launches, entries)

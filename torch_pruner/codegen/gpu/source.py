@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
 from torch_pruner.codegen._tvm import S, T, tvm
-from torch_pruner.codegen.gpu import asynchronous, tensor_core
+from torch_pruner.codegen.gpu import asynchronous, tensor_core, tf32
 from torch_pruner.codegen.gpu.image import Launch
 from torch_pruner.codegen.spill import spill
 
@@ -43,6 +43,8 @@ _SIZES = {
     "int64_t": 8, "long long": 8, "signed char": 1, "uchar": 1, "bool": 1,
 }  # fmt: skip
 _ALIGNED = 128
+# TVM's names of a function's launches: the first has no number.
+_DEVICE = re.compile(r"(?P<name>.+?)_kernel(?:_(?P<number>\d+))?")
 _KERNEL_LAUNCH = 2  # of TVM's calling conventions
 _HALVES = """
 #include <cuda_fp16.h>
@@ -60,6 +62,8 @@ static __device__ __forceinline__ half4 make_half4(half x, half y, half z, half 
 
 def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str, dict[str, Launch]]:
     """CUDA C of all kernels, and how each is launched. ``arch``: ``sm_80``, ``sm_90a``, ...
+
+    A kernel's second launch is under its name with "/1", and so on (``image.launches_of``).
 
     Raises ``CompileError`` with TVM's message.
     """
@@ -79,11 +83,12 @@ def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str,
         raise exc.CompileError("kernels", "TVM refused the generated code", log=str(err)) from err
     code = str(built.inspect_source("cuda"))
     code, shared = _dynamic_shared(code[code.index('extern "C"') :])
-    launches = {
-        name: _launch(func, kernels[name], shared)
-        for var, func in printed.functions.items()
-        if (name := str(var.name_hint).removesuffix("_kernel")) in kernels
-    }
+    launches = {}
+    for var, func in printed.functions.items():
+        if (found := _DEVICE.fullmatch(str(var.name_hint))) and found["name"] in kernels:
+            name, number = found["name"], found["number"]
+            key = f"{name}/{number}" if number else name
+            launches[key] = _launch(func, kernels[name], shared)
     return _preamble(code) + code, launches
 
 
@@ -134,7 +139,7 @@ def _preamble(code: str) -> str:
     parts = [_TYPES]
     if "half" in code:
         parts.append(_HALVES)
-    parts += [h.SOURCE for h in (tensor_core, asynchronous) if h.NAME in code]
+    parts += [h.SOURCE for h in (tensor_core, tf32, asynchronous) if h.NAME in code]
     return "".join(parts)
 
 

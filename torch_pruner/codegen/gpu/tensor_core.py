@@ -1,7 +1,8 @@
 """Products of fragments in tensor cores: CUDA C for the device, the same sums as loops on the host.
 
 A warp multiplies a tile of A, rows of k in shared memory, by a tile of B, rows of n, with
-``mma.m16n8k16`` (two of ``m16n8k8`` on compute capability 7.5) and float32 sums. Of each 16 by 8
+``mma.m16n8k16`` (two of ``m16n8k8`` on compute capability 7.5, another where operands are float32:
+``tf32``) and float32 sums. Of each 16 by 8
 block of the result, thread ``lane`` of the warp holds four sums: row ``lane / 4`` and 8 rows below,
 columns ``2 (lane % 4)`` and the next (PTX ISA, "Matrix fragments for mma.m16n8k16").
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen._tvm import UNROLLED, Buffer, Expr, S, Stmt, T, loop
+from torch_pruner.codegen.gpu import tf32
 from torch_pruner.codegen.gpu.grid import WARP
 from torch_pruner.codegen.reader import imm
 from torch_pruner.codegen.values import load
@@ -126,6 +128,8 @@ def multiply(
         bf16 = "true" if str(left.dtype) == "uint16" else "false"
         lines = "true" if columns_first else "false"
         name = f"{NAME}<{rows // M}, {columns // N}, {depth}, {bf16}, {lines}>"
+        if str(left.dtype) == "float32":
+            name = f"{tf32.NAME}<{rows // M}, {columns // N}, {depth}, {lines}>"
         places = T.address_of(sums[acc(0)]), T.address_of(left[a_first]), lda
         call = T.call_extern("void", name, *places, T.address_of(right[b_first]), ldb)
         return S.Evaluate(call)
@@ -135,11 +139,17 @@ def multiply(
         row, column = place(lane, i, columns)
 
         def step(k: Expr) -> Stmt:
-            x = load(left, a_first + row * lda + k).astype("float32")
             line = column * ldb + k if columns_first else k * ldb + column
-            y = load(right, b_first + line).astype("float32")
+            x, y = _seen(left, a_first + row * lda + k), _seen(right, b_first + line)
             return S.BufferStore(sums, sums[acc(i)] + x * y, [acc(i)])
 
         return loop(depth, step, name="k")
 
     return loop(rows * columns // WARP, one, UNROLLED, "sum")
+
+
+def _seen(buf: Buffer, index: Expr) -> Expr:
+    """An element as tensor cores take it, in float32."""
+    if str(buf.dtype) == "float32":
+        return tf32.rounded(buf[index])
+    return load(buf, index).astype("float32")

@@ -12,6 +12,7 @@ from torch_pruner.tuner.sketch.base import Sketch, Symbols
 from torch_pruner.tuner.sketch.contraction import ContractionSketch
 from torch_pruner.tuner.sketch.depthwise import DepthwiseSketch
 from torch_pruner.tuner.sketch.gpu import (
+    GpuAttentionSketch,
     GpuColumnsSketch,
     GpuDirectSketch,
     GpuElementwiseSketch,
@@ -99,6 +100,8 @@ def _built_in(task: Task) -> list[Sketch]:
 
 def _on_gpu(task: Task, kinds: set[OpKind]) -> list[Sketch]:
     spec = task.spec
+    if OpKind.CONTRACT in kinds and OpKind.REDUCE in kinds:
+        return [GpuAttentionSketch(task)]
     if OpKind.CONTRACT in kinds:
         if contraction_of(spec).form == "depthwise":
             return [GpuDirectSketch(task)]

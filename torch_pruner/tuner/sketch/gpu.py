@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import contraction_of, traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
+from torch_pruner.graph.precision import is_tf32
 from torch_pruner.graph.rows import row_domain
 from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbols
 
@@ -33,6 +35,8 @@ SUMS = 128  # a thread keeps at most; more would spill
 L2_SPEED = 3.0  # of memory's
 LAUNCH_S = 3e-6
 WARPS_TO_HIDE = 8.0  # a multiprocessor needs to keep its pipelines busy
+SCORE_OPS = 60.0  # of attention, for one score
+PHASES = 5  # of a turn over the keys, of which only the first waits for memory
 BARRIER_S = 0.2e-6  # a turn of the reduction: copies wait for memory
 
 
@@ -86,22 +90,29 @@ class GpuProductSketch(GpuSketch):
     """Tiles in shared memory, on CUDA cores or in tensor cores."""
 
     name = "gpu_product"
-    names = ("bm", "bn", "bk", "tm", "tn", "stages", "tensor", "ahead")
+    names = ("bm", "bn", "bk", "tm", "tn", "stages", "tensor", "ahead", "split")
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
         dtype = self._dtype
         halves = dtype == "float16" or (dtype == "bfloat16" and self.card.has_bfloat16)
         sides, tiles = [16, 32, 64, 128, 256], [1, 2, 4, 8, 16, 32, 64]
-        flags = [0, 1] if halves else [0]
-        ahead = [0, 1] if halves and self.card.capability >= (8, 0) else [0]
+        flags = [0, 1] if halves or self._tf32 else [0]
+        ahead = [0, 1] if len(flags) > 1 and self.card.capability >= (8, 0) else [0]
         stages = [1, 2, 3, 4] if len(ahead) > 1 else [1, 2]
-        options = (sides, sides, [8, 16, 32, 64], tiles, tiles, stages, flags, ahead)
+        split = [1, 2, 4, 8]
+        options = (sides, sides, [8, 16, 32, 64], tiles, tiles, stages, flags, ahead, split)
         return tuple(_column(o) for o in options)
 
     @property
     def _dtype(self) -> str:
         return self.task.spec.nodes[contraction_of(self.task.spec).a].dtype
+
+    @property
+    def _tf32(self) -> bool:
+        """Whether tensor cores may multiply float32, rounded."""
+        spec = self.task.spec
+        return self.card.tf32_flops > 0 and is_tf32(spec.nodes[contraction_of(spec).anchor])
 
     def _threads(self, c: dict[str, Array]) -> Array:
         per = np.where(c["tensor"] == 1, float(WARP), 1.0)
@@ -126,7 +137,10 @@ class GpuProductSketch(GpuSketch):
         kinds = plain | ((c["tensor"] == 1) & fragments)
         deep = (c["tensor"] == 1) & (c["stages"] > 1)
         kinds = kinds & np.where(c["ahead"] == 1, deep, c["stages"] <= 2)
-        result: Mask = divides & fits & (sums <= SUMS) & kinds
+        con, split = contraction_of(self.task.spec), c["split"]
+        even = np.ceil(con.depth / c["bk"]) % split == 0
+        even &= (split == 1) | (con.groups * con.rows * con.n * split < 2**31)
+        result: Mask = divides & fits & (sums <= SUMS) & kinds & even
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -135,7 +149,8 @@ class GpuProductSketch(GpuSketch):
         threads, shared = self._threads(c), self._shared(c)
         item = float(ITEMSIZE[self._dtype])
         down, across = np.ceil(con.rows / c["bm"]), np.ceil(con.n / c["bn"])
-        blocks, turns = con.groups * down * across, np.ceil(con.depth / c["bk"])
+        blocks = con.groups * down * across * c["split"]
+        turns = np.ceil(con.depth / c["bk"]) / c["split"]
         sums = c["bm"] * c["bn"] / threads
         fragments = c["tm"] / 16 * 4 + c["tn"] / 8 * 2
         registers = sums + np.where(tensor, fragments, c["tm"] + c["tn"]) + OWN
@@ -153,9 +168,8 @@ class GpuProductSketch(GpuSketch):
         )
         spilled = np.minimum(1.0, REGISTERS / registers)
         useful = threads / (np.ceil(threads / WARP) * WARP)
-        peak = np.where(
-            tensor, card.peak_flops(self._dtype), card.peak_flops(self._dtype, tensor_cores=False)
-        )
+        fastest = card.tf32_flops if self._tf32 else card.peak_flops(self._dtype)
+        peak = np.where(tensor, fastest, card.peak_flops(self._dtype, tensor_cores=False))
         one = 2.0 * c["bm"] * c["bn"] * depth / (peak / card.multiprocessors)
         compute = each * one / (pace * issue * spilled * useful)
         share = np.minimum(1.0, blocks / card.multiprocessors)
@@ -166,9 +180,79 @@ class GpuProductSketch(GpuSketch):
         latency = np.maximum(compute, memory) + LAUNCH_S
         hidden = np.where(c["ahead"] == 1, 2.0 * c["stages"], c["stages"])
         latency = latency + waits * turns * BARRIER_S / hidden
+        # Parts of sums are written, read again and added by a launch of their own.
+        parts = 2.0 * c["split"] * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
+        adding = parts / (card.dram_bytes_per_s * L2_SPEED) + LAUNCH_S
+        latency = latency + np.where(c["split"] > 1, adding, 0.0)
         return Symbols(
             registers, 2.0 * sums * depth, shared, threads, traffic, each, contiguous, operations,
             latency,
+        )  # fmt: skip
+
+
+class GpuAttentionSketch(GpuSketch):
+    """Scores in shared memory, both products in tensor cores."""
+
+    name = "gpu_attention"
+    names = ("bm", "bn")
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        att = attention_of(task.spec)
+        if att is None:
+            raise ValueError("the kernel graph is not attention")
+        self.att = att
+        # In whole steps of tensor cores.
+        self.depth, self.width = -(-att.depth // 16) * 16, -(-att.width // 8) * 8
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        return (_column([16, 32, 64, 128]), _column([32, 64, 128]))
+
+    def _shared(self, c: dict[str, Array]) -> Array:
+        bm, bn = c["bm"], c["bn"]
+        halves = (bm + bn) * (self.depth + PAD) + bn * (self.width + PAD) + bm * (bn + PAD)
+        rows = bm * (bn + 2) + 4 * bm + 4 * bm  # scores; what is kept of rows and by threads
+        result: Array = 2.0 * halves + 4.0 * rows + 10 * 128  # every array begins at a whole 128
+        return result
+
+    def valid(self, decisions: Decisions) -> Mask:
+        c = self.columns(decisions)
+        sums = (c["bn"] + self.width) / 2
+        fits = self._shared(c) <= self.card.shared_bytes_per_block
+        result: Mask = fits & (sums + OWN <= REGISTERS - 40)
+        return result
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        c, card, att = self.columns(decisions), self.card, self.att
+        bm, bn, threads = c["bm"], c["bn"], 2.0 * c["bm"]
+        shared, registers = self._shared(c), (c["bn"] + self.width) / 2 + OWN + 24
+        blocks = att.groups * np.ceil(att.queries / bm)
+        keys = np.minimum(att.keys, (att.queries + bm) / 2) if att.causal else float(att.keys)
+        turns = np.ceil(keys / bn)
+        resident = self.resident(threads, shared, registers)
+        each, pace = self.busy(blocks, threads, resident)
+        dtype = self.task.spec.nodes[self.task.spec.nodes[att.out].inputs[1]].dtype
+        item = float(ITEMSIZE[dtype])
+        products = 2.0 * bm * bn * turns * (self.depth + self.width)
+        # A score is written, compared, raised and written again: on CUDA cores.
+        scores = SCORE_OPS * bm * bn * turns
+        one = products / (card.peak_flops(dtype) / card.multiprocessors)
+        one = one + scores / (card.float32_flops / card.multiprocessors)
+        compute = each * one / pace
+        traffic = blocks * (bm * self.depth + keys * (self.depth + self.width)) * item
+        unique = float(traffic_bytes(self.task.spec))
+        share = np.minimum(1.0, blocks / card.multiprocessors)
+        memory = np.maximum(
+            traffic / (card.dram_bytes_per_s * L2_SPEED), unique / card.dram_bytes_per_s
+        ) / (self.aligned(self.depth * item) * share)
+        waits = each / np.maximum(resident, 1.0) * turns * PHASES * BARRIER_S
+        operations = blocks * products
+        ones = np.ones(len(decisions))
+        return Symbols(
+            registers, products / threads, shared, threads, traffic * ones, each,
+            self.depth * item * ones, operations * ones,
+            np.maximum(compute, memory) + waits + LAUNCH_S,
         )  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""What AOTAutograd knows of the inputs and outputs of the graph that it is capturing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Of one graph: its kind ("forward", "backward" or "inference"), which inputs rarely change,
+    which it writes, and whether nothing is to be done around it (``are_plain``)."""
+
+    kind: str
+    static: frozenset[int]
+    mutated: Sequence[int]
+    plain: bool = False
+
+    @staticmethod
+    def of(example_inputs: Sequence[Any], kind: str) -> Ends:
+        if kind != "inference":
+            return Ends(kind, frozenset(), ())
+        plain = are_plain(len(example_inputs))
+        return Ends(kind, static_inputs(example_inputs), mutated_inputs(), plain)
+
+
+def _metadata() -> Any:
+    context = torch._guards.TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+def static_inputs(example_inputs: Sequence[Any]) -> frozenset[int]:
+    """Positions of parameters and buffers that the graph itself does not change."""
+    metadata = _metadata()
+    if metadata is None:
+        return frozenset()
+    mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
+    return frozenset(
+        i for i in metadata.static_input_indices if i not in mutated and i < len(example_inputs)
+    )
+
+
+def mutated_inputs() -> Sequence[int]:
+    """Positions of the inputs whose new values are the graph's first outputs, in that order.
+
+    Empty where torch does more with them than to copy the new value into the input.
+    """
+    metadata = _metadata()
+    if metadata is None or metadata.tokens:
+        return ()
+    positions: Sequence[int] = metadata.mutated_inp_runtime_indices
+    infos = [metadata.input_info[i] for i in positions]
+    return () if any(i.mutates_metadata or i.mutates_storage_metadata for i in infos) else positions
+
+
+def are_plain(inputs: int) -> bool:
+    """Whether AOTAutograd does nothing around a call of an inference graph of so many inputs.
+
+    No input is written, no output shares memory with an input or with another output, no tensor is
+    of a class of its own.
+    """
+    metadata = _metadata()
+    try:
+        from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
+
+        return (
+            metadata is not None
+            and len(metadata.input_info) == inputs
+            and not any(i.mutates_data or i.mutates_metadata for i in metadata.input_info)
+            and not any(i.mutates_storage_metadata for i in metadata.input_info)
+            and all(o.output_type is OutputType.non_alias for o in metadata.output_info)
+            and not metadata.num_intermediate_bases
+            and not metadata.tokens
+            and all(type(m) is PlainTensorMeta for m in metadata.subclass_inp_meta)
+            and all(type(m) is PlainTensorMeta for m in metadata.subclass_fw_graph_out_meta)
+        )
+    except (ImportError, AttributeError):  # another version of torch
+        return False
