@@ -1,4 +1,4 @@
-"""Whole networks on the GPU at hand: eager, inductor, inductor's CUDA graphs, and pruner.
+"""Whole networks on the GPU at hand: eager, inductor, its CUDA graphs, TensorRT, and pruner.
 
     python -m benchmarks.gpu.networks --networks bert_base,resnet50 --batch 1 --out networks.json
 
@@ -10,6 +10,7 @@ earlier run with the same code and settings are kept.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from dataclasses import asdict, dataclass
@@ -35,9 +36,11 @@ CONTESTANTS: dict[str, dict[str, Any] | None] = {
     "inductor-graphs": {"mode": "reduce-overhead"},
     "inductor-max": {"mode": "max-autotune-no-cudagraphs"},
     "inductor-max-graphs": {"mode": "max-autotune"},
+    "tensorrt": None,
     "pruner": None,
     "pruner-graphs": None,
 }
+BESIDE = ("eager", "inductor-max-graphs", "tensorrt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,16 @@ def prepare(name: str, module: Any, options: dict[str, Any]) -> Callable[..., ob
     if name.startswith("pruner"):
         ours = {"target": {"kind": "cuda"}, "cuda_graphs": name == "pruner-graphs", **options}
         return torch.compile(module, backend="pruner", options=ours)
+    if name == "tensorrt":
+        importlib.import_module("torch_tensorrt")  # registers the backend, where it is installed
+        return torch.compile(module, backend="tensorrt", options=_tensorrt(module))
     return torch.compile(module, backend="inductor", **(CONTESTANTS[name] or {}))
+
+
+def _tensorrt(module: Any) -> dict[str, Any]:
+    """One engine of the whole network in the module's own precision, as ours is."""
+    kind = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    return {"enabled_precisions": {kind}, "min_block_size": 1, "truncate_double": True}
 
 
 @torch.no_grad()
@@ -135,7 +147,7 @@ def _on_host(value: object) -> object:
 
 def render(content: dict[str, Any]) -> str:
     """Medians, and how many times faster our better one is than the best of each kind."""
-    header = ["network", *CONTESTANTS, "vs eager", "vs inductor-max-graphs", "ours ready after"]
+    header = ["network", *CONTESTANTS, *(f"vs {n}" for n in BESIDE), "ours ready after"]
     lines = []
     for key, row in content["rows"].items():
         of = row.get("contestants", {})
@@ -146,10 +158,7 @@ def render(content: dict[str, Any]) -> str:
             [
                 key,
                 *(timing.duration(medians[n]) if n in medians else "" for n in CONTESTANTS),
-                *(
-                    f"{medians[n] / ours:.2f}" if ours and n in medians else ""
-                    for n in ("eager", "inductor-max-graphs")
-                ),
+                *(f"{medians[n] / ours:.2f}" if ours and n in medians else "" for n in BESIDE),
                 timing.duration(ready) if ready else row.get("error", ""),
             ]
         )
