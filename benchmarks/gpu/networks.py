@@ -82,14 +82,8 @@ def prepare(name: str, module: Any, options: dict[str, Any]) -> Callable[..., ob
         return torch.compile(module, backend="pruner", options=ours)
     if name == "tensorrt":
         importlib.import_module("torch_tensorrt")  # registers the backend, where it is installed
-        return torch.compile(module, backend="tensorrt", options=_tensorrt(module))
+        return torch.compile(module, backend="tensorrt", options={"min_block_size": 1})
     return torch.compile(module, backend="inductor", **(CONTESTANTS[name] or {}))
-
-
-def _tensorrt(module: Any) -> dict[str, Any]:
-    """One engine of the whole network in the module's own precision, as ours is."""
-    kind = next(p.dtype for p in module.parameters() if p.is_floating_point())
-    return {"enabled_precisions": {kind}, "min_block_size": 1, "truncate_double": True}
 
 
 @torch.no_grad()
