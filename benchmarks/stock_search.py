@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 BUILD_LIMIT_S = 150.0
 
 
-def search(task: Task, name: str, seed: int, trials: int) -> dict[str, Any]:
-    """One search, as ``benchmarks.search`` describes them. Needs the extra ``search``."""
+def search(
+    task: Task, name: str, seed: int, trials: int, target: Any = None, builders: int = 0
+) -> dict[str, Any]:
+    """One search, as ``benchmarks.search`` describes them. Needs the extra ``search``.
+
+    ``target``: TVM's, in place of the task's; ``builders``: candidates built at once, by default as
+    many as the task has threads.
+    """
     from torch_pruner.codegen.stock import trace_text, workload_module
     from torch_pruner.task import Candidate as Found
     from torch_pruner.tuner.search._tvm import ms, tvm
@@ -48,11 +54,13 @@ def search(task: Task, name: str, seed: int, trials: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="metaschedule-") as folder:
         ms.tune_tir(
             workload_module(task.spec, plain=True),
-            tvm.target.Target(task.target.tvm_target()),
+            target or tvm.target.Target(task.target.tvm_target()),
             folder,
             trials,
             num_tuning_cores=task.threads,
-            builder=ms.builder.LocalBuilder(max_workers=task.threads, timeout_sec=BUILD_LIMIT_S),
+            builder=ms.builder.LocalBuilder(
+                max_workers=builders or task.threads, timeout_sec=BUILD_LIMIT_S
+            ),
             measure_callbacks=[*ms.MeasureCallback.create("default"), Observer()],
             seed=seed + 1,
         )

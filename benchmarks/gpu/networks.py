@@ -73,6 +73,10 @@ class Contest:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+def precision_of(network: str) -> str:
+    return "float32" if models.NETWORKS[network].kind == "convolution" else "float16"
+
+
 def prepare(name: str, module: Any, options: dict[str, Any]) -> Callable[..., object]:
     """The module as a contestant runs it."""
     if name == "eager":
@@ -166,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     plans = [
         Contest(
             name,
-            "float32" if models.NETWORKS[name].kind == "convolution" else "float16",
+            precision_of(name),
             batch,
             ours,
             tuple(options.contestants),

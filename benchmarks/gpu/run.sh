@@ -36,4 +36,5 @@ for precision in float16 bfloat16 float32; do
 done
 step networks "$python" -m benchmarks.gpu.networks --effort quick --cache-dir "$out/cache" \
   --out "$out/networks.json"
+step stock "$python" -m benchmarks.gpu.stock --effort quick --out "$out/stock.json"
 exit "$failed"
