@@ -5,7 +5,7 @@
 The network is compiled and tuned by us once. Its costliest kernels then go to MetaSchedule, driven
 by its own code with its own rules, builder and runner, for ``--candidates`` of each. A latency is
 what the side that found it measured on the device; "search" is what finding took, ours divided
-among all kernels that it tuned. Needs the extra ``search``. ``--device cpu`` tries it without a GPU.
+among all kernels that it tuned. Needs the extra ``search``; ``--device cpu`` for a try.
 """
 
 from __future__ import annotations
