@@ -1,6 +1,7 @@
 """A results file that grows row by row, so that an interrupted run goes on where it stopped.
 
-A row is kept as long as the package's code and the row's settings are the same.
+A row is kept as long as the package's code and the row's settings are the same; a measurement that
+runs some parts of the package only names those.
 """
 
 from __future__ import annotations
@@ -41,12 +42,17 @@ def portable(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def refresh(
-    path: str, plans: Sequence[P], produce: Callable[[P], dict[str, Any]], *, force: bool
+    path: str,
+    plans: Sequence[P],
+    produce: Callable[[P], dict[str, Any]],
+    *,
+    force: bool,
+    parts: Sequence[str] = ("torch_pruner",),
 ) -> dict[str, Any]:
     """Produces the rows that are missing or out of date; the file is written after each of them."""
     data = Path(path)
     content = json.loads(data.read_text()) if data.exists() else {"rows": {}}
-    code = timing.code_identity()
+    code = timing.code_identity(parts)
     for number, plan in enumerate(plans, start=1):
         old, settings = content["rows"].get(plan.key), portable(plan.settings)
         if old and not force and (old["code"], old["settings"]) == (code, settings):

@@ -7,6 +7,7 @@ in one process, so that a machine that slows down slows all of them down.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import math
 import os
 import platform
@@ -183,10 +184,11 @@ def machine_line(of: Mapping[str, Any]) -> str:
     )
 
 
-def code_identity() -> str:
-    """Names the package's source as it is now, committed or not."""
-    tree = _git("rev-parse", "--short=12", "HEAD:torch_pruner") or "unknown"
-    changed = _git("diff", "--stat", "HEAD", "--", "torch_pruner")
+def code_identity(parts: Sequence[str] = ("torch_pruner",)) -> str:
+    """Names the source of these parts of the package as it is now, committed or not."""
+    trees = [_git("rev-parse", "--short=12", f"HEAD:{part}") or "unknown" for part in parts]
+    changed = _git("diff", "--stat", "HEAD", "--", *parts)
+    tree = trees[0] if len(trees) == 1 else hashlib.sha256("".join(trees).encode()).hexdigest()[:12]
     return f"{tree}+changes" if changed else tree
 
 
