@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,8 @@ def test_links_lead_somewhere() -> None:
 def test_examples_are_listed() -> None:
     listed = (ROOT / "examples" / "README.md").read_text()
     assert not [p.name for p in (ROOT / "examples").glob("*.py") if f"`{p.name}`" not in listed]
+
+
+def test_the_reference_is_what_the_docstrings_say() -> None:
+    script = ROOT / "docs" / "reference.py"
+    assert subprocess.run([sys.executable, script, "--check"], cwd=ROOT).returncode == 0
