@@ -194,6 +194,6 @@ def test_functions_of_users_are_not_described() -> None:
 
 def test_a_damaged_entry_is_captured_again(cold, captured, monkeypatch) -> None:
     fresh(cold.compile(fn), *args())
-    monkeypatch.setattr("torch_pruner.dynamo.captures.find", lambda *_: b"no program")
+    monkeypatch.setattr("torch_pruner.compiler.captured.find", lambda *_: b"no program")
     torch.testing.assert_close(fresh(cold.compile(fn), *args()), fn(*args()))
     assert captured == [1, 1]

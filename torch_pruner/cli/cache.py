@@ -87,9 +87,12 @@ def ls(args: argparse.Namespace) -> int:
         print("\n".join(table(headers, rows, align="<<><<>>>")))
     graphs = [item.entry.meta for item in found if not isinstance(item.entry, KernelEntry)]
     checked = sum("checked" in meta for meta in graphs)
+    captured = sum("captured" in meta for meta in graphs)
+    built = len(graphs) - checked - captured
     size = bytes_text(sum(item.bytes for item in found))
     compared = f"; {checked} graphs compared with eager" if checked else ""
-    print(f"{len(rows)} kernels and {len(graphs) - checked} built libraries, {size}{compared}")
+    compared += f"; {captured} captured graphs" if captured else ""
+    print(f"{len(rows)} kernels and {built} built libraries, {size}{compared}")
     return 0
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from torch_pruner import exc, log
-from torch_pruner.compiler import verdicts
+from torch_pruner.compiler import captured, verdicts
 from torch_pruner.config import OPTIONS, Config
 from torch_pruner.dynamo import captures, cuda_graphs, ranks, reports, saved, sizes, torch_cache
 from torch_pruner.dynamo.build import build_graph
@@ -103,7 +103,7 @@ def _captured_before(
         return None
     try:
         compiler = platform_of(devices.pop(), config).compiler(config)
-        blob = captures.find(compiler, described)
+        blob = captured.find(compiler, described)
         call = None if blob is None else restore(SavedCall(blob=blob))
     except Exception as err:  # captured once more, which says what is wrong if that fails, too
         _log.debug("a captured graph is not used: %s", err)
@@ -279,7 +279,7 @@ def _build(
             raise saved.UnsavableError("a call that is replayed as a CUDA graph")
         result.blob = saved.dumps(program, _identity(gm))
         if described and ends.plain:
-            captures.keep(compiler, described, result.blob, label)
+            captured.keep(compiler, described, result.blob, label)
     except saved.UnsavableError as err:
         result.why = str(err)
     if config.check != "first-call" or not built.compiled:

@@ -3,7 +3,7 @@
 AOTAutograd turns Dynamo's graph into one of ATen operators, which takes longer than everything that
 we do in a process that finds its kernels. The result depends on the graph, on what is known of its
 inputs, and on some settings of torch: these are the key, and the ``Program`` that came out is the
-entry, in the kernel store beside libraries.
+entry, in the kernel store beside libraries (``compiler.captured``).
 
 Only inference, and only where nothing is left for AOTAutograd to do at run time (``ends``): nothing
 is written, nothing shares memory, no size is a symbol. A graph with anything in it that has no
@@ -27,9 +27,6 @@ from torch_pruner.dynamo.devices import tf32_allowed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch_pruner.cache import GraphKey
-    from torch_pruner.compiler.driver import Compiler
-
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Where functions live that do the same in every process with the same torch.
@@ -48,27 +45,6 @@ def describe(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     except (_NoTextError, AttributeError, RuntimeError):  # or another version of torch
         return None
     return hashlib.sha256(f"{saved.version()} {torch.__version__} {text}".encode()).hexdigest()
-
-
-def find(compiler: Compiler, description: str) -> bytes | None:
-    """The program that ``keep`` kept."""
-    found = compiler.store.get_graph(_key(compiler, description))
-    if found is None:
-        return None
-    try:
-        return found[1].read_bytes()
-    except OSError:
-        return None
-
-
-def keep(compiler: Compiler, description: str, program: bytes, name: str) -> None:
-    """For processes to come. ``on_miss="error"`` promises not to write, so it is silent then."""
-    if compiler.config.on_miss != "error":
-        compiler.store.put_graph(_key(compiler, description), program, {"captured": name})
-
-
-def _key(compiler: Compiler, description: str) -> GraphKey:
-    return compiler.context.graph_key(f"captured {description}", ("captured",))
 
 
 def _settings() -> list[Any]:
