@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from torch_pruner.dynamo.tensors import DTYPES
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping, Sequence
+    from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
     from torch_pruner.compiler.driver import CompiledGraph
     from torch_pruner.graph.packing import PackLayout
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _Layout = tuple["PackLayout", tuple[int, ...] | None]
+_Wanted = tuple[torch.Tensor, "PackLayout", tuple[int, ...] | None]
 _Memory = tuple[torch.UntypedStorage, int, int | None]
 
+WORTH_THREADS = 1 << 20  # bytes to pack: less is done before a thread has started
 _shared_lock = threading.Lock()
 # For each tensor and layout, the memory that was packed and the packed copy.
 _shared: MutableMapping[torch.Tensor, dict[_Layout, tuple[_Memory, torch.Tensor]]]
@@ -167,11 +170,23 @@ class StaticInputs:
         kept: list[torch.Tensor] = []
         table: list[tuple[int, int]] = []
         plain: set[int] = set()
+        given = [*inputs[: self._n_inputs], *prepared]
+        packed = _all_packed(
+            [
+                (
+                    given[s.index],
+                    s.pack,
+                    self._orders[s.index] if s.index < self._n_inputs else None,
+                )
+                for _, s in self._slots
+                if s.pack is not None
+            ]
+        )
         for k, slot in self._slots:
             own = slot.index < self._n_inputs
-            tensor = inputs[slot.index] if own else prepared[slot.index - self._n_inputs]
+            tensor = given[slot.index]
             if slot.pack is not None:
-                tensor = _packed(tensor, slot.pack, self._orders[slot.index] if own else None)
+                tensor = next(packed)
                 kept.append(tensor)
             elif not own:
                 kept.append(tensor)
@@ -207,10 +222,23 @@ def _moved(new: Snapshot, old: Snapshot | None) -> Snapshot:
     return replace(new, kept=old.kept, table=table, prepared=prepared)
 
 
-def _packed(
-    tensor: torch.Tensor, layout: PackLayout, order: tuple[int, ...] | None
-) -> torch.Tensor:
+def _all_packed(wanted: Sequence[_Wanted]) -> Iterator[torch.Tensor]:
+    """The packed copy of each. New memory is what takes the time, and every core gets its share."""
+    unique = {(id(w[0]), w[1], w[2]): w for w in wanted}
+    order = sorted(unique.values(), key=lambda w: -w[1].nbytes)
+    threads = min(torch.get_num_threads(), len(order))
+    if threads > 1 and sum(w[1].nbytes for w in order) >= WORTH_THREADS:
+        with ThreadPoolExecutor(threads) as pool:
+            results = list(pool.map(_packed, order))
+    else:
+        results = [_packed(w) for w in order]
+    made = {(id(w[0]), w[1], w[2]): packed for w, packed in zip(order, results, strict=True)}
+    return (made[id(w[0]), w[1], w[2]] for w in wanted)
+
+
+def _packed(wanted: _Wanted) -> torch.Tensor:
     """The packed copy, shared between all graphs that want this layout of the parameter."""
+    tensor, layout, order = wanted
     memory = tensor.untyped_storage(), tensor.data_ptr(), version_of(tensor)
     with _shared_lock:
         known = _shared.get(tensor, {}).get((layout, order))

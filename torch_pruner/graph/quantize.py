@@ -53,6 +53,8 @@ def keep_int8(graph: Graph) -> Graph:
     The scale, if there is one, is constant along the reduction. Sums are float32 and rounded to the
     product's dtype after scaling: the result is at least as exact as the original.
     """
+    if all(node.dtype != "int8" for node in graph.nodes):
+        return graph
 
     def rewrite(b: Builder, node: Node, operands: tuple[int, int]) -> int | None:
         if node.dtype != "float32" and node.shape[0] > FEW_ROWS:
