@@ -66,3 +66,10 @@ def refresh(
         write_json(path, content)
         print(f"{row['status']} in {row['process_s']:.0f} s {row['error']}".rstrip())
     return content
+
+
+def finish(content: dict[str, Any], path: str, table: str) -> int:
+    """Writes the table beside the results and shows it. The exit status: 1 if a row failed."""
+    Path(path).with_suffix(".md").write_text(table + "\n")
+    print(table)
+    return 0 if all(row["status"] == "ok" for row in content["rows"].values()) else 1

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from benchmarks import accuracy, models, reports, tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names
 from benchmarks.job import answer_with, launch, reason, timed
-from benchmarks.rows import refresh
+from benchmarks.rows import finish, refresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,10 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
         return launch(contest, time_limit_s=limit, module="benchmarks.gpu.networks")
 
     content = refresh(options.out, plans, produce, force=options.force)
-    text = render(content)
-    Path(options.out).with_suffix(".md").write_text(text + "\n")
-    print(text)
-    return 0 if all(row["status"] == "ok" for row in content["rows"].values()) else 1
+    return finish(content, options.out, render(content))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -27,7 +27,7 @@ from benchmarks import models, stock_search, tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names
 from benchmarks.gpu.networks import DEFAULT, precision_of
 from benchmarks.job import answer_with, launch, reason
-from benchmarks.rows import refresh
+from benchmarks.rows import finish, refresh
 
 if TYPE_CHECKING:
     from torch_pruner.report import TaskReport
@@ -169,10 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
         return launch(comparison, time_limit_s=options.time_limit, module="benchmarks.gpu.stock")
 
     content = refresh(options.out, plans, produce, force=False)
-    text = render(content)
-    Path(options.out).with_suffix(".md").write_text(text + "\n")
-    print(text)
-    return 0 if all(row["status"] == "ok" for row in content["rows"].values()) else 1
+    return finish(content, options.out, render(content))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
