@@ -197,3 +197,16 @@ def test_a_damaged_entry_is_captured_again(cold, captured, monkeypatch) -> None:
     monkeypatch.setattr("torch_pruner.compiler.captured.find", lambda *_: b"no program")
     torch.testing.assert_close(fresh(cold.compile(fn), *args()), fn(*args()))
     assert captured == [1, 1]
+
+
+def test_what_nobody_expected_is_said_and_eager_runs(cold, captured, caplog, monkeypatch) -> None:
+    """A fault of ours while an entry is used goes the way of any other: one boundary holds it."""
+    fresh(cold.compile(fn), *args())
+
+    def broken(*_):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("torch_pruner.dynamo.saved.loads", broken)
+    torch.testing.assert_close(fresh(cold.compile(fn, strict=False), *args()), fn(*args()))
+    assert captured == [1]
+    assert "runs in eager: ZeroDivisionError: a fault of ours" in caplog.text

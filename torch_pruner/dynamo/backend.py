@@ -71,13 +71,13 @@ def compile_dynamo_graph(
     config = ranks.without_tuning(config)
     restore = partial(restored, config=config, name=name, timer=timer)
     described = None if config.cuda_graphs else captures.describe(gm, example_inputs)
-    if described and (known := _captured_before(described, example_inputs, config, restore)):
-        return known
     compile_as = partial(
         _compile_aten, config=config, name=name, again=_recompiles(), described=described
     )
 
     def aot() -> Callable[..., Any]:
+        if described and (known := _captured_before(described, example_inputs, config, restore)):
+            return known
         with timer.phase("capture"), torch_cache.riding(saved.version(), restore) as kept:
             compiled: Callable[..., Any] = aot_autograd(
                 fw_compiler=kept(partial(compile_as, kind="forward", timer=timer)),
@@ -105,7 +105,8 @@ def _captured_before(
         compiler = platform_of(devices.pop(), config).compiler(config)
         blob = captured.find(compiler, described)
         call = None if blob is None else restore(SavedCall(blob=blob))
-    except Exception as err:  # captured once more, which says what is wrong if that fails, too
+    except (exc.PrunerError, torch_cache.NotUsableError, ValueError) as err:
+        # Captured once more: damage is a miss, and what else is wrong will be wrong then, too.
         _log.debug("a captured graph is not used: %s", err)
         return None
     return None if call is None else lambda *inputs: call(list(inputs))
