@@ -66,23 +66,23 @@ def _strides(value: Any) -> tuple[int, ...] | None:
 
 def _around_convolutions(graph: fx.Graph) -> set[fx.Node]:
     """Convolutions' results, and what is computed from them without a change of dimensions."""
-    found: set[fx.Node] = set()
+    found: dict[fx.Node, int] = {}  # and how many dimensions the value has, or the tuple's first
     for node in graph.nodes:
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or node.op != "call_function":
+        first = value[0] if isinstance(value, (tuple, list)) and value else value
+        if node.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() < 4:
             continue
-        if not isinstance(node.target, torch._ops.OpOverload) or value.dim() < 4:
-            continue
-        near = any(a in found and a.meta["val"].dim() == value.dim() for a in node.all_input_nodes)
-        if node.target in _CONVOLUTIONS or (near and not node.target.is_view):
-            found.add(node)
-    return found
+        near = any(found.get(a) == first.dim() for a in node.all_input_nodes)
+        view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        if node.target in _CONVOLUTIONS or (near and not view):
+            found[node] = first.dim()
+    return {node for node in found if isinstance(node.meta["val"], torch.Tensor)}
 
 
 def _channels_last(value: torch.Tensor) -> torch.Tensor:
     """The same fake tensor in another order, if it lies in torch's default one now."""
     shape = value.shape
     fixed = all(type(d) is int for d in shape)
-    if not fixed or not value.is_floating_point() or not value.is_contiguous():
+    if not fixed or not value.is_contiguous():
         return value
     return value.new_empty_strided(shape, dense_strides(shape, channels_last(len(shape))))
