@@ -104,7 +104,8 @@ def _with_epilogue(state: State, anchor: int, *, views: bool) -> Group:
             path[i] = (*paths.pop(), *view)
             order.append(i)
     for end in reversed(order):
-        if end != anchor and graph.nodes[end].kind is OpKind.VIEW:
+        # A view that leaves the graph has a buffer of its own; others belong to their readers.
+        if end != anchor and graph.nodes[end].kind is OpKind.VIEW and end not in outputs:
             continue
         inside = {m for m in order if m == end or state.ancestors[end] >> m & 1}
         if all(
