@@ -200,7 +200,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "fallback": _choice("eager", "inductor", "error"),
         "library": _boolean(),
         "strategy": _choice("draft-verify", "metaschedule", "random"),
-        "cost_model": _choice("pacm", "moa", "xgb", "analytic", "random"),
+        "cost_model": _choice("pacm", "moa", "offline", "xgb", "analytic", "random"),
         "executor": _choice("local", "rpc"),
         "tracker": _optional(_pattern(r"[^:/\s]+:\d{1,5}/[^/\s]+", "'host:port/device_key'")),
         "target": _target(),

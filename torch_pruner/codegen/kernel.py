@@ -40,6 +40,7 @@ def schedule(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Schedule
     """
     # Each emitter imports this module.
     from torch_pruner.codegen import (
+        abreast,
         attention,
         contraction,
         depthwise,
@@ -51,6 +52,7 @@ def schedule(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Schedule
     )
 
     emitters = {
+        "abreast": abreast.emit,
         "attention": attention.emit,
         "contraction": contraction.emit,
         "depthwise": depthwise.emit,

@@ -25,11 +25,15 @@ SHIPPED = Path(__file__).resolve().parent.parent / "weights"
 
 def cost_model_for(config: Config, target: TargetSpec) -> CostModel:
     """The model that verifies drafts under ``config``."""
-    from torch_pruner.tuner import make_cost_model
+    from torch_pruner.tuner import WEIGHED, make_cost_model
 
-    if config.cost_model != "moa":
-        return make_cost_model(config.cost_model, config.seed)
-    return make_cost_model(config.cost_model, config.seed, weights=_weights(config, target))
+    name, seed = config.cost_model, config.seed
+    if name not in WEIGHED:
+        return make_cost_model(name, seed)
+    weights = _weights(config, target)
+    if weights is None and name == "offline":
+        log.warning("no weights for %s to be used offline: drafts stay in their order", target.kind)
+    return make_cost_model(name, seed, weights=weights)
 
 
 def keep(model: CostModel, config: Config, target: TargetSpec) -> None:

@@ -10,8 +10,9 @@ import hashlib
 import itertools
 import json
 import threading
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import fx
@@ -19,7 +20,16 @@ from torch import fx
 from torch_pruner import exc, log
 from torch_pruner.compiler import captured, verdicts
 from torch_pruner.config import OPTIONS, Config
-from torch_pruner.dynamo import captures, cuda_graphs, ranks, reports, saved, sizes, torch_cache
+from torch_pruner.dynamo import (
+    activations,
+    captures,
+    cuda_graphs,
+    ranks,
+    reports,
+    saved,
+    sizes,
+    torch_cache,
+)
 from torch_pruner.dynamo.build import build_graph
 from torch_pruner.dynamo.checked import INT8_BOUND, TF32_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.decompositions import decomposition_table
@@ -164,8 +174,9 @@ def _compile_aten(
     """``again``: other sizes of this function were compiled before. ``described``: under which
     name to keep what was captured."""
     label = _label(name, kind)
-    ends = Ends.of(example_inputs, kind)
+    ends = Ends.of(example_inputs, kind, len(_outputs(gm)))
     if config.max_sizes and sizes.depends_on_sizes(gm):
+        ends = replace(ends, loose=range(0))  # strides of one size are not those of another
         call = _sized(gm, example_inputs, ends, config, label, timer, again=again)
         return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
     return _or_eager(
@@ -231,6 +242,10 @@ def _sized(
     return call
 
 
+def _outputs(gm: fx.GraphModule) -> Sequence[Any]:
+    return cast("Sequence[Any]", gm.graph.output_node().args[0])
+
+
 def _label(name: str, kind: str) -> str:
     return name if kind == "inference" else f"{name}.{kind}"
 
@@ -258,15 +273,20 @@ def _build(
     described: str | None,
 ) -> SavedCall:
     kind, static, mutated = ends.kind, ends.static, ends.mutated
-    if not gm.graph.output_node().args[0]:
+    if not _outputs(gm):
         return SavedCall(why="an empty graph", kind=kind, call=_boxed(gm))
     platform = platform_of(device_of(gm), config)
     compiler = platform.compiler(config, timer)
+    if kind == "backward":
+        activations.adopt(gm, example_inputs)
     with timer.phase("lower"):
         program = describe(
-            gm, static=static, mutated=mutated, device=platform.device, dtypes=platform.dtypes
-        )
+            gm, static=static, mutated=mutated, loose=ends.loose, device=platform.device,
+            dtypes=platform.dtypes,
+        )  # fmt: skip
         built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
+    if ends.loose:
+        activations.report(_outputs(gm))
     reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
     if platform.builds_only:
         return SavedCall(why="a graph for a card that is not at hand", kind=kind, call=_boxed(gm))

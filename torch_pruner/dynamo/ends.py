@@ -14,15 +14,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Ends:
     """Of one graph: its kind ("forward", "backward" or "inference"), which inputs rarely change,
-    which it writes, and whether nothing is to be done around it (``are_plain``)."""
+    which it writes, whether nothing is to be done around it (``are_plain``), and which outputs only
+    its backward reads."""
 
     kind: str
     static: frozenset[int]
     mutated: Sequence[int]
     plain: bool = False
+    loose: range = range(0)
 
     @staticmethod
-    def of(example_inputs: Sequence[Any], kind: str) -> Ends:
+    def of(example_inputs: Sequence[Any], kind: str, outputs: int) -> Ends:
+        if kind == "forward":
+            return Ends(kind, frozenset(), (), loose=kept_for_backward(outputs))
         if kind != "inference":
             return Ends(kind, frozenset(), ())
         plain = are_plain(len(example_inputs))
@@ -32,6 +36,12 @@ class Ends:
 def _metadata() -> Any:
     context = torch._guards.TracingContext.try_get()
     return context.fw_metadata if context is not None else None
+
+
+def kept_for_backward(outputs: int) -> range:
+    """Positions among so many ``outputs`` of a forward graph: they come last."""
+    first = getattr(_metadata(), "num_forward", None)
+    return range(outputs if first is None else first, outputs)
 
 
 def static_inputs(example_inputs: Sequence[Any]) -> frozenset[int]:

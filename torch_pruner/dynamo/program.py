@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import fx
 
+from torch_pruner.dynamo.activations import keep_channels_last
 from torch_pruner.dynamo.bounds import IndexCheck, index_checks
 from torch_pruner.dynamo.importer import CPU, DEFAULT_DTYPES
 from torch_pruner.dynamo.inplace import IN_PLACE, updates_in_place
@@ -76,14 +77,15 @@ def describe(
     *,
     static: frozenset[int],
     mutated: Sequence[int] = (),
+    loose: Collection[int] = (),
     device: torch.device = CPU,
     dtypes: Collection[str] = DEFAULT_DTYPES,
 ) -> Program:
     """``gm`` divided into what is compiled and what eager runs.
 
     ``static`` are positions of inputs that rarely change; ``mutated[k]`` is the position of the
-    input that the caller replaces by output ``k``. What is compiled is on ``device`` and of
-    ``dtypes``.
+    input that the caller replaces by output ``k``. Outputs at the positions ``loose`` may lie in
+    another order than eager's. What is compiled is on ``device`` and of ``dtypes``.
     """
     partitioned = partition(gm, static_inputs=static, dtypes=dtypes, device=device)
     numbers = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
@@ -92,6 +94,8 @@ def describe(
         numbers[node] = len(numbers)
         constants[numbers[node]] = _attribute(gm, str(node.target))
     outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
+    if loose:
+        keep_channels_last(outputs, loose, [n for r in partitioned.regions for n in r.outputs])
     in_place = updates_in_place(gm, mutated)
     last = _last_uses(partitioned, outputs)
     steps: list[Step] = []

@@ -37,6 +37,8 @@ def storage_orders(graph: Graph, fixed: Mapping[int, Order]) -> dict[int, Order]
         orders[i] = identity(rank)
         if i in fixed:
             orders[i] = fixed[i]
+        elif node.op in ("slice", "flip"):  # for what is computed from it: it has no buffer itself
+            orders[i] = orders[node.inputs[0]]
         elif node.op in ("conv", "conv_transpose") or (
             node.kind in (OpKind.POINTWISE, OpKind.WINDOW, OpKind.INJECTIVE)
             and rank >= 3

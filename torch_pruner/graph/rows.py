@@ -54,6 +54,20 @@ def row_domain(spec: Graph) -> RowDomain:
     return RowDomain(shape, axes, reductions, _worth_keeping(spec, shape, reductions))
 
 
+def passes(spec: Graph) -> list[tuple[int, ...]]:
+    """The reductions of a row kernel in as few sweeps as they need: those of one do not read each
+    other."""
+    depth: list[int] = []
+    for node in spec.nodes:
+        below = max((depth[i] for i in node.inputs), default=0)
+        depth.append(below + (node.kind is OpKind.REDUCE))
+    found: dict[int, list[int]] = {}
+    for i, node in enumerate(spec.nodes):
+        if node.kind is OpKind.REDUCE:
+            found.setdefault(depth[i], []).append(i)
+    return [tuple(found[k]) for k in sorted(found)]
+
+
 def full_node(spec: Graph, node: int, shape: Shape) -> int | None:
     """The full node that ``node`` is a bijective view of, or None when it holds one value per row.
 

@@ -70,24 +70,38 @@ def _moa(seed: int, weights: Weights | None = None) -> CostModel:
     return MomentumModel(seed, weights)
 
 
+def _offline(seed: int, weights: Weights | None = None) -> CostModel:
+    """Weights as they are, never trained; without any, what drafts have anyway."""
+    if weights is None:
+        return _analytic(seed)
+    from torch_pruner.tuner.cost_model.moa import MomentumModel
+
+    return MomentumModel(seed, weights, learn=False, local=False)
+
+
 COST_MODELS: Mapping[str, Callable[[int], CostModel]] = {
     "pacm": _pacm,
     "moa": _moa,
+    "offline": _offline,
     "residual": _residual,
     "mlp": _mlp,
     "xgb": _xgb,
     "analytic": _analytic,
     "random": _random_model,
 }
+# Those that start from weights.
+WEIGHED: Mapping[str, Callable[[int, Weights], CostModel]] = {"moa": _moa, "offline": _offline}
 
 
 def _draft_verify(cost_model: CostModel, seed: int) -> SearchStrategy:
     from torch_pruner.tuner.cost_model.analytic import AnalyticModel
+    from torch_pruner.tuner.cost_model.moa import MomentumModel
     from torch_pruner.tuner.cost_model.random_model import RandomModel
     from torch_pruner.tuner.cost_model.residual import ResidualModel
     from torch_pruner.tuner.search.draft_verify import DraftThenVerify
 
-    if isinstance(cost_model, (AnalyticModel, RandomModel)):  # the ablations: nothing learns
+    fixed = isinstance(cost_model, MomentumModel) and not cost_model.learns
+    if fixed or isinstance(cost_model, (AnalyticModel, RandomModel)):  # nothing learns, at all
         return DraftThenVerify(AnalyticModel(), cost_model)
     if isinstance(cost_model, ResidualModel):
         return DraftThenVerify(cost_model, cost_model)
@@ -145,10 +159,10 @@ EXECUTORS: Mapping[str, Callable[[Setup], MeasureExecutor]] = {"local": _local, 
 def make_cost_model(name: str, seed: int = 0, weights: Weights | None = None) -> CostModel:
     """The cost model behind option ``cost_model``; one may serve every task of a session.
 
-    ``weights`` are what "moa" starts from; other models have no use for them.
+    ``weights`` are what "moa" starts from and "offline" is; other models have no use for them.
     """
-    if weights is not None and name == "moa":
-        return _moa(seed, weights)
+    if weights is not None and name in WEIGHED:
+        return WEIGHED[name](seed, weights)
     return _look_up("cost_model", name, COST_MODELS)(seed)
 
 

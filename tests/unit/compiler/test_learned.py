@@ -13,6 +13,8 @@ from torch_pruner.cache import learned as files
 from torch_pruner.compiler import learned
 from torch_pruner.config import Config
 from torch_pruner.target import TargetSpec
+from torch_pruner.tuner import make_strategy
+from torch_pruner.tuner.cost_model.analytic import AnalyticModel
 from torch_pruner.tuner.cost_model.moa import MomentumModel
 from torch_pruner.tuner.cost_model.pacm import PatternAwareModel
 from torch_pruner.tuner.cost_model.residual import ResidualModel
@@ -42,6 +44,26 @@ def test_without_weights_moa_is_the_residual_model(config) -> None:
     assert isinstance(learned.cost_model_for(config, TARGET), ResidualModel)
     pacm = learned.cost_model_for(config.replace(cost_model="pacm"), TARGET)
     assert type(pacm) is PatternAwareModel
+
+
+def test_offline_weights_are_never_trained(config, caplog) -> None:
+    offline = config.replace(cost_model="offline")
+    assert isinstance(learned.cost_model_for(offline, TARGET), AnalyticModel)
+    assert "no weights for llvm" in caplog.text
+    trained = MomentumModel(0)
+    train(trained)
+    learned.keep(trained, config, TARGET)
+    before = place(config).read_bytes()
+    model = learned.cost_model_for(offline, TARGET)
+    sketch, task = fakes.FakeSketch(), fakes.make_task()
+    points = np.stack([np.array([v[0], v[-1]]) for v in sketch.domains], axis=1)
+    scores = model.predict(task, sketch, points)
+    train(model)
+    np.testing.assert_array_equal(model.predict(task, sketch, points), scores)
+    learned.keep(model, offline, TARGET)
+    assert place(config).read_bytes() == before
+    strategy = make_strategy("draft-verify", model)
+    assert isinstance(strategy.draft_model, AnalyticModel)
 
 
 def test_sessions_go_on_from_each_other(config) -> None:

@@ -129,7 +129,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("five taps", ["contraction"]),
         ("depthwise", ["depthwise"]),
         ("softmax", ["rows"]),
-        ("outer sum", ["columns", "rows"]),
+        ("outer sum", ["columns", "abreast", "rows"]),
         ("argmax", ["columns"]),
         ("pooling", ["columns"]),
         ("pointwise", ["injective"]),

@@ -41,7 +41,7 @@ class MomentumModel(PatternAwareModel):
         restart: bool = False,
     ) -> None:
         super().__init__(seed, local=local, steps=steps)
-        self._learns, self._momentum, self._restart = learn, momentum, restart
+        self.learns, self._momentum, self._restart = learn, momentum, restart
         self._updates = 0
         if weights is not None:
             self._flat, self._scaling = weights.flat.copy(), weights.scaling
@@ -62,7 +62,7 @@ class MomentumModel(PatternAwareModel):
         return Weights(self._siamese.copy(), self._scaling, self._updates)
 
     def _learn(self, workload: str) -> bool:
-        if not self._learns:
+        if not self.learns:
             return False
         if self._restart:
             self._flat, self._optimiser = self._siamese.copy(), Adam(ADAPTING)

@@ -20,13 +20,19 @@ from torch_pruner.tuner.sketch.gpu import (
     GpuRowsSketch,
 )
 from torch_pruner.tuner.sketch.pairs import DotSketch, TilesSketch
-from torch_pruner.tuner.sketch.sweeps import ColumnsSketch, InjectiveSketch, RowsSketch
+from torch_pruner.tuner.sketch.sweeps import (
+    AbreastSketch,
+    ColumnsSketch,
+    InjectiveSketch,
+    RowsSketch,
+)
 from torch_pruner.tuner.sketch.winograd import WinogradSketch, takes_winograd
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 __all__ = [
+    "AbreastSketch",
     "AttentionSketch",
     "ColumnsSketch",
     "ContractionSketch",
@@ -93,6 +99,8 @@ def _built_in(task: Task) -> list[Sketch]:
     domain = row_domain(spec)
     if all(full_node(spec, o, domain.shape) is None for o in spec.outputs) and _same_shape(task):
         found.append(ColumnsSketch(task))
+    if AbreastSketch.fits(task):
+        found.append(AbreastSketch(task))
     if not any(n.op.startswith("arg") for n in spec.nodes):
         found.append(RowsSketch(task))
     return found

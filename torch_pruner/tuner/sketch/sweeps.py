@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
-from torch_pruner.graph.rows import RowDomain, row_domain
+from torch_pruner.graph.rows import RowDomain, full_node, passes, row_domain
 from torch_pruner.tuner.sketch import machine
 from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbols
 
@@ -24,11 +24,7 @@ class _Sweep(Sketch):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        nodes = task.spec.nodes
-        item = max(
-            (ITEMSIZE[nodes[i].dtype] for i in (*task.spec.inputs, *task.spec.outputs)), default=4
-        )
-        self.vl = max(1, task.target.vector_bytes // max(item, 4))
+        self.vl = _lanes(task)
 
     @property
     def steps(self) -> int:
@@ -161,6 +157,68 @@ class RowsSketch(_Sweep):
         scalar_rest = (rows.shape[rows.axes[-1]] % self.vl) * (passes + ops) / max(vectors, 1)
         cycles = vectors * (ops + serial + 2) + tail + scalar_rest
         return self._estimate(decisions, cycles, self.steps, float(rows.rows * rows.width * passes))
+
+
+class AbreastSketch(Sketch):
+    """Rows that are neighbours in memory, each reduced by a lane of its own; ``nv`` vectors of them
+    make a task."""
+
+    name = "abreast"
+    names = ("vl", "nv", "par")
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.rows = row_domain(task.spec)
+        self.vl = _lanes(task)
+
+    @staticmethod
+    def fits(task: Task) -> bool:
+        spec = task.spec
+        if any(n.op.startswith("arg") for n in spec.nodes):
+            return False
+        rows = row_domain(spec)
+        lined_up = bool(rows.kept) and _innermost(task, rows.reductions[0]) == rows.kept[-1]
+        return lined_up and not rows.kept_values and rows.shape[rows.kept[-1]] >= _lanes(task)
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        across = self.rows.shape[self.rows.kept[-1]]
+        vectors = [n for n in (1, 2, 4) if n * self.vl <= across]
+        parallel = [0, 1] if self.task.threads > 1 and across > self.vl else [0]
+        return tuple(np.array(d, dtype=np.int64) for d in ([self.vl], vectors, parallel))
+
+    def default(self) -> Decisions:
+        return self.best_predicted()
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        task, rows, spec = self.task, self.rows, self.task.spec
+        target, vectors = task.target, decisions[:, 1].astype(np.float64)
+        parallel = decisions[:, 2]
+        sweeps = len(passes(spec))
+        wide = any(full_node(spec, o, rows.shape) is not None for o in spec.outputs)
+        ops = machine.pointwise_cycles(spec, set(range(len(spec.nodes)))) + len(spec.inputs)
+        chain = np.maximum(machine.FMA_LATENCY, vectors * (len(rows.reductions) + ops))
+        tasks = np.ceil(rows.rows / (vectors * self.vl))
+        moved = machine.input_bytes(spec) * (sweeps + wide) + machine.output_bytes(spec)
+        cycles = rows.width * (sweeps * chain + wide * vectors * (ops + 1.0))
+        bandwidth = machine.bytes_per_cycle(np.full(len(decisions), moved), target)
+        task_s = np.maximum(cycles, moved / tasks / bandwidth) / target.frequency_hz
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, parallel, task.threads)
+        full = np.ones(len(decisions))
+        return Symbols(
+            vectors * len(rows.reductions), cycles, full * moved / tasks, tasks, full * moved,
+            rounds, vectors * target.vector_bytes, full * rows.rows * rows.width * sweeps, seconds,
+        )  # fmt: skip
+
+
+def _lanes(task: Task) -> int:
+    nodes, ends = task.spec.nodes, (*task.spec.inputs, *task.spec.outputs)
+    item = max((ITEMSIZE[nodes[i].dtype] for i in ends), default=4)
+    return max(1, task.target.vector_bytes // max(item, 4))
+
+
+def _innermost(task: Task, reduction: int) -> int:
+    return innermost_axis(task, task.spec.nodes[reduction].inputs[0])
 
 
 def _inner_axis_kept(task: Task) -> bool:
