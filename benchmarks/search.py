@@ -32,6 +32,7 @@ from benchmarks.collect import tasks_of
 from benchmarks.job import answer_with, launch
 from benchmarks.models import NETWORKS
 from benchmarks.rows import refresh
+from benchmarks.timing import code_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,6 +216,9 @@ def timed_again(task: Task, found: list[dict[str, Any]]) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.render:
+        _render(json.loads(Path(options.data).read_text()), options)
+        return 0
     if importlib.util.find_spec("xgboost") is None:
         print("MetaSchedule's cost model is gradient-boosted trees: pip install the extra search")
         return 2
@@ -222,6 +226,17 @@ def main(arguments: list[str] | None = None) -> int:
         file = Path(folder) / "tasks.jsonl"
         plans = list(_plans(options, file))
         content = refresh(options.data, plans, produce, force=options.force, parts=SEARCHED)
+    _render(content, options)
+    return 0 if all(content["rows"][p.key]["status"] == "ok" for p in plans) else 1
+
+
+def _render(content: dict[str, Any], options: argparse.Namespace) -> None:
+    """The page and the picture of the rows that the present code made."""
+    code = code_identity(SEARCHED)
+    rows = {key: row for key, row in content["rows"].items() if row["code"] == code}
+    if len(rows) < len(content["rows"]):
+        print(f"{len(content['rows']) - len(rows)} rows of other code are left out")
+    content = {**content, "rows": rows}
     text = search_table.render(content, options.data, options.curve)
     if options.curve:
         search_table.draw(content, Path(options.curve))
@@ -229,7 +244,6 @@ def main(arguments: list[str] | None = None) -> int:
         Path(options.out).write_text(text)
     else:
         print("\n" + text)
-    return 0 if all(content["rows"][p.key]["status"] == "ok" for p in plans) else 1
 
 
 def produce(plan: Plan) -> dict[str, Any]:
@@ -274,6 +288,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--time-limit", type=float, default=1800.0, metavar="SECONDS", help="a row")
     parser.add_argument("--force", action="store_true", help="make rows again that are up to date")
+    parser.add_argument("--render", action="store_true", help="measure nothing: the rows so far")
     parser.add_argument("--data", default="docs/data/search.json")
     parser.add_argument("--out", help="write the Markdown page there, e.g. docs/search.md")
     parser.add_argument("--curve", help="write a PNG there, e.g. docs/search.png")

@@ -19,6 +19,7 @@ Row = dict[str, Any]
 Search = dict[str, Any]
 
 REFERENCE = "metaschedule"
+PHASES = ("draft", "verify", "build", "measure", "train")
 OWN_WORK = ("draft", "verify", "train")
 
 
@@ -68,14 +69,25 @@ def sooner(row: Row, search: Search) -> float | None:
     return own[0] / at[0] if at and own and at[0] > 0 else None
 
 
+def fewer(row: Row, search: Search) -> float | None:
+    """The same by trials: those of the reference over those of the search."""
+    at, own = reached(row, search), reached(row, reference(row))
+    return own[1] / at[1] if at and own else None
+
+
 def geometric(values: Sequence[float]) -> float | None:
     return math.exp(statistics.fmean(map(math.log, values))) if values else None
 
 
 def overhead(searches: Sequence[Search]) -> float | None:
     """Share of the time that drafting, verifying and training took."""
+    return share(searches, OWN_WORK)
+
+
+def share(searches: Sequence[Search], phases: Sequence[str]) -> float | None:
+    """Share of the time that some phases took."""
     total = sum(sum(s["phases"].values()) for s in searches)
-    return sum(s["phases"][p] for s in searches for p in OWN_WORK) / total if total else None
+    return sum(s["phases"][p] for s in searches for p in phases) / total if total else None
 
 
 def summary(rows: Sequence[Row], name: str) -> dict[str, Any]:
@@ -87,10 +99,12 @@ def summary(rows: Sequence[Row], name: str) -> dict[str, Any]:
         for row, s in pairs
     ]
     met = [t for t in times if t is not None]
+    by_trials = [t for row, s in pairs if (t := fewer(row, s)) is not None]
     return {
         "runs": len(pairs),
         "reached": len(met),
         "sooner": geometric(met),
+        "fewer trials": geometric(by_trials),
         "at equal time": geometric([r for r in same_time if r > 0]),
         "worst at equal time": min(same_time, default=None),
         "overhead": overhead([s for _, s in pairs]),
@@ -106,18 +120,21 @@ def render(content: Mapping[str, Any], data: str, picture: str | None = None) ->
         "",
         f"Written by `python -m benchmarks.search`; all numbers are in `{data}`.",
         "",
-        timing.machine_line(content["machine"]) + ".",
+        timing.machine_line(content["machine"]) + _commits(content) + ".",
         "",
         "* **sooner**: when MetaSchedule had the best of its trials, over when the search had one",
         "  as fast; geometric mean over tasks and seeds that got there.",
+        "* **fewer trials**: the same, counted in trials.",
         "* **at equal time**: MetaSchedule's best over the search's, after MetaSchedule's time.",
         "* All latencies are from one last timing of everything that once was best, in turns.",
         "",
     ]
     if picture:
         lines += [f"![Latency over time](./{picture.rpartition('/')[2]})", ""]
-    header = ["search", "runs", "got there", "sooner", "at equal time", "worst", "own work"]
+    header = ["search", "runs", "got there", "sooner", "fewer trials", "at equal time", "worst"]
     lines += [tables.markdown(header, [_summary_line(rows, name) for name in names]), ""]
+    header = ["of the time", *PHASES, "draft, verify and train"]
+    lines += [tables.markdown(header, [_shares(rows, n) for n in (REFERENCE, *names)]), ""]
     header = ["task", "search", "seed", "trials", "took", "best", "reached after", "trials then"]
     lines += [tables.markdown(header, [c for row in rows for c in _task_lines(row)]), ""]
     failed = [(k, r) for k, r in content["rows"].items() if r["status"] != "ok"]
@@ -125,18 +142,30 @@ def render(content: Mapping[str, Any], data: str, picture: str | None = None) ->
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _commits(content: Mapping[str, Any]) -> str:
+    """Rows that were kept from commits before, at which the code that searches was the same."""
+    newest = content["machine"]["commit"]
+    others = dict.fromkeys(r["commit"] for r in content["rows"].values() if r["commit"] != newest)
+    return f" (rows of {', '.join(others)} kept)" if others else ""
+
+
 def _summary_line(rows: Sequence[Row], name: str) -> list[str]:
     of = summary(rows, name)
-    worst, share = of["worst at equal time"], of["overhead"]
     return [
         name,
         str(of["runs"]),
         str(of["reached"]),
         _times(of["sooner"]),
+        _times(of["fewer trials"]),
         _times(of["at equal time"]),
-        _times(worst),
-        f"{100 * share:.0f} %" if share is not None else "",
+        _times(of["worst at equal time"]),
     ]
+
+
+def _shares(rows: Sequence[Row], name: str) -> list[str]:
+    searches = [s for row in rows for s in row["searches"] if s["search"] == name]
+    found = [share(searches, parts) for parts in (*((p,) for p in PHASES), OWN_WORK)]
+    return [name, *(f"{100 * s:.1f} %" if s is not None else "" for s in found)]
 
 
 def _times(value: float | None) -> str:

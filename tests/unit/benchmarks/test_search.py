@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from benchmarks import search_table
 
 
-def search(name: str, seed: int, *events: tuple[float, int, str]) -> dict[str, Any]:
+def searched(name: str, seed: int, *events: tuple[float, int, str]) -> dict[str, Any]:
     return {
         "search": name,
         "seed": seed,
@@ -31,13 +32,14 @@ def row() -> dict[str, Any]:
     return {
         "status": "ok",
         "error": "",
+        "commit": "older",
         "name": "conv",
         "threads": 2,
         "searches": [
-            search("metaschedule", 0, (10.0, 8, "a"), (40.0, 64, "b"), (50.0, 70, "c")),
-            search("draft-verify/moa", 0, (2.0, 1, "d"), (4.0, 6, "e")),
-            search("draft-verify/moa", 1, (3.0, 2, "d")),
-            search("random/random", 0),
+            searched("metaschedule", 0, (10.0, 8, "a"), (40.0, 64, "b"), (50.0, 70, "c")),
+            searched("draft-verify/moa", 0, (2.0, 1, "d"), (4.0, 6, "e")),
+            searched("draft-verify/moa", 1, (3.0, 2, "d")),
+            searched("random/random", 0),
         ],
         # ``c`` looked better than ``b`` once, but is not.
         "again": {"a": 4e-3, "b": 2e-3, "c": 2.1e-3, "d": 3e-3, "e": 1.9e-3},
@@ -61,6 +63,7 @@ def test_the_summary_counts_who_never_got_there(row) -> None:
     of = search_table.summary([row], "draft-verify/moa")
     assert (of["runs"], of["reached"]) == (2, 1)
     assert of["sooner"] == pytest.approx(10.0)
+    assert of["fewer trials"] == pytest.approx(64 / 6)
     assert of["at equal time"] == pytest.approx(math.sqrt(2 / 1.9 * 2 / 3))
     assert of["worst at equal time"] == pytest.approx(2 / 3)
     assert of["overhead"] == pytest.approx(3 / 20)
@@ -78,7 +81,7 @@ def test_the_page_names_every_run_and_every_failure(row) -> None:
         "cpu": "a CPU", "gpu": None, "cores": 2, "threads": 2, "versions": {"torch": "2"},
         "commit": "abc", "date": "today",
     }  # fmt: skip
-    failed = {"status": "timeout", "error": "after 10 s", "name": "other"}
+    failed = {"status": "timeout", "error": "after 10 s", "name": "other", "commit": "abc"}
     content = {"rows": {"conv": row, "other": failed}, "machine": machine}
     text = search_table.render(content, "data.json", "docs/search.png")
     assert "![Latency over time](./search.png)" in text
@@ -86,3 +89,24 @@ def test_the_page_names_every_run_and_every_failure(row) -> None:
     assert "never" in text
     assert "other: timeout: after 10 s" in text
     assert "10.00x" in text
+    assert "10.67x" in text
+    assert "(rows of older kept)" in text
+    assert "| draft-verify/moa | 5.0 % | 5.0 % | 25.0 % | 60.0 % | 5.0 % | 15.0 % |" in text
+
+
+def test_what_is_rendered_are_rows_of_the_present_code(row, tmp_path, monkeypatch, capsys) -> None:
+    from benchmarks import search
+
+    monkeypatch.setattr(search, "code_identity", lambda _parts: "now")
+    data, page = tmp_path / "search.json", tmp_path / "search.md"
+    machine = {
+        "cpu": "a CPU", "gpu": None, "cores": 2, "threads": 2, "versions": {"torch": "2"},
+        "commit": "abc", "date": "today",
+    }  # fmt: skip
+    old = {**row, "name": "pool", "code": "before"}
+    content = {"machine": machine, "rows": {"conv": {**row, "code": "now"}, "pool": old}}
+    data.write_text(json.dumps(content))
+    assert search.main(["--render", "--data", str(data), "--out", str(page)]) == 0
+    assert "| conv |" in page.read_text()
+    assert "| pool |" not in page.read_text()
+    assert "1 rows of other code are left out" in capsys.readouterr().out
