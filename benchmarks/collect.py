@@ -1,8 +1,9 @@
 """Measures random and drafted schedules of the networks' kernels: data to train cost models on.
 
 Results are appended to a file of JSON lines as they come. A run that was interrupted goes on where
-it stopped: a candidate in the file is not measured again. Timings mean something on an idle machine
-only.
+it stopped: a candidate in the file is not measured again. In the end the best ``--finalists`` of a
+task are timed anew, side by side and more often, and that result replaces the first: the least of
+hundreds of noisy times is a lucky one. Timings mean something on an idle machine only.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from benchmarks.arguments import network_names
 from benchmarks.models import NETWORKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from torch_pruner.task import Candidate, Task
+    from torch_pruner.task import Candidate, MeasureResult, Task
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 BATCH = 16
@@ -58,10 +59,27 @@ def collect(task: Task, options: argparse.Namespace, executor: MeasureExecutor, 
     missing = [c for c in candidates(task, options) if c not in done]
     from torch_pruner.task import MeasureInput
 
+    results = list(mine.results) if mine else []
     for at in range(0, len(missing), BATCH):
-        results = executor.measure([MeasureInput(task, c) for c in missing[at : at + BATCH]])
-        records.append(path, [records.result_line(task, executor.device, r) for r in results])
+        some = executor.measure([MeasureInput(task, c) for c in missing[at : at + BATCH]])
+        records.append(path, [records.result_line(task, executor.device, r) for r in some])
+        results += some
+    if last := finalists(results, options.finalists, executor.evaluator.repeat):
+        some = executor.race([MeasureInput(task, c) for c in last])
+        records.append(path, [records.result_line(task, executor.device, r) for r in some])
     return len(missing)
+
+
+def finalists(results: Sequence[MeasureResult], count: int, repeats: int) -> list[Candidate]:
+    """The ``count`` best, or nobody where as many have been raced before.
+
+    Races have more than the usual ``repeats``.
+    """
+    from torch_pruner.task import MeasureStatus
+
+    raced = sum(len(r.run_secs) > repeats for r in results)
+    good = sorted((r for r in results if r.status is MeasureStatus.OK), key=lambda r: r.latency_s)
+    return [r.candidate for r in good[:count]] if raced < min(count, len(good)) else []
 
 
 def candidates(task: Task, options: argparse.Namespace) -> list[Candidate]:
@@ -136,6 +154,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="a file of JSON lines, continued if it exists")
     parser.add_argument("--random", type=int, default=64, help="random candidates of each task")
     parser.add_argument("--drafted", type=int, default=64, help="the draft model's best of each")
+    parser.add_argument("--finalists", type=int, default=12, help="timed anew, side by side")
     parser.add_argument("--tasks", type=int, default=1000, help="at most so many of each network")
     parser.add_argument("--min-flops", type=float, default=1e5, help="leave smaller kernels out")
     parser.add_argument("--contractions", action="store_true", help="leave other kernels out")

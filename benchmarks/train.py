@@ -25,7 +25,13 @@ from torch_pruner.tuner.cost_model.moa import MomentumModel
 from torch_pruner.tuner.cost_model.pacm import PatternAwareModel
 from torch_pruner.tuner.cost_model.pattern import patterns
 from torch_pruner.tuner.cost_model.residual import ResidualModel
-from torch_pruner.tuner.cost_model.training import Adam, Scaling, TaskList, train_step
+from torch_pruner.tuner.cost_model.training import (
+    MAX_LISTED,
+    Adam,
+    Scaling,
+    TaskList,
+    train_step,
+)
 from torch_pruner.tuner.cost_model.weights import Weights
 
 if TYPE_CHECKING:
@@ -74,23 +80,30 @@ def train(
 
     ``without`` names features that the network never gets to see: STATEMENT, FLOW.
     """
-    lists = []
-    for pool in pools:
-        own = TaskList()
-        for name, sketch in pool.sketches.items():
-            some = [r for r in pool.results if r.candidate.sketch == name]
-            if some:
-                decisions = decisions_of(sketch, (r.candidate for r in some))
-                own.add(patterns(pool.task, sketch, decisions), [r.latency_s for r in some])
-        lists.append(own)
     rng, optimiser = np.random.default_rng(seed), Adam()
-    scaling = _blinded(Scaling.fit(lists), without)
+    lists = [_lists(pool, rng) for pool in pools]
+    scaling = _blinded(Scaling.fit(own for parts in lists for own in parts), without)
     flat, rate = network.initial(rng), optimiser.rate
     for step in range(steps):
         optimiser.rate = rate * (1 - step / steps)
-        some = rng.permutation(len(lists))[:4]
-        train_step(flat, optimiser, [lists[i] for i in some], scaling, rng)
+        some = [lists[i] for i in rng.permutation(len(lists))[:4]]
+        batch = [parts[rng.integers(len(parts))] for parts in some]
+        train_step(flat, optimiser, batch, scaling, rng)
     return Weights(flat, scaling, steps)
+
+
+def _lists(pool: Pool, rng: np.random.Generator) -> list[TaskList]:
+    """All records of a task, in random parts: a list keeps the last MAX_LISTED only."""
+    order, found = rng.permutation(len(pool.results)), []
+    for part in np.array_split(order, -(-len(order) // MAX_LISTED)):
+        own = TaskList()
+        for name, sketch in pool.sketches.items():
+            some = [r for i in part if (r := pool.results[i]).candidate.sketch == name]
+            if some:
+                decisions = decisions_of(sketch, (r.candidate for r in some))
+                own.add(patterns(pool.task, sketch, decisions), [r.latency_s for r in some])
+        found.append(own)
+    return found
 
 
 def _blinded(scaling: Scaling, without: Collection[str]) -> Scaling:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import draft, pools, transfer
+from benchmarks import draft, pools, train, transfer
 from benchmarks.records import Measured
 from tests import fakes
 from torch_pruner.target import TargetSpec
@@ -83,3 +83,20 @@ def test_transfer_counts_trials_until_the_reference_s_result() -> None:
     assert rows["ours"]["trials"] == pytest.approx(math.sqrt(2 / 4 * 4 / 1))
     assert rows["ours"]["never"] == 1
     assert rows["ours"]["best"] == pytest.approx((0.5 * 0.75) ** (1 / 3))
+
+
+def test_training_sees_every_record_in_parts_of_a_list_s_size(pool, monkeypatch) -> None:
+    monkeypatch.setattr(train, "MAX_LISTED", 10)
+    parts = train._lists(pool, np.random.default_rng(0))
+    assert len(parts) == -(-len(pool.results) // 10)
+    assert max(len(p.seconds) for p in parts) <= 10
+    seen = sorted(s for part in parts for s in part.seconds)
+    assert seen == sorted(r.latency_s for r in pool.results)
+
+
+def test_weights_are_trained_and_ranked_by(pool) -> None:
+    weights = train.train([pool], steps=3, seed=0)
+    again = train.train([pool], steps=3, seed=0)
+    assert np.array_equal(weights.flat, again.flat)
+    assert weights.updates == 3
+    assert len(train._features(pool)) == len(pool.results)
