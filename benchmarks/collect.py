@@ -1,9 +1,9 @@
 """Measures random and drafted schedules of the networks' kernels: data to train cost models on.
 
 Results are appended to a file of JSON lines as they come. A run that was interrupted goes on where
-it stopped: a candidate in the file is not measured again. In the end the best ``--finalists`` of a
-task are timed anew, side by side and more often, and that result replaces the first: the least of
-hundreds of noisy times is a lucky one. Timings mean something on an idle machine only.
+it stopped: a task that is whole is not measured again. In the end the best ``--finalists`` of a
+task are timed anew and more often, and that result replaces the first: the least of hundreds of
+noisy times is a lucky one. Timings mean something on an idle machine only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from torch_pruner.task import Candidate, MeasureResult, Task
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
-BATCH = 16
+BATCH = 14  # two groups that are timed side by side
+REPEATS = 7  # of each: more than a search needs, since models are judged by these times
+FINAL_REPEATS = 15
 GENERATED = 4096  # random points that the drafted ones are the best of
 
 
@@ -56,28 +58,29 @@ def collect(task: Task, options: argparse.Namespace, executor: MeasureExecutor, 
     if mine is None:
         records.append(path, [records.task_line(task, executor.device)])
     done = {r.candidate for r in mine.results} if mine else set()
-    missing = [c for c in candidates(task, options) if c not in done]
+    missing = candidates(task, options)
+    if done.issuperset(missing):  # else all anew: times of two runs are not on one scale
+        missing = []
     from torch_pruner.task import MeasureInput
 
-    results = list(mine.results) if mine else []
+    results = list(mine.results) if mine and not missing else []
+    executor.evaluator = replace(executor.evaluator, repeat=REPEATS)
     for at in range(0, len(missing), BATCH):
         some = executor.measure([MeasureInput(task, c) for c in missing[at : at + BATCH]])
         records.append(path, [records.result_line(task, executor.device, r) for r in some])
         results += some
-    if last := finalists(results, options.finalists, executor.evaluator.repeat):
-        some = executor.race([MeasureInput(task, c) for c in last])
+    if last := finalists(results, options.finalists):
+        executor.evaluator = replace(executor.evaluator, repeat=FINAL_REPEATS)
+        some = executor.measure([MeasureInput(task, c) for c in last])
         records.append(path, [records.result_line(task, executor.device, r) for r in some])
     return len(missing)
 
 
-def finalists(results: Sequence[MeasureResult], count: int, repeats: int) -> list[Candidate]:
-    """The ``count`` best, or nobody where as many have been raced before.
-
-    Races have more than the usual ``repeats``.
-    """
+def finalists(results: Sequence[MeasureResult], count: int) -> list[Candidate]:
+    """The ``count`` best, or nobody where as many were timed more often before."""
     from torch_pruner.task import MeasureStatus
 
-    raced = sum(len(r.run_secs) > repeats for r in results)
+    raced = sum(len(r.run_secs) > REPEATS for r in results)
     good = sorted((r for r in results if r.status is MeasureStatus.OK), key=lambda r: r.latency_s)
     return [r.candidate for r in good[:count]] if raced < min(count, len(good)) else []
 
@@ -154,7 +157,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="a file of JSON lines, continued if it exists")
     parser.add_argument("--random", type=int, default=64, help="random candidates of each task")
     parser.add_argument("--drafted", type=int, default=64, help="the draft model's best of each")
-    parser.add_argument("--finalists", type=int, default=12, help="timed anew, side by side")
+    parser.add_argument("--finalists", type=int, default=12, help="of the best, timed anew")
     parser.add_argument("--tasks", type=int, default=1000, help="at most so many of each network")
     parser.add_argument("--min-flops", type=float, default=1e5, help="leave smaller kernels out")
     parser.add_argument("--contractions", action="store_true", help="leave other kernels out")

@@ -1,4 +1,4 @@
-"""Collecting records: nothing is measured twice, and the best of a task are timed side by side."""
+"""Collecting records: nothing is measured twice, and the best of a task are timed anew."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ from torch_pruner.target import TargetSpec
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
 
 TASK = Task("linear", fakes.linear_spec(64, 128, 96), TargetSpec.detect(), 2)
-REPEATS = 3
 
 
 class Executor(fakes.FakeExecutor):
-    """Times by the order of arrival; a race says that all are twice as slow."""
+    """Times by the order of arrival; whoever comes again is twice as slow."""
 
     def __init__(self) -> None:
         super().__init__(self._one)
         self.asked: list[MeasureInput] = []
-        self.raced: list[MeasureInput] = []
+        self.again: list[MeasureInput] = []
 
     def _one(self, asked: MeasureInput) -> MeasureResult:
-        self.asked.append(asked)
-        seconds = 1e-6 * len(self.asked)
-        return MeasureResult(asked.candidate, MeasureStatus.OK, (seconds,) * REPEATS)
-
-    def race(self, inputs):
-        self.raced += inputs
-        ok = MeasureStatus.OK
-        return [MeasureResult(i.candidate, ok, (2e-6,) * (REPEATS + 1)) for i in inputs]
+        list_ = self.again if asked in self.asked else self.asked
+        list_.append(asked)
+        seconds = 1e-6 * len(self.asked) * (2 if list_ is self.again else 1)
+        repeats = (seconds,) * self.evaluator.repeat
+        return MeasureResult(asked.candidate, MeasureStatus.OK, repeats)
 
 
 @pytest.fixture
@@ -39,22 +35,22 @@ def options(tmp_path):
     return collect._parse(asked), tmp_path / "records.jsonl"
 
 
-def test_the_best_are_raced_once_and_nothing_is_measured_again(options) -> None:
+def test_the_best_are_timed_again_once_and_nothing_is_measured_again(options) -> None:
     settings, path = options
     executor = Executor()
     count = collect.collect(TASK, settings, executor, path)
     assert count == len(executor.asked) >= 40
-    assert executor.raced == executor.asked[:5]
+    assert executor.again == executor.asked[:5]
     (found,), damaged = records.read([path])
     assert not damaged
-    raced = [r for r in found.results if len(r.run_secs) > REPEATS]
-    assert {r.candidate for r in raced} == {i.candidate for i in executor.raced}
+    anew = [r for r in found.results if len(r.run_secs) > collect.REPEATS]
+    assert {r.candidate for r in anew} == {i.candidate for i in executor.again}
     assert collect.collect(TASK, settings, executor, path) == 0
     assert len(executor.asked) == count
-    assert len(executor.raced) == 5
+    assert len(executor.again) == 5
 
 
-def test_a_run_that_was_killed_measures_the_rest(options) -> None:
+def test_a_task_that_was_interrupted_is_measured_anew(options) -> None:
     settings, path = options
     first = Executor()
     some = collect.candidates(TASK, settings)[:10]
@@ -63,13 +59,13 @@ def test_a_run_that_was_killed_measures_the_rest(options) -> None:
     records.append(path, [records.result_line(TASK, first.device, r) for r in results])
     second = Executor()
     collect.collect(TASK, settings, second, path)
-    assert not {i.candidate for i in second.asked} & set(some)
-    assert len(second.raced) == 5
+    assert {i.candidate for i in second.asked} >= set(some)
+    assert len(second.again) == 5
 
 
 def test_failures_are_no_finalists() -> None:
     bad = MeasureResult(fakes.candidate(tag=1), MeasureStatus.TIMEOUT)
     good = MeasureResult(fakes.candidate(tag=2), MeasureStatus.OK, (1.0,))
-    assert collect.finalists([bad, good], 5, REPEATS) == [good.candidate]
-    assert collect.finalists([bad], 5, REPEATS) == []
-    assert collect.finalists([bad, good], 0, REPEATS) == []
+    assert collect.finalists([bad, good], 5) == [good.candidate]
+    assert collect.finalists([bad], 5) == []
+    assert collect.finalists([bad, good], 0) == []

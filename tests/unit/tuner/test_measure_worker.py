@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -116,35 +117,11 @@ def test_a_kernel_takes_some_time_however_fast_its_reader(worker) -> None:
     assert 0 < timed(worker, 1e-3)[0] < 0.1
 
 
-def test_what_is_timed_at_a_slow_moment_is_put_right(worker, machine) -> None:
-    assert timed(worker, 30, 10) == pytest.approx([30, 10])
-    machine.slowness = 2.0
-    assert timed(worker, 15, 8) == pytest.approx([15, 8])
-    machine.slowness = 1.0
-    assert timed(worker, 9, 7) == pytest.approx([9, 7])
-
-
-def test_noise_does_not_add_up(worker, machine) -> None:
-    """However often the best is replaced at slow moments, nobody seems faster than it is."""
-    rng = np.random.default_rng(0)
-    for us in range(100, 60, -1):
-        machine.slowness = float(rng.choice([1.0, 1.0, 1.5, 3.0]))
-        machine.noise = 0.2
-        assert timed(worker, us)[0] > 0.6 * us
-
-
-def test_a_slow_beginning_is_made_up_for(worker, machine) -> None:
-    """Nothing tells that the first group was slow; later ones are not measured by it."""
-    machine.slowness = 2.0
-    assert timed(worker, 10) == pytest.approx([20])
-    machine.slowness = 1.0
-    assert timed(worker, 12) == pytest.approx([12])
-    machine.slowness = 3.0
-    assert timed(worker, 11) == pytest.approx([11])
-
-
-def test_kernels_that_are_dropped_stay_as_a_measure(worker, machine) -> None:
-    timed(worker, 10)
-    worker.handle({"cmd": "drop", "jobs": list(worker.built)}, lambda reply: None)
-    machine.slowness = 4.0
-    assert timed(worker, 20) == pytest.approx([20])
+def test_an_anchor_gets_all_its_repeats_and_the_others_need_not(worker) -> None:
+    for job, us in enumerate((1000, 1000, 10)):
+        assert worker.build("t", job, Candidate("fake", (("us", us), ("far", 0))))["ok"]
+    evaluator = replace(SPEC, early_out=2.0)
+    message = {"cmd": "time", "jobs": [0, 1, 2], "best_s": 10e-6, "anchor": 0}
+    replies = []
+    worker.handle({**message, "evaluator": evaluator.to_json()}, replies.append)
+    assert [len(r["run_secs"]) for r in replies if "run_secs" in r] == [3, 1, 3]

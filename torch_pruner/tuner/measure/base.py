@@ -28,8 +28,8 @@ class EvaluatorSpec:
     which another process took a core away is disturbed: up to ``extra`` more are run in their
     place, and only if all were disturbed do the fastest of them count. After the first repeat a
     candidate slower than ``early_out`` times the best one known is given no further repeats (0
-    turns that off). Candidates of a task take turns, repeat by repeat, with the best of them that
-    the worker knows: where that takes longer than it once did, the machine is slower, and the
+    turns that off). Candidates of a task take turns, repeat by repeat, with one of its first batch
+    (``measure/pace.py``): where that takes longer than it did, the machine is slower, and the
     others' times are divided by as much.
     ``rtol`` and ``atol``
     are for float32; see ``measure/check.py`` for how they scale.
@@ -74,7 +74,7 @@ class MeasureExecutor(ABC):
     def race(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
         """Like ``measure``, for finalists of one task: side by side, so that moments do not count.
 
-        Default: ``measure``.
+        The seconds are those of this moment, not put right. Default: ``measure``.
         """
         return self.measure(inputs)
 

@@ -6,12 +6,16 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
+from torch_pruner.graph.ops import ITEMSIZE
+from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_pruner.tuner.measure.process import WorkerProcess
+    from torch_pruner.tuner.measure.protocol import Message
+
+GROUP_BYTES = 256 << 20  # of operands of candidates that are timed side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class WorkerState:
     owes: deque[str | int] = field(default_factory=deque)  # task names and job numbers, in order
     built: list[int] = field(default_factory=list)
     ran: set[int] = field(default_factory=set)  # jobs called once, whose times are owed
+    anchors: dict[int, bool] = field(default_factory=dict)  # asked for: whether each was built
+    slower: float = 1.0  # than the machine was: by what the times of the present group are divided
     since: float = 0.0
 
 
@@ -51,3 +57,32 @@ class Batch:
     def settle(self, job: int, status: MeasureStatus, error: str) -> None:
         candidate = self.inputs[job].candidate
         self.results[job] = MeasureResult(candidate, status, (), error)
+
+
+def groups(batch: Batch, jobs: Sequence[int], flush_bytes: int) -> list[list[int]]:
+    """Jobs of one task side by side, as far as memory goes; alone, if workers died with it."""
+    found: list[list[int]] = []
+    room = 0
+    for job in jobs:
+        last = found[-1][-1] if found else job
+        alone = batch.lost[job] or batch.lost[last]
+        if last == job or alone or room <= 0 or batch.names[job] != batch.names[last]:
+            spec = batch.inputs[job].task.spec
+            operands = sum(n.numel * ITEMSIZE[n.dtype] for n in spec.nodes if not n.inputs)
+            room = GROUP_BYTES // max(operands, flush_bytes, 1) - 1  # for the task's anchor
+            found.append([])
+        found[-1].append(job)
+        room -= 1
+    return found
+
+
+def task_message(name: str, task: Task, seed: int) -> Message:
+    """What defines a task to a worker."""
+    return {
+        "cmd": "task",
+        "task": name,
+        "spec": task.spec.to_json(),
+        "target": task.target.to_json(),
+        "threads": task.threads,
+        "seed": seed,
+    }

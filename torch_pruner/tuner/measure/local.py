@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.exc import MeasureError, WorkerDied
 from torch_pruner.fingerprint import DeviceFingerprint
-from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.log import PhaseTimer, logger
-from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
+from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
-from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState
+from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState, groups, task_message
+from torch_pruner.tuner.measure.pace import Anchors
 from torch_pruner.tuner.measure.process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ log = logger(__name__)
 TVM_BUILDER = "torch_pruner.tuner.measure._tvm:TvmBuilder"
 MAX_LOST = 3  # times that a job's worker may die without a culprit
 MAX_STARTS = 3  # in a row without an answer, before the executor gives up
-GROUP_BYTES = 256 << 20  # of operands of candidates that are timed side by side
 FINAL_REPEATS = 9
 WINDOW = 2  # builds on their way to one worker: it never waits for its parent
+MAX_ANCHORS = 64  # that a worker keeps
 
 
 class LocalExecutor(MeasureExecutor):
@@ -71,6 +71,7 @@ class LocalExecutor(MeasureExecutor):
         self._n_workers = n_workers or min(2, os.cpu_count() or 1)
         self._workers: list[WorkerState] = []
         self._best: dict[str, float] = {}
+        self._anchors = Anchors()
         self._failed_starts = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -108,7 +109,11 @@ class LocalExecutor(MeasureExecutor):
                 _kill_all(self._workers)  # their answers would come in the next call
                 raise
             self.n_measured += len(inputs)
-            return [batch.results[job] for job in range(len(inputs))]
+            results = [batch.results[job] for job in range(len(inputs))]
+            for name in dict.fromkeys(names):
+                own = [r for r, n in zip(results, names, strict=True) if n == name]
+                self._anchors.choose(name, own)
+            return results
 
     # Workers
 
@@ -176,23 +181,30 @@ class LocalExecutor(MeasureExecutor):
         """Settle the job that a dead or stuck worker was busy with; queue again its others."""
         words = self._discard(worker)
         error = f"{why}\n{words}" if words else why
-        # Of several that are timed in turns nobody is to blame; they are timed again, one by one.
-        together = len(worker.ran) > 1 and worker.owes[0] in worker.ran
-        if worker.ready and worker.owes and blame and not together:
-            culprit = worker.owes[0]
-            log.debug("worker %d lost with %s: %s", worker.process.pid, culprit, why)
-            if isinstance(culprit, str):
-                self._settle_task(batch, culprit, status, error)
-            else:
-                batch.settle(culprit, status, error)
+        if worker.ready and worker.owes and blame:
+            self._blame(worker, batch, status, error)
         for job in dict.fromkeys((*worker.built, *(o for o in worker.owes if isinstance(o, int)))):
-            if job in batch.results:
+            if job in batch.results or job < 0:
                 continue
             batch.lost[job] += 1
             if batch.lost[job] >= MAX_LOST:  # it may be the one that kills, a little later
                 batch.settle(job, MeasureStatus.RUN_ERROR, f"lost {MAX_LOST} workers; {error}")
             else:
                 batch.queue.append(job)
+
+    def _blame(self, worker: WorkerState, batch: Batch, status: MeasureStatus, error: str) -> None:
+        culprit = worker.owes[0]
+        log.debug("worker %d lost with %s: %s", worker.process.pid, culprit, error)
+        if isinstance(culprit, str):
+            self._settle_task(batch, culprit, status, error)
+        elif culprit not in worker.ran:
+            if culprit < 0:
+                self._anchors.give_up(culprit)
+            else:
+                batch.settle(culprit, status, error)
+        elif len(others := [job for job in worker.ran if job >= 0]) == 1:  # beside its anchor
+            batch.settle(others[0], status, error)
+        # Of several that are timed in turns nobody is to blame; they are timed again, one by one.
 
     def _settle_task(self, batch: Batch, name: str, status: MeasureStatus, error: str) -> None:
         for job, own in enumerate(batch.names):
@@ -266,11 +278,26 @@ class LocalExecutor(MeasureExecutor):
             if fresh:
                 worker.tasks.add(name)
                 worker.owes.append(name)
-            worker.owes.append(job)
             if fresh:
-                worker.process.send(_define(name, task, self.seed))
+                worker.process.send(task_message(name, task, self.seed))
+            self._feed_anchor(worker, name)
+            worker.owes.append(job)
             jobs = [{"job": job, "candidate": batch.inputs[job].candidate.to_json()}]
             worker.process.send({"cmd": "build", "task": name, "jobs": jobs})
+
+    def _feed_anchor(self, worker: WorkerState, name: str) -> None:
+        """Have a task's anchor built, where the worker does not have it."""
+        anchor = self._anchors.of(name)
+        if anchor is None or anchor.job in worker.anchors:
+            return
+        worker.owes.append(anchor.job)
+        worker.anchors[anchor.job] = False
+        jobs = [{"job": anchor.job, "candidate": anchor.candidate.to_json()}]
+        worker.process.send({"cmd": "build", "task": name, "jobs": jobs})
+        if len(worker.anchors) > MAX_ANCHORS:
+            oldest = next(iter(worker.anchors))
+            del worker.anchors[oldest]
+            worker.process.send({"cmd": "drop", "jobs": [oldest]})
 
     def _on_built(self, worker: WorkerState, batch: Batch, message: Message) -> None:
         if "hello" in message:
@@ -283,6 +310,8 @@ class LocalExecutor(MeasureExecutor):
             if not message["ok"]:
                 worker.tasks.discard(owed)
                 self._settle_task(batch, owed, MeasureStatus.RUN_ERROR, message["error"])
+        elif owed < 0:
+            worker.anchors[owed] = message["ok"]
         elif message["ok"]:
             worker.built.append(owed)
         elif owed not in batch.results:
@@ -298,7 +327,7 @@ class LocalExecutor(MeasureExecutor):
             if jobs and not worker.process.alive:
                 self._lose(worker, batch, MeasureStatus.RUN_ERROR, "the idle worker died")
                 continue
-            for group in self._groups(batch, jobs):
+            for group in groups(batch, jobs, self.evaluator.flush_bytes):
                 if worker in self._workers:
                     self._time_group(worker, batch, group)
             if jobs and worker in self._workers:
@@ -309,22 +338,6 @@ class LocalExecutor(MeasureExecutor):
         with contextlib.suppress(WorkerDied):
             worker.process.send({"cmd": "drop", "jobs": list(worker.built)})
         worker.built.clear()
-
-    def _groups(self, batch: Batch, jobs: Sequence[int]) -> list[list[int]]:
-        """Jobs of one task side by side, as far as memory goes; alone, if workers died with it."""
-        groups: list[list[int]] = []
-        room = 0
-        for job in jobs:
-            last = groups[-1][-1] if groups else job
-            alone = batch.lost[job] or batch.lost[last]
-            if last == job or alone or room <= 0 or batch.names[job] != batch.names[last]:
-                spec = batch.inputs[job].task.spec
-                operands = sum(n.numel * ITEMSIZE[n.dtype] for n in spec.nodes if not n.inputs)
-                room = GROUP_BYTES // max(operands, self.evaluator.flush_bytes, 1)
-                groups.append([])
-            groups[-1].append(job)
-            room -= 1
-        return groups
 
     def _time_group(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
         self._start_group(worker, batch, group)
@@ -337,7 +350,12 @@ class LocalExecutor(MeasureExecutor):
             self._died(worker, batch, MeasureStatus.RUN_ERROR, err)
 
     def _start_group(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
-        worker.owes.extend(group)
+        anchor = self._anchors.of(batch.names[group[0]])
+        alone = any(batch.lost[job] for job in group)  # so that it is known who ends a worker
+        usable = anchor is not None and worker.anchors.get(anchor.job) and not batch.race
+        along = [anchor.job] if anchor and usable and not alone else []
+        worker.owes.extend([*along, *group])
+        worker.slower = 1.0
         worker.ran.clear()
         worker.since = time.monotonic()
         evaluator = self.evaluator
@@ -345,9 +363,10 @@ class LocalExecutor(MeasureExecutor):
             evaluator = replace(evaluator, repeat=batch.race, extra=batch.race, early_out=0.0)
         message = {
             "cmd": "time",
-            "jobs": list(group),
+            "jobs": [*along, *group],
             "best_s": self._best.get(batch.names[group[0]]),
             "evaluator": evaluator.to_json(),
+            "anchor": along[0] if along else None,
         }
         with contextlib.suppress(WorkerDied):
             worker.process.send(message)
@@ -360,25 +379,17 @@ class LocalExecutor(MeasureExecutor):
             worker.owes.append(job)  # behind those not called yet: the first is the one being run
             return
         worker.ran.discard(job)
+        if job < 0:
+            worker.slower = self._anchors.slower(job, message.get("run_secs", ()))
+            return
         if not message["ok"]:
             batch.settle(job, MeasureStatus(message["status"]), message["error"])
             return
-        seconds = tuple(float(s) for s in message["run_secs"])
+        seconds = tuple(float(s) / worker.slower for s in message["run_secs"])
         result = MeasureResult(batch.inputs[job].candidate, MeasureStatus.OK, seconds)
         batch.results[job] = result
         name = batch.names[job]
         self._best[name] = min(self._best.get(name, math.inf), result.latency_s)
-
-
-def _define(name: str, task: Task, seed: int) -> Message:
-    return {
-        "cmd": "task",
-        "task": name,
-        "spec": task.spec.to_json(),
-        "target": task.target.to_json(),
-        "threads": task.threads,
-        "seed": seed,
-    }
 
 
 def _kill_all(workers: list[WorkerState]) -> None:

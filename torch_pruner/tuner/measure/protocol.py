@@ -4,11 +4,12 @@ No pickle: what a worker sends is data, even when a candidate has written over i
 longer than ``MAX_FRAME`` is a protocol error rather than an allocation.
 
 Commands (``cmd``): ``task`` {task, spec, target, threads, seed} · ``build`` {task, jobs: [{job,
-candidate}]} · ``time`` {jobs, best_s, evaluator} (of one task) · ``drop`` {jobs}. Replies carry the
-``job`` (or ``task``) they answer, ``ok``, and ``seconds``/``run_secs`` or ``status`` and ``error``;
-``drop`` has no reply. Jobs are answered one by one in the order sent, so the first one unanswered
-is the one that a dead worker was busy with. A job that is timed is answered twice: ``ran`` when its
-first call gave the right result, ``run_secs`` when it and those timed beside it are done.
+candidate}]} · ``time`` {jobs, best_s, evaluator, anchor} (of one task; ``anchor`` is one of the
+jobs, or null) · ``drop`` {jobs}. Replies carry the ``job`` (or ``task``) they answer, ``ok``, and
+``seconds``/``run_secs`` or ``status`` and ``error``; ``drop`` has no reply. Jobs are answered one
+by one in the order sent, so the first one unanswered is the one that a dead worker was busy with.
+A job that is timed is answered twice: ``ran`` when its first call gave the right result,
+``run_secs`` when it and those timed beside it are done.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.log import logger
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import MeasureStatus
-from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState
+from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState, groups
 from torch_pruner.tuner.measure.local import LocalExecutor
 
 if TYPE_CHECKING:
@@ -115,14 +115,14 @@ class RpcExecutor(LocalExecutor):
         waiting: dict[int, deque[list[int]]] = {}
         for worker in list(self._workers):
             jobs = [j for j in worker.built if j not in batch.results]
-            waiting[id(worker)] = deque(self._groups(batch, jobs))
+            waiting[id(worker)] = deque(groups(batch, jobs, self.evaluator.flush_bytes))
         while True:
             for worker in list(self._workers):
-                groups = waiting.get(id(worker))
-                if worker.owes or not groups:
+                left = waiting.get(id(worker))
+                if worker.owes or not left:
                     continue
                 if worker.process.alive:
-                    self._start_group(worker, batch, groups.popleft())
+                    self._start_group(worker, batch, left.popleft())
                 else:
                     why = "the relay died"
                     self._lose(worker, batch, MeasureStatus.RUN_ERROR, why, blame=False)

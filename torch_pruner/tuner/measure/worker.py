@@ -17,7 +17,6 @@ import os
 import queue
 import resource
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -35,7 +34,7 @@ from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
 from torch_pruner.tuner.measure.timing import Context, Stopwatch, reading_s, time_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch_pruner.tuner.measure.builder import Array, Builder, BuiltKernel, Pack
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 DATA_BYTES = 1 << 30  # of task inputs and references kept at once
 MAX_COPIES = 128
-MAX_ANCHORS = 64
 MAX_ERROR = 4000
 
 
@@ -66,14 +64,6 @@ class WorkerTask:
         return sum(a.nbytes for a in (*self.inputs, *self.reference))
 
 
-@dataclass(slots=True)
-class Anchor:
-    """The best kernel of a task that this worker has timed, at its fastest."""
-
-    kernel: BuiltKernel
-    seconds: float
-
-
 class Worker:
     """Executes commands; knows nothing of pipes."""
 
@@ -83,7 +73,6 @@ class Worker:
         self.sources: dict[str, tuple[Graph, TargetSpec, int, int]] = {}
         self.data: OrderedDict[str, WorkerTask] = OrderedDict()
         self.built: dict[int, tuple[str, BuiltKernel]] = {}
-        self.anchors: OrderedDict[str, Anchor] = OrderedDict()
 
     def task(self, message: Message) -> Message:
         """Define a task; its inputs and reference outputs are made now, once."""
@@ -120,16 +109,27 @@ class Worker:
         return {"ok": True, "seconds": self.clock() - begin}
 
     def time(
-        self, jobs: Sequence[int], best_s: float, evaluator: EvaluatorSpec, reply: Reply
+        self,
+        jobs: Sequence[int],
+        best_s: float,
+        evaluator: EvaluatorSpec,
+        reply: Reply,
+        anchor: int | None = None,
     ) -> None:
-        """Time jobs of one task in turns, once each was called and its result checked."""
+        """Time jobs of one task in turns, once each was called and its result checked.
+
+        The ``anchor`` is one of them, and gets all its repeats however slow it is.
+        """
         name = self.built[jobs[0]][0]
         watches: dict[int, Stopwatch] = {}
         for job in jobs:
             try:
                 task = self._data(name)
                 self.builder.set_threads(task.threads)
-                watch, error = self._first_call(task, self.built[job][1], evaluator, best_s)
+                patient = job == anchor
+                spec = replace(evaluator, early_out=0.0) if patient else evaluator
+                limit = math.inf if patient else best_s
+                watch, error = self._first_call(task, self.built[job][1], spec, limit)
             except Exception as err:
                 reply({"job": job, **failure(MeasureStatus.RUN_ERROR, err)})
                 continue
@@ -140,13 +140,13 @@ class Worker:
                 watches[job] = watch
                 reply({"job": job, "ok": True, "ran": True})
         try:
-            slower = self._together(name, watches, evaluator)
+            time_together(list(watches.values()))
         except Exception as err:
             for job in watches:
                 reply({"job": job, **failure(MeasureStatus.RUN_ERROR, err)})
             return
         for job, watch in watches.items():
-            reply({"job": job, "ok": True, "run_secs": [s / slower for s in watch.run_secs]})
+            reply({"job": job, "ok": True, "run_secs": list(watch.run_secs)})
 
     def _first_call(
         self, task: WorkerTask, kernel: BuiltKernel, evaluator: EvaluatorSpec, best_s: float
@@ -182,38 +182,6 @@ class Worker:
         if task.reading_s is None:
             task.reading_s = reading_s(after, self.clock)
         return Context(before, after, task.reading_s)
-
-    def _together(
-        self, name: str, watches: Mapping[int, Stopwatch], evaluator: EvaluatorSpec
-    ) -> float:
-        """Time a group. Returns how many times slower the machine is than it has been.
-
-        The best kernel of the task so far runs along: what it takes longer than it once did, the
-        others take longer, too. Its own times are kept as they were read, never put right: errors
-        would pile up from anchor to anchor, all in the direction that wins.
-        """
-        if not watches:
-            return 1.0
-        anchor = self.anchors.get(name)
-        everyone = list(watches.values())
-        now, slower = math.inf, 1.0
-        if anchor is not None:
-            task, patient = self._data(name), replace(evaluator, early_out=0.0)
-            watch, _ = self._first_call(task, anchor.kernel, patient, math.inf)
-            time_together([watch, *everyone])
-            now = statistics.median(watch.run_secs)
-            anchor.seconds = min(anchor.seconds, now)
-            slower = now / anchor.seconds
-        else:
-            time_together(everyone)
-        best = min(watches, key=lambda j: statistics.median(watches[j].run_secs))
-        seconds = statistics.median(watches[best].run_secs)
-        if seconds < now:
-            self.anchors[name] = Anchor(self.built[best][1], seconds)
-            self.anchors.move_to_end(name)
-            while len(self.anchors) > MAX_ANCHORS:
-                self.anchors.popitem(last=False)
-        return slower
 
     def _rows(self, task: WorkerTask, kernel: BuiltKernel, flush: int) -> list[list[Array]]:
         """The inputs of each of the calls that are timed in turn."""
@@ -254,7 +222,8 @@ class Worker:
                 reply({"job": job["job"], **self.build(message["task"], job["job"], candidate)})
         elif command == "time":
             evaluator = EvaluatorSpec.from_json(message["evaluator"])
-            self.time(message["jobs"], message["best_s"] or math.inf, evaluator, reply)
+            best_s, anchor = message["best_s"] or math.inf, message.get("anchor")
+            self.time(message["jobs"], best_s, evaluator, reply, anchor)
             self._tidy(self.built[message["jobs"][0]][0])
         elif command == "drop":
             for number in message["jobs"]:
