@@ -6,7 +6,7 @@ recorded times, so models are compared on the same data in seconds, with as many
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from torch_pruner.task import MeasureResult, Task
+    from torch_pruner.task import Candidate, MeasureResult, Task
     from torch_pruner.tuner.cost_model.base import CostModel
     from torch_pruner.tuner.sketch.base import Sketch
 
@@ -35,6 +35,7 @@ class Pool:
     task: Task
     sketches: Mapping[str, Sketch]
     results: Sequence[MeasureResult]
+    earlier: Mapping[Candidate, MeasureResult] = field(default_factory=dict)  # see ``Measured``
 
     @property
     def best_s(self) -> float:
@@ -65,7 +66,7 @@ def pool_of(measured: records.Measured) -> Pool | None:
         if sketch and set(dict(result.candidate.decisions)) == set(sketch.names):
             known.append(result)
     good = sum(r.status is MeasureStatus.OK for r in known)
-    return Pool(measured.task, sketches, known) if good >= LEAST else None
+    return Pool(measured.task, sketches, known, measured.earlier) if good >= LEAST else None
 
 
 def replay(pools: Sequence[Pool], model: CostModel, seed: int, turns: int) -> list[list[float]]:

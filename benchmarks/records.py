@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Measured:
-    """A task and its results, in the order they were measured; ``device`` is a digest."""
+    """A task and its results, in the order they were measured; ``device`` is a digest.
+
+    ``earlier`` holds the first result of candidates that were measured more than once.
+    """
 
     task: Task
     device: str
     results: list[MeasureResult] = field(default_factory=list)
+    earlier: dict[Candidate, MeasureResult] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -90,7 +94,10 @@ def read(paths: Iterable[Path]) -> tuple[list[Measured], int]:
             except (ValueError, KeyError, TypeError, AttributeError):
                 damaged += 1
     for measured in found.values():
-        measured.results = list({r.candidate: r for r in measured.results}.values())
+        last = {r.candidate: r for r in measured.results}
+        first = {r.candidate: r for r in reversed(measured.results)}
+        measured.results = list(last.values())
+        measured.earlier = {c: r for c, r in first.items() if r is not last[c]}
     return list(found.values()), damaged
 
 

@@ -131,14 +131,19 @@ def _outcomes(out: Path) -> list[Outcome]:
     return [Outcome(**d) for line in lines if "begins" not in (d := json.loads(line))]
 
 
-def compare(got: Any, expected: Any) -> None:
-    """Equal values of equal types; numbers as close as torch's own tests ask, a little less."""
+def compare(got: Any, expected: Any, truth: Any = None) -> None:
+    """Equal values of equal types; numbers as close as torch's own tests ask, a little less.
+
+    With ``truth``, the same in double precision, a number may differ where it is no further from
+    that than the one expected: eager rounds, too.
+    """
     import torch
     from torch.utils import _pytree as pytree
 
     a, b = pytree.tree_leaves(got), pytree.tree_leaves(expected)
-    assert len(a) == len(b), f"{len(a)} results, not {len(b)}"
-    for x, y in zip(a, b, strict=True):
+    exact = [None] * len(b) if truth is None else pytree.tree_leaves(truth)
+    assert len(a) == len(b) == len(exact), f"{len(a)} results, not {len(b)}"
+    for x, y, t in zip(a, b, exact, strict=True):
         if not isinstance(y, torch.Tensor):
             assert type(x) is type(y), f"a {type(x).__name__}, not a {type(y).__name__}"
             assert x == y or x != x, f"{x!r}, not {y!r}"
@@ -147,29 +152,44 @@ def compare(got: Any, expected: Any) -> None:
         tolerance = {"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 1e-4, "atol": 1e-5}
         if not (y.is_floating_point() or y.is_complex()):
             tolerance = {"rtol": 0, "atol": 0}
+        elif t is not None and x.shape == y.shape == t.shape and x.dtype == y.dtype:
+            x = torch.where((x - t).abs() <= (y - t).abs(), y, x)
         torch.testing.assert_close(x, y, equal_nan=True, **tolerance)
 
 
-def compare_gradients(mine: tuple[Any, list[Any]], theirs: tuple[Any, list[Any]]) -> None:
+def gradients(result: Any, inputs: list[Any]) -> list[Any]:
+    """Of a random sum of the results, by each input that wants one; none where there is no way."""
     import torch
     from torch.utils import _pytree as pytree
 
-    found = []
-    for result, inputs in (mine, theirs):
-        outs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-        outs = [t for t in outs if t.requires_grad]
-        wanted = [t for t in inputs if t.requires_grad]
-        if not outs or not wanted:
-            return
-        random = torch.Generator().manual_seed(0)  # ones would cancel behind a normalisation
-        seeds = [torch.randn(t.shape, dtype=t.dtype, generator=random) for t in outs]
-        found.append(torch.autograd.grad(outs, wanted, seeds, allow_unused=True))
-    for x, y in zip(*found, strict=True):
+    outs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    outs = [t for t in outs if t.requires_grad]
+    wanted = [t for t in inputs if t.requires_grad]
+    if not outs or not wanted:
+        return []
+    random = torch.Generator().manual_seed(0)  # ones would cancel behind a normalisation
+    wide = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    dtypes = [wide.get(t.dtype, t.dtype) for t in outs]  # the same numbers in double precision
+    drawn = [
+        torch.randn(t.shape, dtype=d, generator=random) for t, d in zip(outs, dtypes, strict=True)
+    ]
+    seeds = [seed.to(t.dtype) for seed, t in zip(drawn, outs, strict=True)]
+    return list(torch.autograd.grad(outs, wanted, seeds, allow_unused=True))
+
+
+def compare_gradients(
+    mine: Sequence[Any], theirs: Sequence[Any], truth: Sequence[Any] | None = None
+) -> None:
+    """What ``gradients`` gave of both agrees, as ``compare`` means it."""
+    if not mine or not theirs:
+        return
+    exact = truth or [None] * len(theirs)
+    for x, y, t in zip(mine, theirs, exact, strict=True):
         # An unused input has no gradient, or one of zeros.
         if x is not None and y is not None:
-            compare(x, y)
+            compare(x, y, t)
         else:
-            assert all(t is None or not t.any() for t in (x, y)), "a gradient that is not there"
+            assert all(g is None or not g.any() for g in (x, y)), "a gradient that is not there"
 
 
 def report_progress(done: int, of: int) -> None:

@@ -22,6 +22,7 @@ from tests.suites.isolated import (
     command,
     compare,
     compare_gradients,
+    gradients,
 )
 
 if TYPE_CHECKING:
@@ -115,16 +116,28 @@ def _check_sample(op: Any, sample: Any, options: dict[str, Any], grads: bool) ->
         given, args, kwargs = pytree.tree_unflatten(values, spec)
         return op.get_op()(given, *args, **kwargs)
 
-    def tensors() -> list[Any]:
-        return [leaves[i].detach().clone().requires_grad_(leaves[i].requires_grad) for i in places]
+    def tensors(*, double: bool = False) -> list[Any]:
+        given = []
+        for leaf in (leaves[i] for i in places):
+            wide = double and leaf.dtype is torch.float32
+            value = leaf.detach().clone().to(torch.float64 if wide else leaf.dtype)
+            given.append(value.requires_grad_(leaf.requires_grad))
+        return given
 
     torch._dynamo.reset()
     run = torch.compile(function, backend="pruner", dynamic=False, options=options)
     mine, theirs = tensors(), tensors()
     got, expected = run(*mine), function(*theirs)
-    compare(got, expected)
-    if grads:
-        compare_gradients((got, mine), (expected, theirs))
+    found = [gradients(got, mine), gradients(expected, theirs)] if grads else [[], []]
+    try:
+        compare(got, expected)
+        compare_gradients(*found)
+    except AssertionError:
+        # Who is right? Eager's layer normalisation of one element is not exactly zero, for one.
+        exact = tensors(double=True)
+        truth = function(*exact)
+        compare(got, expected, truth)
+        compare_gradients(*found, gradients(truth, exact) if grads else None)
     report = torch_pruner.last_report()
     return report is not None and any(g.ops_compiled for g in report.graphs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -100,3 +101,15 @@ def test_weights_are_trained_and_ranked_by(pool) -> None:
     assert np.array_equal(weights.flat, again.flat)
     assert weights.updates == 3
     assert len(train._features(pool)) == len(pool.results)
+
+
+def test_what_was_measured_twice_is_asked_for_its_first_times(pool) -> None:
+    """The best was unlucky at first, and the second best is then taken for it."""
+    order = np.argsort([r.latency_s for r in pool.results], kind="stable")
+    best, second = (pool.results[i] for i in order[:2])
+    slow = MeasureResult(best.candidate, MeasureStatus.OK, (2 * second.latency_s,))
+    twice = dataclasses.replace(pool, earlier={best.candidate: slow})
+    first, five = train._top(twice, train._measured_before)
+    assert first == pytest.approx(best.latency_s / second.latency_s)
+    assert first <= five <= 1.0
+    assert train._top(pool, train._measured_before) == [1.0, 1.0]

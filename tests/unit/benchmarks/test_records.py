@@ -38,6 +38,7 @@ def test_a_killed_run_costs_a_line_and_a_repeated_candidate_counts_once(tmp_path
     found, damaged = records.read([path])
     assert damaged == 1
     assert found[0].results == [result(1, 1e-6)]
+    assert found[0].earlier == {result(1, 2e-6).candidate: result(1, 2e-6)}
 
 
 def test_a_workload_is_on_one_side_of_a_split_only() -> None:
