@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.tuner.cost_model.pacm import STEPS, PatternAwareModel
 from torch_pruner.tuner.cost_model.training import ADAPTING, Adam
+from torch_pruner.tuner.cost_model.trust import Trust
 from torch_pruner.tuner.cost_model.weights import Weights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner.tuner.cost_model.base import Array
     from torch_pruner.tuner.cost_model.network import Numbers
+    from torch_pruner.tuner.cost_model.pattern import Patterns
 
 MOMENTUM = 0.99  # of the siamese model, as in the paper
 
@@ -47,6 +52,8 @@ class MomentumModel(PatternAwareModel):
             self._flat, self._scaling = weights.flat.copy(), weights.scaling
             self._updates = weights.updates
             self._optimiser = Adam(ADAPTING)
+        if not learn:
+            self._trust = Trust(share=1.0)
         self._siamese = self._flat.copy()
         self._changed = False
 
@@ -60,6 +67,9 @@ class MomentumModel(PatternAwareModel):
         if self._scaling is None:
             raise ValueError("nothing was trained yet")
         return Weights(self._siamese.copy(), self._scaling, self._updates)
+
+    def _judge(self, found: Sequence[tuple[Patterns, Array]]) -> bool:
+        return self.learns and super()._judge(found)
 
     def _learn(self, workload: str) -> bool:
         if not self.learns:

@@ -19,11 +19,13 @@ from torch_pruner.tuner.cost_model.features import decisions_of, seconds_of
 from torch_pruner.tuner.cost_model.pattern import patterns
 from torch_pruner.tuner.cost_model.residual import ResidualModel
 from torch_pruner.tuner.cost_model.training import ONLINE, Adam, Scaling, TaskList, train_step
+from torch_pruner.tuner.cost_model.trust import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_pruner.task import MeasureResult, Task
+    from torch_pruner.tuner.cost_model.pattern import Patterns
     from torch_pruner.tuner.sketch.base import Sketch
 
 MIN_MEASURED = 12  # in all, before the network is trained
@@ -44,7 +46,8 @@ class PatternAwareModel(CostModel):
         self._lists: dict[str, TaskList] = {}
         self._steps = steps
         self._local = ResidualModel(self._log_seconds) if local else None
-        self._trained = 0  # how often the parameters have changed
+        self._trust = Trust()
+        self._trained = 0  # how often what is predicted has changed
         self._fitted: dict[str, int] = {}  # for which parameters a task's regression holds
 
     def predict(self, task: Task, sketch: Sketch, decisions: Decisions) -> Array:
@@ -58,18 +61,37 @@ class PatternAwareModel(CostModel):
     def update(
         self, task: Task, sketches: Sequence[Sketch], results: Sequence[MeasureResult]
     ) -> None:
+        found = []
         for sketch in sketches:
             own = [r for r in results if r.candidate.sketch == sketch.name]
             if own:
                 decisions = decisions_of(sketch, (r.candidate for r in own))
-                self._lists.setdefault(task.workload, TaskList()).add(
-                    patterns(task, sketch, decisions), seconds_of(own)
-                )
-        if self._learn(task.workload):
+                seen, seconds = patterns(task, sketch, decisions), seconds_of(own)
+                self._lists.setdefault(task.workload, TaskList()).add(seen, seconds)
+                found.append((seen, np.array(seconds)))
+        judged = self._judge(found)
+        if self._learn(task.workload) or judged:
             self._trained += 1
         if self._local is not None:
             self._local.update(task, sketches, results)
             self._fitted[task.workload] = self._trained
+
+    def _judge(self, found: Sequence[tuple[Patterns, Array]]) -> bool:
+        """Ask how well the network would have done on new results; whether its share changes."""
+        before = self._trust.share
+        if self._scaling is not None and found:
+            prior = np.concatenate([p.prior for p, _ in found])
+            score = np.concatenate([self._score(p) for p, _ in found])
+            seconds = np.concatenate([s for _, s in found])
+            good = np.isfinite(seconds)
+            self._trust.judge(prior[good], score[good], np.log(seconds[good]))
+        return self._trust.share != before
+
+    def _score(self, found: Patterns) -> Array:
+        """The network's correction of the logarithm of the latency, bounded."""
+        assert self._scaling is not None
+        score = network.forward(self._flat, self._scaling.batch(found))
+        return np.asarray(np.clip(score, -BOUND, BOUND), dtype=np.float64)
 
     def _learn(self, workload: str) -> bool:
         """Train on what there is, the task with news in every batch; whether anything changed."""
@@ -88,8 +110,7 @@ class PatternAwareModel(CostModel):
 
     def _log_seconds(self, task: Task, sketch: Sketch, decisions: Decisions) -> Array:
         """The draft model's logarithm of the seconds, less the network's correction."""
-        if self._scaling is None or not len(decisions):
+        if self._scaling is None or not len(decisions) or not self._trust.share:
             return log_latency(sketch, decisions)
         found = patterns(task, sketch, decisions)
-        score = network.forward(self._flat, self._scaling.batch(found))
-        return np.asarray(-found.prior - np.clip(score, -BOUND, BOUND))
+        return np.asarray(-found.prior - self._trust.share * self._score(found))
