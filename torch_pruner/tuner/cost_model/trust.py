@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_pruner.tuner.cost_model.ranking import lambda_rank
+
 if TYPE_CHECKING:
     from torch_pruner.tuner.cost_model.base import Array
 
@@ -26,16 +28,13 @@ class Trust:
     def judge(self, prior: Array, correction: Array, log_seconds: Array) -> None:
         """Take in candidates of one task: scores, corrections and measured logarithms (n,).
 
-        Only differences within a task count. Fewer than two say nothing.
+        Judged by how they would have been ranked. Fewer than two say nothing.
         """
         if len(prior) < 2:
             return
-        wanted = _centred(-log_seconds - prior)
-        given = _centred(correction)
-        off = wanted[None, :] - SHARES[:, None] * given[None, :]
-        self._loss = FORGET * self._loss + (off**2).mean(axis=1)
+        labels = np.exp(log_seconds.min() - log_seconds)
+        scores = prior[None, :] + SHARES[:, None] * correction[None, :]
+        mask = np.ones((1, len(prior)), dtype=bool)
+        loss = [lambda_rank(own[None], labels[None], mask)[0] for own in scores]
+        self._loss = FORGET * self._loss + np.array(loss)
         self.share = float(SHARES[int(np.argmin(self._loss))])
-
-
-def _centred(values: Array) -> Array:
-    return np.asarray(values - values.mean())
