@@ -51,38 +51,39 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def collect(task: Task, options: argparse.Namespace, executor: MeasureExecutor, path: Path) -> int:
-    """Measures what is missing of one task; returns how many candidates that were."""
+    """Measures one task unless it is whole; returns how many candidates that were."""
     known, _ = records.read([path])
     wanted = records.Measured(task, executor.device.digest())
     mine = next((m for m in known if m.key == wanted.key), None)
     if mine is None:
         records.append(path, [records.task_line(task, executor.device)])
-    done = {r.candidate for r in mine.results} if mine else set()
-    missing = candidates(task, options)
-    if done.issuperset(missing):  # else all anew: times of two runs are not on one scale
-        missing = []
     from torch_pruner.task import MeasureInput
 
-    results = list(mine.results) if mine and not missing else []
-    executor.evaluator = replace(executor.evaluator, repeat=REPEATS)
-    for at in range(0, len(missing), BATCH):
-        some = executor.measure([MeasureInput(task, c) for c in missing[at : at + BATCH]])
-        records.append(path, [records.result_line(task, executor.device, r) for r in some])
-        results += some
+    def measured(some: Sequence[Candidate], repeats: int) -> list[MeasureResult]:
+        executor.evaluator = replace(executor.evaluator, repeat=repeats)
+        found = executor.measure([MeasureInput(task, c) for c in some])
+        records.append(path, [records.result_line(task, executor.device, r) for r in found])
+        return found
+
+    asked, known_results = candidates(task, options), mine.results if mine else []
+    whole = {r.candidate for r in known_results}.issuperset(asked)
+    if whole and not finalists(known_results, options.finalists):
+        return 0
+    results: list[MeasureResult] = []  # all anew: times of two runs are not on one scale
+    for at in range(0, len(asked), BATCH):
+        results += measured(asked[at : at + BATCH], REPEATS)
     if last := finalists(results, options.finalists):
-        executor.evaluator = replace(executor.evaluator, repeat=FINAL_REPEATS)
-        some = executor.measure([MeasureInput(task, c) for c in last])
-        records.append(path, [records.result_line(task, executor.device, r) for r in some])
-    return len(missing)
+        measured(last, FINAL_REPEATS)
+    return len(asked)
 
 
 def finalists(results: Sequence[MeasureResult], count: int) -> list[Candidate]:
     """The ``count`` best, or nobody where as many were timed more often before."""
     from torch_pruner.task import MeasureStatus
 
-    raced = sum(len(r.run_secs) > REPEATS for r in results)
+    often = sum(len(r.run_secs) > REPEATS for r in results)
     good = sorted((r for r in results if r.status is MeasureStatus.OK), key=lambda r: r.latency_s)
-    return [r.candidate for r in good[:count]] if raced < min(count, len(good)) else []
+    return [r.candidate for r in good[:count]] if often < min(count, len(good)) else []
 
 
 def candidates(task: Task, options: argparse.Namespace) -> list[Candidate]:

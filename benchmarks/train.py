@@ -10,6 +10,7 @@ were timed twice, their first times are asked for, too: no model can be expected
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     steps = [f"best@{FIRST + BATCH * i}" for i in range(BATCHES + 1)]
     print(tables.markdown(["held-out tasks", "top-1", "top-5", *steps], text))
-    write_json(options.data, {"records": count, "tasks": len(pools), "models": rows})
+    again = timed_again(pools)
+    print("second times over first:", ", ".join(f"{k} {v:.3f}" for k, v in again.items()))
+    content = {"records": count, "tasks": len(pools), "second over first": again, "models": rows}
+    write_json(options.data, content)
     if options.out:
         weights = train(pools, options.steps, options.seed)
         Path(options.out).write_bytes(weights.to_bytes())
@@ -207,6 +211,20 @@ def _measured_before(pool: Pool) -> np.ndarray:
     """Of every candidate, the first time that it was measured."""
     first = [pool.earlier.get(r.candidate, r) for r in pool.results]
     return -np.array([r.latency_s for r in first])
+
+
+def timed_again(pools: Sequence[Pool]) -> dict[str, float]:
+    """Second times over first ones: geometric mean, median, spread of the logarithm, how many."""
+    ratios = [
+        math.log(r.latency_s / first.latency_s)
+        for pool in pools
+        for r in pool.results
+        if (first := pool.earlier.get(r.candidate)) and first.run_secs and r.run_secs
+    ]
+    some = np.array(ratios or [0.0])
+    mean, median = np.exp(some.mean()), np.exp(np.median(some))
+    found = {"mean": float(mean), "median": float(median), "spread": float(some.std())}
+    return {**found, "times": len(ratios)}
 
 
 def best_after(pools: Sequence[Pool], model: CostModel, seed: int) -> list[list[float]]:

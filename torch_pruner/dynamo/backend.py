@@ -16,11 +16,11 @@ from torch import fx
 from torch_pruner import exc, log
 from torch_pruner.compiler import captured
 from torch_pruner.config import Config
-from torch_pruner.dynamo import captures, ranks, reports, saved, sizes, torch_cache
+from torch_pruner.dynamo import captures, graphs, ranks, reports, saved, sizes, torch_cache
 from torch_pruner.dynamo.decompositions import decomposition_table
 from torch_pruner.dynamo.devices import platform_of
 from torch_pruner.dynamo.ends import Ends
-from torch_pruner.dynamo.graphs import boxed, label_of, locked_build, next_name, outputs, restored
+from torch_pruner.dynamo.graphs import boxed, label_of, next_name, outputs, restored
 from torch_pruner.dynamo.torch_cache import SavedCall
 from torch_pruner.log import PhaseTimer
 
@@ -161,7 +161,7 @@ def _compile_aten(
         call = _sized(gm, example_inputs, ends, config, label, timer, again=again)
         return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
     return _or_eager(
-        lambda: locked_build(gm, example_inputs, ends, config, label, timer, described),
+        lambda: graphs.build(gm, example_inputs, ends, config, label, timer, described),
         lambda: SavedCall(why="a graph that eager runs", kind=kind, call=boxed(gm)),
         label,
         config,
@@ -193,7 +193,7 @@ def _sized(
         def build() -> SavedCall:
             graph = sizes.with_sizes(gm, args)
             given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
-            return locked_build(graph, given, ends, using, name, timer)
+            return graphs.build(graph, given, ends, using, name, timer)
 
         return _or_eager(build, lambda: boxed(gm), name, using)
 
@@ -210,7 +210,7 @@ def _sized(
 
     def general() -> Any:
         def build() -> SavedCall:
-            return locked_build(gm, example_inputs, ends, drafted, label, PhaseTimer())
+            return graphs.build(gm, example_inputs, ends, drafted, label, PhaseTimer())
 
         return spared(lambda: _or_eager(build, lambda: boxed(gm), label, drafted))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch_pruner import exc, log
 from torch_pruner.compiler import captured, verdicts
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.ends import Ends
 
 _counter = itertools.count()
-_compile_lock = (
-    threading.RLock()
-)  # one compilation at a time: two would disturb each other's timing
+_compile_lock = threading.RLock()
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 def next_name() -> str:
@@ -48,7 +50,19 @@ def label_of(name: str, kind: str) -> str:
     return name if kind == "inference" else f"{name}.{kind}"
 
 
-def locked_build(
+def _one_at_a_time(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Two compilations at once would disturb each other's timing."""
+
+    @functools.wraps(function)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> Result:
+        with _compile_lock:
+            return function(*args, **kwargs)
+
+    return locked
+
+
+@_one_at_a_time
+def build(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     ends: Ends,
@@ -57,19 +71,7 @@ def locked_build(
     timer: PhaseTimer,
     described: str | None = None,
 ) -> SavedCall:
-    with _compile_lock:
-        return _build(gm, example_inputs, ends, config, label, timer, described)
-
-
-def _build(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    ends: Ends,
-    config: Config,
-    label: str,
-    timer: PhaseTimer,
-    described: str | None,
-) -> SavedCall:
+    """The call of an ATen graph. ``described``: under which name to keep what was captured."""
     kind, static, mutated = ends.kind, ends.static, ends.mutated
     if not outputs(gm):
         return SavedCall(why="an empty graph", kind=kind, call=boxed(gm))
@@ -139,6 +141,7 @@ def _compared(
     )  # fmt: skip
 
 
+@_one_at_a_time
 def restored(
     given: SavedCall, *, config: Config, name: str, timer: PhaseTimer
 ) -> Callable[[list[Any]], list[Any]]:
@@ -148,26 +151,23 @@ def restored(
     """
     assert given.blob is not None
     label = label_of(name, given.kind)
-    with _compile_lock:
-        with timer.phase("lower"):
-            program = saved.loads(given.blob)
-            platform = platform_of(program.device, config)
-            compiler = platform.compiler(config, timer)
-            # New kernels have to be compared with eager, for which there has to be a graph.
-            asked = config.check == "first-call"
-            compiler.may_tune = not asked
-            try:
-                built = build_graph(
-                    program, compiler, platform, fallback=config.fallback, name=label
-                )
-            except exc.CacheMiss as err:
-                if asked:
-                    raise torch_cache.NotUsableError(str(err)) from err
-                raise
-        compared = asked and built.compiled
-        if compared and not verdicts.remembered(compiler, _proof(given.blob), built.compiled):
-            raise torch_cache.NotUsableError(f"{label} was not compared with eager yet")
-        reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
+    with timer.phase("lower"):
+        program = saved.loads(given.blob)
+        platform = platform_of(program.device, config)
+        compiler = platform.compiler(config, timer)
+        # New kernels have to be compared with eager, for which there has to be a graph.
+        asked = config.check == "first-call"
+        compiler.may_tune = not asked
+        try:
+            built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
+        except exc.CacheMiss as err:
+            if asked:
+                raise torch_cache.NotUsableError(str(err)) from err
+            raise
+    compared = asked and built.compiled
+    if compared and not verdicts.remembered(compiler, _proof(given.blob), built.compiled):
+        raise torch_cache.NotUsableError(f"{label} was not compared with eager yet")
+    reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
     return built.call
 
 

@@ -63,6 +63,19 @@ def test_a_task_that_was_interrupted_is_measured_anew(options) -> None:
     assert len(second.again) == 5
 
 
+def test_a_task_without_its_finals_is_measured_anew(options) -> None:
+    """The next process has another scale: its finals would not compare with these times."""
+    settings, path = options
+    first = Executor()
+    settings.finalists = 0
+    count = collect.collect(TASK, settings, first, path)
+    settings.finalists = 5
+    second = Executor()
+    assert collect.collect(TASK, settings, second, path) == count
+    assert len(second.asked) == count
+    assert len(second.again) == 5
+
+
 def test_failures_are_no_finalists() -> None:
     bad = MeasureResult(fakes.candidate(tag=1), MeasureStatus.TIMEOUT)
     good = MeasureResult(fakes.candidate(tag=2), MeasureStatus.OK, (1.0,))

@@ -113,3 +113,6 @@ def test_what_was_measured_twice_is_asked_for_its_first_times(pool) -> None:
     assert first == pytest.approx(best.latency_s / second.latency_s)
     assert first <= five <= 1.0
     assert train._top(pool, train._measured_before) == [1.0, 1.0]
+    again = train.timed_again([twice, pool])
+    assert again["times"] == 1
+    assert again["mean"] == again["median"] == pytest.approx(best.latency_s / slow.latency_s)

@@ -130,6 +130,11 @@ def test_every_worker_builds_the_anchor_once(machine) -> None:
     assert machine.worker.built == [0]
 
 
+def test_nobody_builds_an_anchor_for_a_race(machine) -> None:
+    machine.executor._feed(machine.worker, batch_of(1, race=9))
+    assert [m["jobs"][0]["job"] for m in machine.worker.process.sent] == [0]
+
+
 def test_times_of_a_slow_moment_are_put_right(machine) -> None:
     batch, worker, job = batch_of(1), machine.worker, machine.anchor.job
     worker.anchors[job] = True

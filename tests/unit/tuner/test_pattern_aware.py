@@ -306,6 +306,21 @@ def test_offline_nothing_is_trained() -> None:
     assert not model.changed
 
 
+def test_weights_from_elsewhere_are_believed_only_once_they_have_proved_right() -> None:
+    given = trained(MomentumModel(0)).weights()
+    sketch, task = fakes.FakeSketch(), fakes.make_task()
+    points = points_of(sketch, 20, 9)
+    plain = AnalyticModel().predict(task, sketch, points)
+    adapted = MomentumModel(1, given, local=False)
+    np.testing.assert_array_equal(adapted.predict(task, sketch, points), plain)
+    fixed = MomentumModel(1, given, learn=False, local=False).predict(task, sketch, points)
+    assert np.abs(fixed - plain).max() > 0.01
+    seen = results_of(sketch, points_of(sketch, 8, 3))
+    adapted.update(task, [sketch], seen)  # the order of which the weights know from before
+    assert adapted._trust.share > 0
+    assert np.abs(adapted.predict(task, sketch, points) - plain).max() > 0.01
+
+
 def test_without_training_there_is_nothing_to_keep() -> None:
     with pytest.raises(ValueError, match="nothing was trained"):
         MomentumModel(0).weights()

@@ -280,7 +280,8 @@ class LocalExecutor(MeasureExecutor):
                 worker.owes.append(name)
             if fresh:
                 worker.process.send(task_message(name, task, self.seed))
-            self._feed_anchor(worker, name)
+            if not batch.race:
+                self._feed_anchor(worker, name)
             worker.owes.append(job)
             jobs = [{"job": job, "candidate": batch.inputs[job].candidate.to_json()}]
             worker.process.send({"cmd": "build", "task": name, "jobs": jobs})
