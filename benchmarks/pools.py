@@ -36,6 +36,7 @@ class Pool:
     sketches: Mapping[str, Sketch]
     results: Sequence[MeasureResult]
     earlier: Mapping[Candidate, MeasureResult] = field(default_factory=dict)  # see ``Measured``
+    device: str = ""  # its name, for people
 
     @property
     def best_s(self) -> float:
@@ -66,7 +67,9 @@ def pool_of(measured: records.Measured) -> Pool | None:
         if sketch and set(dict(result.candidate.decisions)) == set(sketch.names):
             known.append(result)
     good = sum(r.status is MeasureStatus.OK for r in known)
-    return Pool(measured.task, sketches, known, measured.earlier) if good >= LEAST else None
+    if good < LEAST:
+        return None
+    return Pool(measured.task, sketches, known, measured.earlier, measured.device_name)
 
 
 def replay(pools: Sequence[Pool], model: CostModel, seed: int, turns: int) -> list[list[float]]:

@@ -35,6 +35,7 @@ class Measured:
     device: str
     results: list[MeasureResult] = field(default_factory=list)
     earlier: dict[Candidate, MeasureResult] = field(default_factory=dict)
+    device_name: str = ""
 
     @property
     def key(self) -> str:
@@ -107,7 +108,7 @@ def _take(line: dict[str, Any], found: dict[str, Measured]) -> None:
         task = Task(str(line["name"]), spec, target, int(line["threads"]))
         if task.workload != line["workload"]:
             raise ValueError("the kernel graph is not the one that was measured")
-        measured = Measured(task, str(line["device"]))
+        measured = Measured(task, str(line["device"]), device_name=str(line["device_name"]))
         found.setdefault(measured.key, measured)
         return
     run_secs = tuple(float(s) for s in line["run_secs"])

@@ -35,7 +35,7 @@ from benchmarks.rows import refresh
 from benchmarks.timing import code_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch_pruner.task import Candidate, Task
     from torch_pruner.tuner.measure.base import MeasureExecutor
@@ -47,10 +47,29 @@ NETWORKS_OF_THE_ISSUE = ["bert_tiny", "resnet50", "mobilenet_v2"]
 FIRST, BATCH = 4, 8
 AGAIN_REPEATS = 9
 # What a search of one task runs; how graphs become tasks shows in their workloads.
-SEARCHED = tuple(
-    f"torch_pruner/{part}"
-    for part in ("codegen", "graph", "tuner", "task.py", "target.py", "fingerprint.py")
+SEARCHED = (
+    *(f"torch_pruner/{part}" for part in ("codegen", "graph")),
+    *(f"torch_pruner/{part}.py" for part in ("task", "target", "fingerprint")),
+    *(f"torch_pruner/tuner/{part}" for part in ("measure", "search", "sketch")),
+    *(f"torch_pruner/tuner/cost_model/{part}.py" for part in ("base", "features")),
 )
+MODELS = {  # and of the cost models; any other needs all of them
+    "": ("analytic",),
+    "analytic": ("analytic",),
+    "residual": ("analytic", "residual"),
+    "moa": ("analytic", "residual"),  # as long as it has no weights
+}
+
+
+def parts_of(searches: Sequence[str]) -> tuple[str, ...]:
+    """The parts of the package that these searches run."""
+    models: set[str] = set()
+    for name in searches:
+        model = name.partition("/")[2]
+        if model not in MODELS:
+            return (*SEARCHED, "torch_pruner/tuner/cost_model")
+        models.update(MODELS[model])
+    return (*SEARCHED, *(f"torch_pruner/tuner/cost_model/{m}.py" for m in sorted(models)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,15 +244,19 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="search-") as folder:
         file = Path(folder) / "tasks.jsonl"
         plans = list(_plans(options, file))
-        content = refresh(options.data, plans, produce, force=options.force, parts=SEARCHED)
+        parts = parts_of(options.searches)
+        content = refresh(options.data, plans, produce, force=options.force, parts=parts)
     _render(content, options)
     return 0 if all(content["rows"][p.key]["status"] == "ok" for p in plans) else 1
 
 
 def _render(content: dict[str, Any], options: argparse.Namespace) -> None:
     """The page and the picture of the rows that the present code made."""
-    code = code_identity(SEARCHED)
-    rows = {key: row for key, row in content["rows"].items() if row["code"] == code}
+    rows = {
+        key: row
+        for key, row in content["rows"].items()
+        if row["code"] == code_identity(parts_of(row["settings"]["searches"]))
+    }
     if len(rows) < len(content["rows"]):
         print(f"{len(content['rows']) - len(rows)} rows of other code are left out")
     content = {**content, "rows": rows}

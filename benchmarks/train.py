@@ -4,7 +4,7 @@ Whole workloads are held out, each in one of ``--folds`` parts, so every task is
 that have not seen it. Top-k is the best latency over the best among the k that a model likes most;
 best-after-n follows a search that measures eight at a time and lets the model learn. Where the best
 were timed twice, their first times are asked for, too: no model can be expected to know more. With
-``--out``, weights trained on everything are written.
+``--out``, weights trained on everything are written, and beside them their data card.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import records, tables
+from benchmarks import card, records, tables, timing
 from benchmarks.arguments import write_json
 from benchmarks.pools import BATCH, FIRST, Pool, load, replay
 from torch_pruner.tuner.cost_model import network
@@ -25,7 +25,7 @@ from torch_pruner.tuner.cost_model.analytic import AnalyticModel
 from torch_pruner.tuner.cost_model.features import decisions_of
 from torch_pruner.tuner.cost_model.moa import MomentumModel
 from torch_pruner.tuner.cost_model.pacm import PatternAwareModel
-from torch_pruner.tuner.cost_model.pattern import patterns
+from torch_pruner.tuner.cost_model.pattern import VERSION, patterns
 from torch_pruner.tuner.cost_model.residual import ResidualModel
 from torch_pruner.tuner.cost_model.training import (
     MAX_LISTED,
@@ -62,16 +62,31 @@ def main(arguments: list[str] | None = None) -> int:
         for name, row in rows.items()
     ]
     steps = [f"best@{FIRST + BATCH * i}" for i in range(BATCHES + 1)]
-    print(tables.markdown(["held-out tasks", "top-1", "top-5", *steps], text))
+    table = tables.markdown(["held-out tasks", "top-1", "top-5", *steps], text)
+    print(table)
     again = timed_again(pools)
     print("second times over first:", ", ".join(f"{k} {v:.3f}" for k, v in again.items()))
     content = {"records": count, "tasks": len(pools), "second over first": again, "models": rows}
     write_json(options.data, content)
     if options.out:
-        weights = train(pools, options.steps, options.seed)
-        Path(options.out).write_bytes(weights.to_bytes())
-        print(f"weights of {count} records in {options.out}")
+        out = Path(options.out)
+        out.write_bytes(train(pools, options.steps, options.seed).to_bytes())
+        out.with_suffix(".md").write_text(_card(pools, options, out, table if rows else ""))
+        print(f"weights of {count} records in {out}, their card in {out.with_suffix('.md')}")
     return 0
+
+
+def _card(pools: Sequence[Pool], options: argparse.Namespace, weights: Path, table: str) -> str:
+    settings = ("steps", "seed", "folds", "seeds")
+    flags = " ".join(f"--{name} {getattr(options, name)}" for name in settings)
+    made = {
+        "model": f"pattern-aware network, {network.SIZE} parameters, features {VERSION}",
+        "command": f"`python -m benchmarks.train RECORDS ... {flags} --out {weights.name}`",
+        "records by": "`python -m benchmarks.collect`",
+        "on": timing.machine_line(timing.machine()),
+        "license": "as the package: Apache-2.0",
+    }
+    return card.render(pools, weights.read_bytes(), made, table)
 
 
 def _cells(values: Sequence[float], width: int) -> list[str]:

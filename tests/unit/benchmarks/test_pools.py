@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 
 import numpy as np
 import pytest
 
-from benchmarks import draft, pools, train, transfer
+from benchmarks import card, draft, pools, train, transfer
 from benchmarks.records import Measured
 from tests import fakes
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
+from torch_pruner.tuner.cost_model.weights import Weights
 from torch_pruner.tuner.search.space import SketchSpace
 from torch_pruner.tuner.sketch import sketches_for
 
@@ -116,3 +118,25 @@ def test_what_was_measured_twice_is_asked_for_its_first_times(pool) -> None:
     again = train.timed_again([twice, pool])
     assert again["times"] == 1
     assert again["mean"] == again["median"] == pytest.approx(best.latency_s / slow.latency_s)
+
+
+def test_weights_come_with_a_card(pool, tmp_path, monkeypatch) -> None:
+    other = dataclasses.replace(pool, device="A processor")
+    monkeypatch.setattr(train, "load", lambda _paths: ([other], 0))
+    out = tmp_path / "llvm.safetensors"
+    assert train.main(["records.jsonl", "--folds", "1", "--steps", "2", "--out", str(out)]) == 0
+    weights = out.read_bytes()
+    assert Weights.from_bytes(weights).updates == 2
+    text = out.with_suffix(".md").read_text()
+    assert hashlib.sha256(weights).hexdigest() in text
+    assert "--steps 2" in text
+    assert f"| A processor | {TASK.target.mcpu} | 2 | 1 | 100 |" in text
+    assert "Tasks: linear." in text
+    assert "held out" not in text
+
+
+def test_long_lists_of_names_are_broken() -> None:
+    text = card._wrapped([f"matmul_{n}" for n in range(40)])
+    assert max(map(len, text.splitlines())) <= card.WIDTH
+    assert text.count(",") == 39
+    assert text.endswith("matmul_39.")

@@ -33,6 +33,7 @@ def row() -> dict[str, Any]:
         "status": "ok",
         "error": "",
         "commit": "older",
+        "settings": {"searches": ["draft-verify/moa", "random/random"]},
         "name": "conv",
         "threads": 2,
         "searches": [
@@ -97,16 +98,29 @@ def test_the_page_names_every_run_and_every_failure(row) -> None:
 def test_what_is_rendered_are_rows_of_the_present_code(row, tmp_path, monkeypatch, capsys) -> None:
     from benchmarks import search
 
-    monkeypatch.setattr(search, "code_identity", lambda _parts: "now")
+    monkeypatch.setattr(search, "code_identity", lambda parts: f"now {len(parts)}")
     data, page = tmp_path / "search.json", tmp_path / "search.md"
     machine = {
         "cpu": "a CPU", "gpu": None, "cores": 2, "threads": 2, "versions": {"torch": "2"},
         "commit": "abc", "date": "today",
     }  # fmt: skip
     old = {**row, "name": "pool", "code": "before"}
-    content = {"machine": machine, "rows": {"conv": {**row, "code": "now"}, "pool": old}}
+    now = f"now {len(search.parts_of(row['settings']['searches']))}"
+    content = {"machine": machine, "rows": {"conv": {**row, "code": now}, "pool": old}}
     data.write_text(json.dumps(content))
     assert search.main(["--render", "--data", str(data), "--out", str(page)]) == 0
     assert "| conv |" in page.read_text()
     assert "| pool |" not in page.read_text()
     assert "1 rows of other code are left out" in capsys.readouterr().out
+
+
+def test_a_search_names_the_code_that_it_runs() -> None:
+    from benchmarks import search
+    from benchmarks.timing import ROOT
+
+    own, learned = search.parts_of(["draft-verify/moa"]), search.parts_of(["draft-verify/pacm"])
+    assert "torch_pruner/tuner/cost_model" in learned
+    assert "torch_pruner/tuner/cost_model/residual.py" in own
+    assert "torch_pruner/tuner/cost_model" not in own
+    assert "torch_pruner/tuner/cost_model/residual.py" not in search.parts_of(["tune_tir"])
+    assert all((ROOT / part).exists() for part in {*own, *learned})
