@@ -10,7 +10,7 @@ its own, each search with workers of its own that are up when the clock starts. 
 they come. Needs the extra ``search``.
 
 ``--searches draft-verify/moa,tune_tir`` adds MetaSchedule driven by its own code, with its builder
-and its runner.
+and its runner; ``undrafted/residual`` lets a cost model choose among points drawn at random.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 REFERENCE = "metaschedule"
 UNTOUCHED = "tune_tir"
+UNDRAFTED = "undrafted"
 NETWORKS_OF_THE_ISSUE = ["bert_tiny", "resnet50", "mobilenet_v2"]
 FIRST, BATCH = 4, 8
 AGAIN_REPEATS = 9
@@ -196,7 +197,12 @@ def strategy_for(name: str, seed: int) -> SearchStrategy:
     from torch_pruner.tuner import make_cost_model, make_strategy
 
     strategy, _, model = name.partition("/")
-    return make_strategy(strategy, make_cost_model(model or "analytic", seed), seed)
+    cost_model = make_cost_model(model or "analytic", seed)
+    if strategy == UNDRAFTED:
+        from torch_pruner.tuner.search.draft_verify import DraftThenVerify
+
+        return DraftThenVerify(make_cost_model("random", seed), cost_model)
+    return make_strategy(strategy, cost_model, seed)
 
 
 def _generator(seed: int, task: Task) -> Any:

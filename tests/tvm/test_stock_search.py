@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from tests import fakes
-from torch_pruner.task import Candidate
+from torch_pruner.graph.ir import Builder
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate, Task
 
 pytestmark = pytest.mark.tvm
 
@@ -27,3 +30,21 @@ def test_what_it_finds_is_a_candidate_of_ours() -> None:
     for event in found["events"]:
         assert Candidate.from_json(event["candidate"]).digest == event["digest"]
         assert math.isfinite(again[event["digest"]])
+
+
+def test_a_convolution_is_searched_with_its_epilogue() -> None:
+    """Its rules raise for an epilogue that they can neither inline nor move into the tiles."""
+    from torch_pruner.tuner import make_cost_model, make_strategy
+
+    b = Builder()
+    x = b.input(0, (1, 16, 14, 14), "float32")
+    w = b.input(1, (32, 16, 3, 3), "float32", static=True)
+    same = {"stride": (1, 1), "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1), "groups": 1}
+    y = b.append("conv", (x, w), (1, 32, 14, 14), "float32", **same)
+    for k, op in ((2, "mul"), (3, "add")):
+        one = b.reshape(b.input(k, (32,), "float32", static=True), (32, 1, 1))
+        y = b.pointwise(op, y, one)
+    spec = b.finish([b.permute(b.pointwise("relu", y), (0, 2, 3, 1))])
+    task = Task("conv", spec, TargetSpec.detect(2), 2)
+    strategy = make_strategy("metaschedule", make_cost_model("random"), 0)
+    strategy.start(task, [], rng=np.random.default_rng(0))  # its whole space is made here

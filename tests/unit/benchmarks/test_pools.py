@@ -81,11 +81,21 @@ def test_transfer_counts_trials_until_the_reference_s_result() -> None:
     assert rows[transfer.REFERENCE] == {
         "trials": 1.0,
         "never": 0,
+        "tied": 1.0,
         "best": pytest.approx(math.sqrt(0.5)),
     }
     assert rows["ours"]["trials"] == pytest.approx(math.sqrt(2 / 4 * 4 / 1))
     assert rows["ours"]["never"] == 1
     assert rows["ours"]["best"] == pytest.approx((0.5 * 0.75) ** (1 / 3))
+
+
+def test_transfer_counts_trials_until_a_tie_too() -> None:
+    reference = [[9.0, 8.0, 4.1, 4.0]]
+    ours = [[9.0, 4.05, 4.05, 4.05]]
+    rows = transfer.summary({transfer.REFERENCE: reference, "ours": ours}, [4.0])
+    assert rows["ours"]["trials"] == 1.0
+    assert rows["ours"]["never"] == 1
+    assert rows["ours"]["tied"] == pytest.approx(2 / 3)
 
 
 def test_training_sees_every_record_in_parts_of_a_list_s_size(pool, monkeypatch) -> None:

@@ -124,3 +124,15 @@ def test_a_search_names_the_code_that_it_runs() -> None:
     assert "torch_pruner/tuner/cost_model" not in own
     assert "torch_pruner/tuner/cost_model/residual.py" not in search.parts_of(["tune_tir"])
     assert all((ROOT / part).exists() for part in {*own, *learned})
+
+
+def test_without_drafts_a_cost_model_ranks_points_drawn_at_random() -> None:
+    from benchmarks import search
+    from torch_pruner.tuner.cost_model.random_model import RandomModel
+    from torch_pruner.tuner.cost_model.residual import ResidualModel
+
+    strategy = search.strategy_for("undrafted/residual", 1)
+    assert isinstance(strategy.draft_model, RandomModel)
+    assert isinstance(strategy.cost_model, ResidualModel)
+    drafted = search.strategy_for("draft-verify/residual", 1)
+    assert drafted.draft_model is drafted.cost_model
