@@ -48,3 +48,15 @@ def test_a_convolution_is_searched_with_its_epilogue() -> None:
     task = Task("conv", spec, TargetSpec.detect(2), 2)
     strategy = make_strategy("metaschedule", make_cost_model("random"), 0)
     strategy.start(task, [], rng=np.random.default_rng(0))  # its whole space is made here
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int32"])
+def test_arithmetic_without_a_plain_form_is_searched_too(dtype) -> None:
+    from torch_pruner.tuner import make_cost_model, make_strategy
+
+    b = Builder()
+    y = b.pointwise("sign", b.pointwise("neg", b.input(0, (64, 64), dtype)))
+    spec = b.finish([b.pointwise("cast", b.pointwise("maximum", y, y), dtype="float32")])
+    task = Task("pointwise", spec, TargetSpec.detect(2), 2)
+    strategy = make_strategy("metaschedule", make_cost_model("random"), 0)
+    strategy.start(task, [], rng=np.random.default_rng(0))

@@ -1,14 +1,14 @@
 """Elementwise arithmetic as TVM's own front ends write it: its operators, its intrinsics.
 
-For MetaSchedule driven by its own code (``benchmarks.stock_search``), whose passes refuse the
-``Let``s of ``scalar.apply``. Rounding and the treatment of NaN are TVM's and not torch's, so no
-kernel that a user calls is made with this.
+For MetaSchedule, whose rules and passes refuse the ``Let``s of ``scalar.apply``. Rounding and the
+treatment of NaN are TVM's and not torch's, so no kernel that a user calls is made with this.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen import scalar
 from torch_pruner.codegen._tvm import Expr, T
 
 if TYPE_CHECKING:
@@ -16,17 +16,15 @@ if TYPE_CHECKING:
 
 
 def apply(op: str, args: Sequence[Expr], dtype: str) -> Expr:
-    """``op`` of ``args``, all float32 or bool, as ``dtype``.
+    """``op`` of ``args``, as ``dtype``; in the arithmetic of ``scalar`` where no form is known.
 
-    Raises:
-        NotImplementedError: No plain form of ``op`` is written down here.
+    Those known are of float32 and bool.
     """
-    if op == "cast":
-        return T.Cast(dtype, args[0])
     known = _ONE.get(op) if len(args) == 1 else _MORE.get(op)
-    if known is None or dtype not in ("float32", "bool"):
-        raise NotImplementedError(f"no plain form of {op} of {dtype}")
-    return known(*args)
+    dtypes = {dtype, *(str(a.ty.dtype) for a in args)}
+    if not dtypes <= {"float32", "bool"} or (known is None and op != "cast"):
+        return scalar.apply(op, args, dtype)
+    return T.Cast(dtype, args[0]) if known is None else known(*args)
 
 
 def _zero() -> Expr:

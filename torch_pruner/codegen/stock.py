@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def workload_module(spec: Graph, *, plain: bool = False) -> Any:
     """The module that a trace applies to, and that MetaSchedule searches.
 
-    ``plain``: with TVM's own arithmetic. A trace of either module fits the other.
+    ``plain``: with TVM's own arithmetic where it has such. A trace of either module fits the other.
     """
     apply = plain_apply if plain else scalar.apply
     return tvm.IRModule({"main": to_prim_func(spec, apply).with_attr("global_symbol", "main")})

@@ -19,6 +19,7 @@ from torch_pruner.task import MeasureInput, MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.jobs import Limits
 from torch_pruner.tuner.measure.local import LocalExecutor
+from torch_pruner.tuner.measure.process import WorkerProcess
 
 FAST = EvaluatorSpec(repeat=2, min_repeat_s=1e-4, flush_bytes=1 << 12)
 LIMITS = Limits(start_s=60, task_s=20, build_s=0.7, run_s=0.7)
@@ -122,6 +123,16 @@ def test_workers_killed_between_calls_are_replaced(executor) -> None:
     for worker in executor._workers:
         os.kill(worker.process.pid, signal.SIGKILL)
     assert [r.status for r in measure(executor, fakes.GOOD, fakes.GOOD)] == [S.OK] * 2
+
+
+def test_a_worker_that_dies_before_it_gets_its_job_loses_nothing(executor, monkeypatch) -> None:
+    measure(executor, fakes.GOOD)  # by one of two: the other has yet to hear of the task
+    for worker in executor._workers:
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process._process.wait()
+    with monkeypatch.context() as patch:  # as if they were killed a moment later
+        patch.setattr(WorkerProcess, "alive", True)
+        assert [r.status for r in measure(executor, fakes.GOOD, fakes.GOOD)] == [S.OK] * 2
 
 
 def test_a_worker_that_cannot_start_is_an_exception_with_its_words() -> None:

@@ -272,7 +272,7 @@ class LocalExecutor(MeasureExecutor):
         while batch.queue and len(worker.owes) < WINDOW:
             if not worker.owes:
                 worker.since = time.monotonic()
-            job = batch.queue.popleft()
+            job = batch.queue[0]  # and stays there if the worker dies before it is owed
             name, task = batch.names[job], batch.inputs[job].task
             fresh = name not in worker.tasks
             if fresh:
@@ -282,7 +282,7 @@ class LocalExecutor(MeasureExecutor):
                 worker.process.send(task_message(name, task, self.seed))
             if not batch.race:
                 self._feed_anchor(worker, name)
-            worker.owes.append(job)
+            worker.owes.append(batch.queue.popleft())
             jobs = [{"job": job, "candidate": batch.inputs[job].candidate.to_json()}]
             worker.process.send({"cmd": "build", "task": name, "jobs": jobs})
 
