@@ -60,7 +60,8 @@ def refresh(
             continue
         print(f"[{number}/{len(plans)}] {plan.key}: ...", end=" ", flush=True)
         machine = timing.machine()
-        row = produce(plan) | {"code": code, "commit": machine["commit"], "settings": settings}
+        made = {"code": code, "commit": machine["commit"], "cpu": machine["cpu"]}
+        row = produce(plan) | made | {"settings": settings}
         content["rows"][plan.key] = row
         content["machine"] = machine
         write_json(path, content)

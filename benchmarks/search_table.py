@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import tables, timing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 Row = dict[str, Any]
@@ -132,7 +132,7 @@ def render(content: Mapping[str, Any], data: str, picture: str | None = None) ->
     if picture:
         lines += [f"![Latency over time](./{picture.rpartition('/')[2]})", ""]
     header = ["search", "runs", "got there", "sooner", "fewer trials", "at equal time", "worst"]
-    lines += [tables.markdown(header, [_summary_line(rows, name) for name in names]), ""]
+    lines += [tables.markdown(header, list(_summaries(rows, names))), ""]
     header = ["of the time", *PHASES, "draft, verify and train"]
     lines += [tables.markdown(header, [_shares(rows, n) for n in (REFERENCE, *names)]), ""]
     header = ["task", "search", "seed", "trials", "took", "best", "reached after", "trials then"]
@@ -144,15 +144,28 @@ def render(content: Mapping[str, Any], data: str, picture: str | None = None) ->
 
 def _commits(content: Mapping[str, Any]) -> str:
     """Rows that were kept from commits before, at which the code that searches was the same."""
-    newest = content["machine"]["commit"]
-    others = dict.fromkeys(r["commit"] for r in content["rows"].values() if r["commit"] != newest)
-    return f" (rows of {', '.join(others)} kept)" if others else ""
+    machine = content["machine"]
+    kept = {}
+    for row in content["rows"].values():
+        if row["commit"] != machine["commit"]:
+            cpu = row.get("cpu", machine["cpu"])
+            kept[row["commit"] + (f" on {cpu}" if cpu != machine["cpu"] else "")] = None
+    return f" (rows of {', '.join(kept)} kept)" if kept else ""
 
 
-def _summary_line(rows: Sequence[Row], name: str) -> list[str]:
+def _summaries(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
+    """A line of each search; where rows are of several processors, one of each of them too."""
+    for name in names:
+        yield _summary_line(rows, name, name)
+        cpus = dict.fromkeys(row.get("cpu", "") for row in rows)
+        for cpu in cpus if len(cpus) > 1 else ():
+            yield _summary_line([r for r in rows if r.get("cpu", "") == cpu], name, f"on {cpu}")
+
+
+def _summary_line(rows: Sequence[Row], name: str, title: str) -> list[str]:
     of = summary(rows, name)
     return [
-        name,
+        title,
         str(of["runs"]),
         str(of["reached"]),
         _times(of["sooner"]),

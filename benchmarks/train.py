@@ -95,14 +95,23 @@ def _cells(values: Sequence[float], width: int) -> list[str]:
 
 
 def train(
-    pools: Sequence[Pool], steps: int, seed: int, *, without: Collection[str] = ()
+    pools: Sequence[Pool],
+    steps: int,
+    seed: int,
+    *,
+    without: Collection[str] = (),
+    prior: bool = True,
 ) -> Weights:
     """Weights from nothing, the rate falling to zero; every batch holds four tasks.
 
-    ``without`` names features that the network never gets to see: STATEMENT, FLOW.
+    ``without`` names features that the network never gets to see: STATEMENT, FLOW. Without
+    ``prior`` it learns to rank by itself, and not to correct the draft model.
     """
     rng, optimiser = np.random.default_rng(seed), Adam()
     lists = [_lists(pool, rng) for pool in pools]
+    if not prior:
+        for own in (own for parts in lists for own in parts):
+            own.prior = np.zeros_like(own.prior)
     scaling = _blinded(Scaling.fit(own for parts in lists for own in parts), without)
     flat, rate = network.initial(rng), optimiser.rate
     for step in range(steps):

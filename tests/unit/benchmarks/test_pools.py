@@ -77,15 +77,23 @@ def test_best1_is_the_share_of_the_best_that_was_drafted(pool) -> None:
 def test_transfer_counts_trials_until_the_reference_s_result() -> None:
     reference = [[9.0, 8.0, 8.0, 4.0], [3.0, 3.0, 3.0, 3.0], [math.inf] * 4]
     ours = [[9.0, 4.0, 4.0, 4.0], [5.0, 5.0, 5.0, 4.0], [1.0] * 4]
-    rows = transfer.summary({transfer.REFERENCE: reference, "ours": ours}, [2.0, 3.0, 1.0])
+    alone = [[9.0, 8.0, 8.0, 8.0], [3.0, 3.0, 3.0, 3.0], [math.inf] * 4]
+    curves = {
+        transfer.REFERENCE: reference,
+        "ours": ours,
+        transfer.ALONE + transfer.REFERENCE: alone,
+    }
+    rows = transfer.summary(curves, [2.0, 3.0, 1.0])
     assert rows[transfer.REFERENCE] == {
         "trials": 1.0,
         "never": 0,
         "tied": 1.0,
+        "paper": 1.0,
         "best": pytest.approx(math.sqrt(0.5)),
     }
     assert rows["ours"]["trials"] == pytest.approx(math.sqrt(2 / 4 * 4 / 1))
     assert rows["ours"]["never"] == 1
+    assert rows["ours"]["paper"] == pytest.approx(math.sqrt(2 / 2 * 4 / 1))
     assert rows["ours"]["best"] == pytest.approx((0.5 * 0.75) ** (1 / 3))
 
 

@@ -95,6 +95,20 @@ def test_the_page_names_every_run_and_every_failure(row) -> None:
     assert "| draft-verify/moa | 5.0 % | 5.0 % | 25.0 % | 60.0 % | 5.0 % | 15.0 % |" in text
 
 
+def test_rows_of_several_processors_are_summed_up_apart(row) -> None:
+    machine = {
+        "cpu": "a CPU", "gpu": None, "cores": 2, "threads": 2, "versions": {"torch": "2"},
+        "commit": "abc", "date": "today",
+    }  # fmt: skip
+    here = {**row, "name": "pool", "commit": "abc", "cpu": "a CPU"}
+    content = {"rows": {"conv": {**row, "cpu": "other CPU"}, "pool": here}, "machine": machine}
+    text = search_table.render(content, "data.json")
+    assert "(rows of older on other CPU kept)" in text
+    assert "| draft-verify/moa | 4 | 2 |" in text
+    assert "| on a CPU | 2 | 1 |" in text
+    assert "| on other CPU | 2 | 1 |" in text
+
+
 def test_what_is_rendered_are_rows_of_the_present_code(row, tmp_path, monkeypatch, capsys) -> None:
     from benchmarks import search
 

@@ -36,6 +36,12 @@ class TestWithoutTheRegression(CostModelContract):
         return PatternAwareModel(1, local=False)
 
 
+class TestTheNetworkAlone(CostModelContract):
+    @pytest.fixture
+    def model(self):
+        return PatternAwareModel(1, local=False, prior=False)
+
+
 class TestMomentumModel(CostModelContract):
     @pytest.fixture
     def model(self):
@@ -104,6 +110,17 @@ def test_the_order_of_tokens_counts() -> None:
     full = Batch(batch.statement, batch.tokens, batch.roles, np.ones_like(batch.mask))
     turned = Batch(full.statement, full.tokens[:, ::-1], full.roles[:, ::-1], full.mask)
     assert np.abs(network.forward(flat, full) - network.forward(flat, turned)).min() > 1e-4
+
+
+def test_without_the_draft_model_the_network_ranks_by_itself() -> None:
+    sketch = fakes.FakeSketch()
+    model, points = PatternAwareModel(1, local=False, prior=False), points_of(sketch, 20)
+    assert not model.predict(fakes.make_task(), sketch, points).any()
+    trained(model)
+    found = pattern.patterns(fakes.make_task(), sketch, points)
+    scores = model.predict(fakes.make_task(), sketch, points)
+    assert np.ptp(scores) > 0
+    np.testing.assert_allclose(scores, model._score(found))
 
 
 def test_an_untrained_network_corrects_nothing() -> None:

@@ -41,11 +41,12 @@ class MomentumModel(PatternAwareModel):
         *,
         learn: bool = True,
         local: bool = True,
+        prior: bool = True,
         steps: int = STEPS,
         momentum: float = MOMENTUM,
         restart: bool = False,
     ) -> None:
-        super().__init__(seed, local=local, steps=steps)
+        super().__init__(seed, local=local, prior=prior, steps=steps)
         self.learns, self._momentum, self._restart = learn, momentum, restart
         self._updates = 0
         if weights is not None:

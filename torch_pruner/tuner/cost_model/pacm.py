@@ -8,6 +8,7 @@ corrects nothing, and the model is the residual one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,9 +37,15 @@ BOUND = 6.0  # the largest correction, in units of the logarithm of the latency
 
 
 class PatternAwareModel(CostModel):
-    """Minus the logarithm of the corrected latency. ``local=False`` leaves the regression out."""
+    """Minus the logarithm of the corrected latency. ``local=False`` leaves the regression out.
 
-    def __init__(self, seed: int = 0, *, local: bool = True, steps: int = STEPS) -> None:
+    With ``prior=False`` the draft model is left out: the network ranks by itself, as in the paper,
+    and is believed from the start.
+    """
+
+    def __init__(
+        self, seed: int = 0, *, local: bool = True, prior: bool = True, steps: int = STEPS
+    ) -> None:
         self._rng = np.random.default_rng([seed, 0x9ACC])
         self._flat = network.initial(self._rng)
         self._scaling: Scaling | None = None
@@ -46,7 +53,8 @@ class PatternAwareModel(CostModel):
         self._lists: dict[str, TaskList] = {}
         self._steps = steps
         self._local = ResidualModel(self._log_seconds) if local else None
-        self._trust = Trust()
+        self._prior = prior
+        self._trust = Trust(share=0.0 if prior else 1.0)
         self._trained = 0  # how often what is predicted has changed
         self._fitted: dict[str, int] = {}  # for which parameters a task's regression holds
 
@@ -66,7 +74,7 @@ class PatternAwareModel(CostModel):
             own = [r for r in results if r.candidate.sketch == sketch.name]
             if own:
                 decisions = decisions_of(sketch, (r.candidate for r in own))
-                seen, seconds = patterns(task, sketch, decisions), seconds_of(own)
+                seen, seconds = self._patterns(task, sketch, decisions), seconds_of(own)
                 self._lists.setdefault(task.workload, TaskList()).add(seen, seconds)
                 found.append((seen, np.array(seconds)))
         judged = self._judge(found)
@@ -79,7 +87,7 @@ class PatternAwareModel(CostModel):
     def _judge(self, found: Sequence[tuple[Patterns, Array]]) -> bool:
         """Ask how well the network would have done on new results; whether its share changes."""
         before = self._trust.share
-        if self._scaling is not None and found:
+        if self._prior and self._scaling is not None and found:
             prior = np.concatenate([p.prior for p, _ in found])
             score = np.concatenate([self._score(p) for p, _ in found])
             seconds = np.concatenate([s for _, s in found])
@@ -108,9 +116,13 @@ class PatternAwareModel(CostModel):
             train_step(self._flat, self._optimiser, batch, self._scaling, self._rng)
         return True
 
+    def _patterns(self, task: Task, sketch: Sketch, decisions: Decisions) -> Patterns:
+        found = patterns(task, sketch, decisions)
+        return found if self._prior else replace(found, prior=np.zeros(len(decisions)))
+
     def _log_seconds(self, task: Task, sketch: Sketch, decisions: Decisions) -> Array:
         """The draft model's logarithm of the seconds, less the network's correction."""
         if self._scaling is None or not len(decisions) or not self._trust.share:
-            return log_latency(sketch, decisions)
-        found = patterns(task, sketch, decisions)
+            return log_latency(sketch, decisions) if self._prior else np.zeros(len(decisions))
+        found = self._patterns(task, sketch, decisions)
         return np.asarray(-found.prior - self._trust.share * self._score(found))
