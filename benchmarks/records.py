@@ -2,15 +2,19 @@
 
 A line is either a task (its kernel graph, target and threads) or a result of one (a sketch, its
 decisions, how measuring went). Features are not kept: they follow from these, so a better reading
-of the same decisions needs no new measurement.
+of the same decisions needs no new measurement. ``python -m benchmarks.records FILE.jsonl ...``
+writes each file once more as FILE.jsonl.xz, which is much smaller and read like the file itself.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import math
+import sys
 import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner.graph.ir import Graph
@@ -18,10 +22,13 @@ from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch_pruner.fingerprint import DeviceFingerprint
+
+
+MAX_BYTES = 1 << 30  # of a file, unpacked
+_DIGITS = 10  # of seconds: clocks tell nanoseconds
 
 
 @dataclass(slots=True)
@@ -65,7 +72,7 @@ def result_line(task: Task, device: DeviceFingerprint, result: MeasureResult) ->
         "device": device.digest(),
         "candidate": result.candidate.to_json(),
         "status": str(result.status),
-        "run_secs": list(result.run_secs),
+        "run_secs": [round(s, _DIGITS) for s in result.run_secs],
         "error": result.error[:200],
     }
 
@@ -84,12 +91,13 @@ def append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 def read(paths: Iterable[Path]) -> tuple[list[Measured], int]:
     """Everything in ``paths`` (missing files are empty), and how many lines were damaged.
 
-    A candidate counts once: its last result.
+    A candidate counts once: its last result. Raises ValueError for a file of more than
+    ``MAX_BYTES``.
     """
     found: dict[str, Measured] = {}
     damaged = 0
     for path in paths:
-        for line in path.read_text().splitlines() if path.exists() else []:
+        for line in _lines(path):
             try:
                 _take(json.loads(line), found)
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -100,6 +108,25 @@ def read(paths: Iterable[Path]) -> tuple[list[Measured], int]:
         measured.results = list(last.values())
         measured.earlier = {c: r for c, r in first.items() if r is not last[c]}
     return list(found.values()), damaged
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    opened = lzma.open if path.suffix == ".xz" else open
+    with opened(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB")
+    yield from content.splitlines()
+
+
+def pack(path: Path) -> Path:
+    """The same file, compressed, beside it."""
+    packed = path.with_name(path.name + ".xz")
+    with lzma.open(packed, "wb", preset=9) as file:
+        file.write(path.read_bytes())
+    return packed
 
 
 def _take(line: dict[str, Any], found: dict[str, Measured]) -> None:
@@ -131,3 +158,8 @@ def split(measured: Sequence[Measured], folds: int, fold: int) -> tuple[list[Any
 def in_fold(workload: str, folds: int, fold: int) -> bool:
     """Whether a workload belongs to part ``fold`` of ``folds``."""
     return zlib.crc32(workload.encode()) % folds == fold
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(pack(Path(name)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import records, rows
 from tests import fakes
 from torch_pruner.fingerprint import DeviceFingerprint
@@ -26,6 +28,19 @@ def test_records_survive_a_file(tmp_path) -> None:
     assert [m.task.spec for m in found] == [t.spec for t in tasks]
     assert [m.task.target for m in found] == [t.target for t in tasks]
     assert found[0].results == [result(1, 2e-6), result(2)]
+
+
+def test_packed_records_are_read_like_the_file_itself(tmp_path, monkeypatch) -> None:
+    path, task = tmp_path / "records.jsonl", fakes.make_task()
+    records.append(path, [records.task_line(task, DEVICE)])
+    records.append(path, [records.result_line(task, DEVICE, result(n, 2e-6)) for n in range(99)])
+    packed = records.pack(path)
+    assert packed.name == "records.jsonl.xz"
+    assert packed.stat().st_size < path.stat().st_size / 5
+    assert records.read([packed]) == records.read([path])
+    monkeypatch.setattr(records, "MAX_BYTES", path.stat().st_size - 1)
+    with pytest.raises(ValueError, match="larger than"):
+        records.read([packed])
 
 
 def test_a_killed_run_costs_a_line_and_a_repeated_candidate_counts_once(tmp_path) -> None:
