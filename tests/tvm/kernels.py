@@ -141,6 +141,55 @@ def conv_transpose(channels: int, size: int, out: int, kernel: int, stride: int,
     return b.finish([b.permute(y, (0, 2, 3, 1))])
 
 
+def turned(rows: int, columns: int, depth: int, *, batch: int = 0) -> Graph:
+    """A product whose first operand lies transposed, as in the gradient of a layer's weights."""
+    b = Builder()
+    lead = (batch,) if batch else ()
+    dims = range(len(lead))
+    x, y = (
+        b.input(0, (*lead, depth, rows), "float32"),
+        b.input(1, (*lead, depth, columns), "float32"),
+    )
+    x = b.permute(x, (*dims, len(lead) + 1, len(lead)))
+    return b.finish([b.pointwise("add", b.matmul(x, y), b.const(1.0, "float32"))])
+
+
+def weight_gradient(
+    channels: int,
+    size: int,
+    out: int,
+    kernel: int,
+    stride: int,
+    pad: int,
+    *,
+    rank: int = 2,
+    batch: int = 2,
+) -> Graph:
+    """Of the convolution with these sizes, both operands channels last, in torch's order."""
+    b = Builder()
+    last, turn = (0, rank + 1, *range(1, rank + 1)), (1, 0, *range(2, rank + 2))
+    extent = (size + 2 * pad - kernel) // stride + 1
+    x = b.permute(b.input(0, (batch, *(size,) * rank, channels), "float32"), last)
+    grad = b.permute(b.input(1, (batch, *(extent,) * rank, out), "float32"), last)
+    hi = (extent - 1) * stride + kernel - size - pad
+    if hi < 0:  # the last positions of the input are never read
+        x = b.slice(
+            x, (0,) * (rank + 2), (batch, channels, *(size + hi,) * rank), (1,) * (rank + 2)
+        )
+    y = b.append(
+        "conv",
+        (b.permute(x, turn), b.permute(grad, turn)),
+        (channels, out, *(kernel,) * rank),
+        "float32",
+        stride=(1,) * rank,
+        lo=(pad,) * rank,
+        hi=(max(hi, 0),) * rank,
+        dilation=(stride,) * rank,
+        groups=1,
+    )
+    return b.finish([b.permute(y, turn)])
+
+
 def layer_norm(shape: tuple[int, ...]) -> Graph:
     b = Builder()
     x, w = b.input(0, shape, "float32"), b.input(1, shape[-1:], "float32")

@@ -9,37 +9,18 @@ computed on zeros. The last rows make a whole tile with rows before them. Neithe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen._tvm import (
-    UNROLLED,
-    VECTORIZED,
-    Buffer,
-    Expr,
-    S,
-    Stmt,
-    T,
-    buffer,
-    loop,
-    seq,
-    stack,
-    when,
-    workspace,
-)
-from torch_pruner.codegen.kernel import Emitted, parameters
-from torch_pruner.codegen.operands import (
-    Nest,
-    a_at,
-    b_at,
+from torch_pruner.codegen._tvm import UNROLLED, Expr, Stmt, T, buffer, loop, seq, when, workspace
+from torch_pruner.codegen.copies import (
     copy_first,
     pack_panel,
-    panel_fetcher,
     widen_block,
 )
-from torch_pruner.codegen.paths import along, anchor_index, output_path
-from torch_pruner.codegen.reader import Index, Reader, held, imm, linear, unlinear
-from torch_pruner.codegen.values import store
+from torch_pruner.codegen.kernel import Emitted, parameters
+from torch_pruner.codegen.operands import Nest, panel_fetcher
+from torch_pruner.codegen.reader import Index, Reader, imm, linear, unlinear
+from torch_pruner.codegen.row_tiles import Place, Rows, Way, first_rows, register_tile
 from torch_pruner.graph.contraction import contraction_of, copies_first, is_widened
 
 if TYPE_CHECKING:
@@ -88,7 +69,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
 
 
 def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
-    con, near = nest.con, nest.near
+    con, near, way = nest.con, nest.near, _way(nest)
     chunks, per_chunk = con.chunked(nest.tm, chunks)
 
     def task(p: Expr) -> Stmt:
@@ -101,8 +82,8 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
             def tile(block: Expr, t: Expr) -> Stmt:
                 at = chunk * per_chunk + t
                 turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
-                place = _Place(g, nb, vectors, block, at, turn, p * per_chunk + t)
-                body = _tile(nest, place)
+                place = Place(g, nb, vectors, block, at, turn, p * per_chunk + t)
+                body = register_tile(nest, way, place)
                 return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
             def tiles(block: Expr) -> Stmt:
@@ -119,31 +100,28 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
     return loop(con.groups * nest.blocks * chunks, task, nest.kind, name="p")
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Which part of the work a register tile does."""
+def _way(nest: Nest) -> Way:
+    """Neighbouring rows, and a pass over the reduction with the next panel fetched meanwhile."""
+    level = _level(nest)
 
-    g: Expr  # group
-    nb: Expr  # column panel
-    vectors: int  # of the panel
-    kb: Expr  # block of the reduction
-    tile: Expr  # rows
-    turn: tuple[Expr, int]  # which of how many tiles of a panel
-    number: Expr  # of the tile among all of the kernel
+    def passing(
+        place: Place,
+        rows: Rows,
+        update: Callable[[Index], Stmt],
+        part: Callable[[Stmt], Stmt] | None,
+    ) -> Stmt:
+        ahead = None
+        if nest.ahead:
+            ahead = panel_fetcher(nest, place.g, place.nb, place.kb, place.turn)
+        needed = _reads_input(nest, rows)
+        if part is None:
+            return _reduce(nest, place.kb, update, ahead, needed)
+        return _reduce(nest, place.kb, update, ahead, needed, level, part)
 
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of one register tile."""
-
-    at: Callable[[Expr], Index]
-    """Index of row ``i`` of the tile; all of them exist."""
-    own: Callable[[Expr], Expr] | None = None
-    """Whether row ``i`` is this tile's to store (None: all are)."""
-    bind: Stmt | None = None
+    return Way(lambda tile: _rows(nest, tile), passing, level is not None)
 
 
-def _rows(nest: Nest, tile: Expr) -> _Rows:
+def _rows(nest: Nest, tile: Expr) -> Rows:
     """Neighbouring rows lie a constant apart wherever the operator allows it.
 
     A last tile that is not full begins earlier; rows of the tile before are not its own.
@@ -152,88 +130,15 @@ def _rows(nest: Nest, tile: Expr) -> _Rows:
     if con.by_line(tm):
         width = m[-1]
         *outer, block = unlinear(tile, (*m[:-1], -(-width // tm)))
-        own, bind, start = _from(block, tm, width)
-        return _Rows(lambda i: (*outer, start + i), own, bind)
+        own, bind, start = first_rows(block, tm, width)
+        return Rows(lambda i: (*outer, start + i), own, bind)
     if con.in_line:
-        own, bind, start = _from(tile, tm, con.rows)
-        return _Rows(lambda i: unlinear(start + i, m), own, bind)
+        own, bind, start = first_rows(tile, tm, con.rows)
+        return Rows(lambda i: unlinear(start + i, m), own, bind)
     last = imm(con.rows - 1)
     if con.rows % tm == 0:
-        return _Rows(lambda i: unlinear(tile * tm + i, m))
-    return _Rows(lambda i: unlinear(T.min(tile * tm + i, last), m), lambda i: tile * tm + i <= last)
-
-
-def _from(tile: Expr, tm: int, extent: int) -> tuple[Callable[[Expr], Expr] | None, Stmt, Expr]:
-    """For a tile of an axis: which rows are its own, a definition, and its first row."""
-    start = T.Var("first", "int32")
-    if extent % tm == 0:
-        return None, S.Bind(start, tile * tm), start
-    bind = S.Bind(start, T.min(tile * tm, imm(extent - tm)))
-    return (lambda i: start + i >= tile * tm), bind, start
-
-
-def _tile(nest: Nest, place: _Place) -> Stmt:
-    """One register tile over one block of the reduction."""
-    con, vl, bn = nest.con, nest.vl, nest.bn
-    zero = T.const(0, con.acc_dtype)
-    g, nb = place.g, place.nb
-    rows = _rows(nest, place.tile)
-    # Indices are constants once loops are unrolled: LLVM keeps the tile in registers.
-    acc = buffer(nest.tm * bn, con.acc_dtype, "acc", scope="local")
-
-    def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
-        def vector(i: Expr, j: Expr) -> Stmt:
-            return loop(vl, lambda v: body(i, j, v), VECTORIZED, "v")
-
-        def row(i: Expr) -> Stmt:
-            return loop(place.vectors, lambda j: vector(i, j), UNROLLED, "j")
-
-        return loop(nest.tm, row, UNROLLED, "i")
-
-    def update(k: Index) -> Stmt:
-        def step(i: Expr, j: Expr, v: Expr) -> Stmt:
-            lane = j * vl + v
-            at = i * bn + lane
-            a = a_at(nest, g, rows.at(i), k, nb * bn + lane).astype(con.acc_dtype)
-            b = b_at(nest, g, nb, k, nb * bn + lane, lane, place.kb).astype(con.acc_dtype)
-            return store(acc, at, acc[at] + a * b)
-
-        return each(step)
-
-    def clear(buf: Buffer) -> Stmt:
-        return each(lambda i, j, v: store(buf, i * bn + j * vl + v, zero))
-
-    def add(buf: Buffer, other: Buffer, first: Expr) -> Stmt:
-        def step(i: Expr, j: Expr, v: Expr) -> Stmt:
-            at = i * bn + j * vl + v
-            return store(buf, at, buf[at] + other[first + at])
-
-        return each(step)
-
-    ahead = panel_fetcher(nest, g, nb, place.kb, place.turn) if nest.ahead else None
-    needed = _reads_input(nest, rows)
-    level = _level(nest)
-    begin, end = [rows.bind, stack(acc)], _write(nest, place, rows, acc)
-    if nest.sums is not None:
-        first = place.number * (nest.tm * bn)
-        more = add(acc, nest.sums, first)
-        kept = each(lambda i, j, v: _keep(nest, acc, first, i * bn + j * vl + v))
-        end = seq([when(place.kb > 0, more), when(place.kb == nest.kb - 1, end, kept)])
-    if level is None:
-        return seq([*begin, clear(acc), _reduce(nest, place.kb, update, ahead, needed), end])
-    total = buffer(nest.tm * bn, con.acc_dtype, "total", scope="local")
-
-    def part(body: Stmt) -> Stmt:
-        return seq([clear(acc), body, add(total, acc, imm(0))])
-
-    products = [clear(total), _reduce(nest, place.kb, update, ahead, needed, level, part)]
-    whole = each(lambda i, j, v: store(acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
-    return seq([*begin, stack(total), *products, whole, end])
-
-
-def _keep(nest: Nest, acc: Buffer, first: Expr, at: Expr) -> Stmt:
-    """Leaves a sum of one block to the next."""
-    return store(nest.sums, first + at, acc[at])
+        return Rows(lambda i: unlinear(tile * tm + i, m))
+    return Rows(lambda i: unlinear(T.min(tile * tm + i, last), m), lambda i: tile * tm + i <= last)
 
 
 _LONG, _PART = 1024, 256
@@ -252,7 +157,7 @@ def _level(nest: Nest) -> int | None:
     return max((i for i, n in enumerate(inner, 1) if n >= _PART), default=0)
 
 
-def _reads_input(nest: Nest, rows: _Rows) -> Callable[[Index], Expr | None]:
+def _reads_input(nest: Nest, rows: Rows) -> Callable[[Index], Expr | None]:
     """Whether the kernel offsets chosen so far read anything but padding; None if they always do.
 
     Known for tiles that lie in one line of the output: most of a strongly dilated convolution, and
@@ -341,37 +246,3 @@ def _reduce(
         condition = needed(fixed[: d + 1])
         body = body if condition is None else when(condition, body)
     return body
-
-
-def _write(nest: Nest, place: _Place, rows: _Rows, acc: Buffer) -> Stmt:
-    """The epilogue: every element of the tile through the rest of the graph, stored once."""
-    con, vl, bn = nest.con, nest.vl, nest.bn
-    g, nb, vectors = place.g, place.nb, place.vectors
-    path = output_path(nest.spec, con.anchor)
-    shape, dtype = nest.spec.nodes[path[-1]].shape, nest.spec.nodes[con.anchor].dtype
-    whole = vectors - 1 if con.n % vl and vectors == nest.last_vectors else vectors
-
-    def row(i: Expr) -> Stmt:
-        position = rows.at(i)
-
-        def element(j: Expr, v: Expr) -> Stmt:
-            index = along(nest.spec, path, anchor_index(con, g, position, nb * bn + j * vl + v))
-            nest.reader.overrides[con.anchor] = held(acc, i * bn + j * vl + v, dtype)
-            return nest.reader.scope(
-                lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
-            )
-
-        def vector(j: Expr) -> Stmt:
-            return loop(vl, lambda v: element(j, v), VECTORIZED, "v")
-
-        def cut(j: Expr) -> Stmt:
-            """The vector in which the last column lies, if the panel is the last."""
-            first = nb * bn + j * vl
-            single = loop(vl, lambda v: when(first + v < con.n, element(j, v)), name="v")
-            return when(first + vl <= con.n, vector(j), single)
-
-        body = [loop(whole, vector, UNROLLED, "j") if whole else None]
-        body.append(cut(imm(whole)) if whole < vectors else None)
-        return seq(body) if rows.own is None else when(rows.own(i), seq(body))
-
-    return loop(nest.tm, row, UNROLLED, "i")

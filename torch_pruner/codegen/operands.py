@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen._tvm import (
     PARALLEL,
     SERIAL,
-    UNROLLED,
-    VECTORIZED,
     Buffer,
     Expr,
     Stmt,
     T,
-    loop,
     prefetch,
     seq,
-    when,
 )
 from torch_pruner.codegen.reader import Index, Reader, imm, linear, unlinear
-from torch_pruner.codegen.values import load, store, value_dtype
+from torch_pruner.codegen.values import load, value_dtype
 from torch_pruner.graph.contraction import copied_shape
 from torch_pruner.graph.ops import ITEMSIZE
 
@@ -116,6 +112,7 @@ def a_at(nest: Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:
         o * s + r * d for o, s, r, d in zip(place, conv.stride, offsets, conv.dilation, strict=True)
     )
     if nest.copied is None:
+        at = tuple(p - before if before else p for p, before in zip(at, conv.lo, strict=True))
         return nest.reader.at(con.a, (image, channel, *at))
     return load(nest.copied, linear((image, *at, channel), copied_shape(nest.spec, con)))
 
@@ -175,129 +172,6 @@ def _tap_of_phase(nest: Nest, g: Expr, offsets: list[Expr], pair: Index) -> Expr
     return (
         T.if_then_else(T.all(*real), value, T.const(0, value_dtype(node.dtype))) if real else value
     )
-
-
-def pack_panel(nest: Nest) -> Stmt:
-    """Copy a second operand that is not constant into panels, once per call."""
-    con, bn = nest.con, nest.bn
-    panel = nest.panel
-    assert panel is not None
-
-    def block(p: Expr) -> Stmt:
-        g, nb = unlinear(p, (con.groups, nest.blocks))
-
-        def element(flat: Expr, v: Expr) -> Stmt:
-            column = nb * bn + v
-            value = second_operand(nest, g, unlinear(flat, con.k), column)
-            if con.n % bn:
-                zero = T.const(0, value_dtype(nest.spec.nodes[con.b].dtype))
-                value = T.if_then_else(column < con.n, value, zero)
-            value = value.astype(value_dtype(_element(panel)))
-            return store(panel, (p * con.depth + flat) * bn + v, value)
-
-        return loop(
-            bn, lambda v: loop(con.depth, lambda flat: element(flat, v), name="k"), name="v"
-        )
-
-    return loop(con.groups * nest.blocks, block, nest.kind, name="p")
-
-
-def _element(buf: Buffer) -> str:
-    return "bfloat16" if str(buf.dtype) == "uint16" else str(buf.dtype)
-
-
-def widen_block(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Stmt:
-    """Convert a block of a panel into ``near``, for all tiles that pass by it."""
-    panel, near, vl = nest.panel, nest.near, nest.vl
-    assert panel is not None
-    assert near is not None
-    first = ((g * nest.blocks + nb) * nest.kb + kb) * (nest.block_depth * nest.bn)
-
-    def lane(at: Expr) -> Stmt:
-        return store(near, at, load(panel, first + at).astype(_element(near)))
-
-    def row(k: Expr) -> Stmt:
-        def vector(j: Expr) -> Stmt:
-            return loop(vl, lambda v: lane((k * nest.nv + j) * vl + v), VECTORIZED, "v")
-
-        return loop(nest.nv, vector, UNROLLED, "j")
-
-    return loop(nest.block_depth, row, name="k")
-
-
-def copy_first(nest: Nest) -> Stmt:
-    """Copy the first operand as float32, or padded, or both."""
-    return pad_input(nest) if nest.con.conv is not None else _widen_rows(nest)
-
-
-def _widen_rows(nest: Nest) -> Stmt:
-    con, copied = nest.con, nest.copied
-    assert copied is not None
-
-    def row(p: Expr) -> Stmt:
-        g, at = unlinear(p, (con.groups, con.rows))
-        where = (*unlinear(g, con.batch), at)
-
-        def element(k: Expr) -> Stmt:
-            value = nest.reader.at(con.a, (*where, k))
-            return store(copied, p * con.depth + k, value.astype(_element(copied)))
-
-        return nest.reader.scope(lambda: [_channels(con.depth, nest.vl, element)])
-
-    return loop(con.groups * con.rows, row, nest.kind, name="row")
-
-
-def pad_input(nest: Nest) -> Stmt:
-    """Copy the input channels-last with its padding and the zeros between dilated elements."""
-    con, conv, padded = nest.con, nest.con.conv, nest.copied
-    assert conv is not None
-    assert padded is not None
-    x = nest.spec.nodes[con.a]
-    images, channels, *extent = x.shape
-    zero = T.const(0, value_dtype(_element(padded)))
-    shape = (images, *conv.padded, channels)
-    lines = (images, *conv.padded[:-1])
-
-    def widened(index: Index) -> Expr:
-        return nest.reader.at(con.a, index).astype(value_dtype(_element(padded)))
-
-    def line(p: Expr) -> Stmt:
-        image, *outer = unlinear(p, lines)
-
-        def point(w: Expr) -> Stmt:
-            inside, source = [], []
-            for q, lo, d, size in zip((*outer, w), conv.lo, conv.dilate_input, extent, strict=True):
-                shifted = q - lo
-                if lo > 0:
-                    inside.append(shifted >= 0)
-                inside.append(shifted < (size - 1) * d + 1)
-                if d != 1:
-                    inside.append(T.floormod(shifted, d) == 0)
-                source.append(T.floordiv(shifted, d) if d != 1 else shifted)
-            base = linear((image, *outer, w, imm(0)), shape)
-
-            def copy(value: Callable[[Expr], Expr]) -> Stmt:
-                return _channels(channels, nest.vl, lambda c: store(padded, base + c, value(c)))
-
-            read = nest.reader.scope(lambda: [copy(lambda c: widened((image, c, *source)))])
-            return when(T.all(*inside), read, copy(lambda c: zero))
-
-        return loop(conv.padded[-1], point, name="w")
-
-    return loop(math.prod(lines), line, nest.kind, name="line")
-
-
-def _channels(count: int, vl: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """Vectors over ``count`` elements and a scalar remainder."""
-    parts = []
-    whole = count // vl
-    if whole:
-        parts.append(
-            loop(whole, lambda o: loop(vl, lambda v: body(o * vl + v), VECTORIZED, "v"), name="c")
-        )
-    if count % vl:
-        parts.append(loop(count % vl, lambda v: body(whole * vl + v), name="c"))
-    return seq(parts)
 
 
 def panel_fetcher(

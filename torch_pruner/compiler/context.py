@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.fingerprint import Gpu
 
-CODEGEN_VERSION = 10  # raise it whenever the same decisions generate other code
-SPACE_VERSION = 7  # raise it whenever the sketches' options change
+CODEGEN_VERSION = 11  # raise it whenever the same decisions generate other code
+SPACE_VERSION = 8  # raise it whenever the sketches' options change
 
 
 def codegen_version() -> str:

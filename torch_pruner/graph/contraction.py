@@ -105,9 +105,7 @@ class Contraction:
 
     def chunked(self, tm: int, chunks: int) -> tuple[int, int]:
         """(row chunks, tiles of ``tm`` rows in each) nearest to ``chunks``; none is empty."""
-        tiles = int(self.row_tiles(tm))
-        each = -(-tiles // min(chunks, tiles))
-        return -(-tiles // each), each
+        return dealt(int(self.row_tiles(tm)), chunks)
 
     def reduction_blocks(self) -> tuple[int, ...]:
         """Into how many blocks the reduction may be cut: leading kernel axes, or equal pieces."""
@@ -121,6 +119,12 @@ class Contraction:
     @property
     def flops(self) -> int:
         return 2 * self.groups * self.rows * self.n * self.depth
+
+
+def dealt(tiles: int, chunks: int) -> tuple[int, int]:
+    """(chunks, tiles in each) nearest to ``chunks`` of so many tiles; none is empty."""
+    each = -(-tiles // min(chunks, tiles))
+    return -(-tiles // each), each
 
 
 def accumulator(dtype: str) -> str:

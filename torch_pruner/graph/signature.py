@@ -17,8 +17,10 @@ from torch_pruner.graph.contraction import (
     contraction_of,
     copied_shape,
     copies_first,
+    dealt,
     is_widened,
 )
+from torch_pruner.graph.gradient import gradient_of
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.pairs import COLUMNS, STEPS, pair_form
@@ -62,6 +64,8 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
     scratch: tuple[BufferSpec, ...] = ()
     if sketch == "contraction":
         scratch = _contraction(spec, decisions, packs)
+    elif sketch == "gradient":
+        scratch = _gradient(spec, decisions)
     elif sketch == "depthwise":
         _depthwise(spec, decisions, packs)
     elif sketch == "winograd":
@@ -107,6 +111,19 @@ def _contraction(
         tasks = con.groups * shape[1] * chunks
         scratch.append(BufferSpec((tasks, tiles, decisions["tm"], block), con.acc_dtype))
     return tuple(scratch)
+
+
+def _gradient(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
+    """Scratch: sums of the tiles of every task, between blocks of lines."""
+    found = gradient_of(spec)
+    if found is None:
+        raise ValueError("no gradient of a convolution's weights with channels last")
+    if decisions["lb"] == found.lines:
+        return ()
+    tm, block = decisions["tm"], decisions["vl"] * decisions["nv"]
+    chunks, tiles = dealt(found.tiles(tm), decisions["mc"])
+    tasks = chunks * -(-found.con.n // block)
+    return (BufferSpec((tasks, tiles, tm, block), found.con.acc_dtype),)
 
 
 def _gpu_product(

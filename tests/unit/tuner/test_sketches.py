@@ -71,6 +71,26 @@ def pointwise(shape: tuple[int, ...] = (64, 50), dtype: str = "float32") -> Grap
     return b.finish([b.pointwise("tanh", b.input(0, shape, dtype))])
 
 
+def turned() -> Graph:
+    """As in the gradient of a linear layer's weights."""
+    b = Builder()
+    x, y = b.input(0, (96, 64), "float32"), b.input(1, (96, 80), "float32")
+    return b.finish([b.matmul(b.permute(x, (1, 0)), y)])
+
+
+def weight_gradient(channels: int = 16, out: int = 32) -> Graph:
+    """Of a convolution's weights, all operands channels last."""
+    b = Builder()
+    x = b.permute(b.input(0, (2, 14, 14, channels), "float32"), (3, 0, 1, 2))
+    grad = b.permute(b.input(1, (2, 14, 14, out), "float32"), (3, 0, 1, 2))
+    one = (1, 1)
+    y = b.append(
+        "conv", (x, grad), (channels, out, 3, 3), "float32", stride=one, lo=one, hi=one,
+        dilation=one, groups=1,
+    )  # fmt: skip
+    return b.finish([b.permute(y, (1, 0, 2, 3))])
+
+
 _SPECS = {
     "linear": matmul(128, 96, 256),
     "one row": matmul(1, 96, 256),
@@ -84,6 +104,8 @@ _SPECS = {
     "grouped": convolution(4),
     "depthwise": convolution(16),
     "transposed": convolution(op="conv_transpose"),
+    "turned": turned(),
+    "weight gradient": weight_gradient(),
     "softmax": softmax(),
     "softmax of outer axis": softmax(axis=0),
     "softmax of one": softmax((1, 1, 1)),
@@ -127,6 +149,8 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("linear", ["contraction"]),
         ("conv", ["winograd", "contraction"]),
         ("five taps", ["contraction"]),
+        ("turned", ["contraction"]),
+        ("weight gradient", ["gradient", "contraction"]),
         ("depthwise", ["depthwise"]),
         ("softmax", ["rows"]),
         ("outer sum", ["columns", "abreast", "rows"]),
@@ -177,6 +201,22 @@ def test_pairs_need_the_instructions(monkeypatch) -> None:
     assert names(zen, even) == ["dot", "contraction"]
     assert names(_TARGETS["512"], even) == ["contraction"]
     assert names(_WIDE, _SPECS["linear"]) == ["contraction"]
+
+
+def test_gradients_take_whole_vectors_of_columns() -> None:
+    task = Task("kernel", weight_gradient(out=24), _TARGETS["512"], 4)
+    assert [s.name for s in sketches_for(task)] == ["contraction"]
+
+
+def test_statistics_of_channels_are_drafted_abreast() -> None:
+    """Rows gathered across memory took ten times as long as predicted, lanes abreast a tenth."""
+    b = Builder()
+    x = b.permute(b.input(0, (4, 112, 112, 64), "float32"), (0, 3, 1, 2))
+    total = b.reduce("sum", b.pointwise("mul", x, x), (0, 2, 3))
+    spec = b.finish([b.pointwise("rsqrt", total)])
+    found = {s.name: s for s in sketches_for(Task("kernel", spec, _TARGETS["512"], 2))}
+    seconds = {n: float(s.symbols(s.default()[None]).latency_s[0]) for n, s in found.items()}
+    assert seconds["rows"] > 5 * seconds["abreast"]
 
 
 def test_one_thread_has_no_parallel_tasks() -> None:

@@ -19,6 +19,7 @@ from torch_pruner.tuner.sketch.gpu import (
     GpuProductSketch,
     GpuRowsSketch,
 )
+from torch_pruner.tuner.sketch.gradient import GradientSketch
 from torch_pruner.tuner.sketch.pairs import DotSketch, TilesSketch
 from torch_pruner.tuner.sketch.sweeps import (
     AbreastSketch,
@@ -38,6 +39,7 @@ __all__ = [
     "ContractionSketch",
     "DepthwiseSketch",
     "DotSketch",
+    "GradientSketch",
     "InjectiveSketch",
     "RowsSketch",
     "Sketch",
@@ -90,7 +92,8 @@ def _built_in(task: Task) -> list[Sketch]:
             return [DepthwiseSketch(task)]
         pairs = [s(task) for s in (TilesSketch, DotSketch) if s.fits(task)]
         tiles = [WinogradSketch(task)] if takes_winograd(task) else []
-        return [*pairs, *tiles, ContractionSketch(task)]
+        turned = [GradientSketch(task)] if GradientSketch.fits(task) else []
+        return [*turned, *pairs, *tiles, ContractionSketch(task)]
     if OpKind.WINDOW in kinds:
         return [ColumnsSketch(task)]
     if OpKind.REDUCE not in kinds:

@@ -14,9 +14,12 @@ from torch_pruner.tuner.sketch import machine
 from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbols
 
 if TYPE_CHECKING:
+    from torch_pruner.graph.ir import Graph
     from torch_pruner.task import Task
 
 _PER_THREAD = (1, 2, 4, 16)  # parallel tasks for each thread
+# Measured on gradients of batch normalisation: a vector of a row whose elements lie lines apart.
+_GATHERED_CYCLES = 3.0  # of each of its elements, read or written
 
 
 class _Sweep(Sketch):
@@ -146,17 +149,18 @@ class RowsSketch(_Sweep):
         lanes = decisions[:, 1].astype(np.float64)
         vectors = math.ceil(rows.width / self.vl)
         ops = machine.pointwise_cycles(spec, set(range(len(spec.nodes))))
-        passes = len(rows.reductions)
-        gather = (
-            self.vl * 1.0
-            if _inner_axis_kept(self.task) and len(rows.axes) < len(rows.shape)
-            else 1.0
-        )
-        serial = passes * np.maximum(machine.FMA_LATENCY / lanes, 1.0) * gather
-        tail = passes * (10 + lanes * self.vl)
-        scalar_rest = (rows.shape[rows.axes[-1]] % self.vl) * (passes + ops) / max(vectors, 1)
-        cycles = vectors * (ops + serial + 2) + tail + scalar_rest
-        return self._estimate(decisions, cycles, self.steps, float(rows.rows * rows.width * passes))
+        folds = len(rows.reductions)
+        across = _inner_axis_kept(self.task) and len(rows.axes) < len(rows.shape)
+        gather = self.vl * 1.0 if across else 1.0
+        serial = folds * np.maximum(machine.FMA_LATENCY / lanes, 1.0) * gather
+        tail = folds * (10 + lanes * self.vl)
+        scalar_rest = (rows.shape[rows.axes[-1]] % self.vl) * (folds + ops) / max(vectors, 1)
+        whole = _whole(spec, rows)
+        reads, writes = (sum(i in whole for i in ends) for ends in (spec.inputs, spec.outputs))
+        touched = (reads * len(passes(spec)) + writes) * self.vl if across else 0.0
+        each = ops + serial + 2 + touched * _GATHERED_CYCLES
+        cycles = vectors * each + tail + scalar_rest
+        return self._estimate(decisions, cycles, self.steps, float(rows.rows * rows.width * folds))
 
 
 class AbreastSketch(Sketch):
@@ -196,7 +200,8 @@ class AbreastSketch(Sketch):
         parallel = decisions[:, 2]
         sweeps = len(passes(spec))
         wide = any(full_node(spec, o, rows.shape) is not None for o in spec.outputs)
-        ops = machine.pointwise_cycles(spec, set(range(len(spec.nodes)))) + len(spec.inputs)
+        whole = _whole(spec, rows)
+        ops = machine.pointwise_cycles(spec, whole) + sum(i in whole for i in spec.inputs)
         chain = np.maximum(machine.FMA_LATENCY, vectors * (len(rows.reductions) + ops))
         tasks = np.ceil(rows.rows / (vectors * self.vl))
         moved = machine.input_bytes(spec) * (sweeps + wide) + machine.output_bytes(spec)
@@ -209,6 +214,12 @@ class AbreastSketch(Sketch):
             vectors * len(rows.reductions), cycles, full * moved / tasks, tasks, full * moved,
             rounds, vectors * target.vector_bytes, full * rows.rows * rows.width * sweeps, seconds,
         )  # fmt: skip
+
+
+def _whole(spec: Graph, rows: RowDomain) -> set[int]:
+    """The nodes that have a value for every element of every row."""
+    size = rows.rows * rows.width
+    return {i for i, node in enumerate(spec.nodes) if node.numel == size}
 
 
 def _lanes(task: Task) -> int:
