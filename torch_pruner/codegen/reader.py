@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Index = tuple[Expr, ...]
 
+POSITION = "pos"  # the name of variables that hold positions, which analysis of indices has to see
+
 
 def imm(value: int) -> Expr:
     """An index constant."""
@@ -226,7 +228,7 @@ class Reader:
         safe = T.min(low, T.const(extent - 1, "int64")).astype("int32")
         if self._binds is None:
             return safe
-        var = T.Var("pos", "int32")
+        var = T.Var(POSITION, "int32")
         self._binds.append(S.Bind(var, safe))
         return var
 

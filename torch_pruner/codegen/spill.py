@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm.ir import Call, TensorLoad
 
 from torch_pruner.codegen._tvm import VECTORIZED, Expr, S, Stmt, T, buffer, seq, stack, tvm
+from torch_pruner.codegen.reader import POSITION
 from torch_pruner.codegen.vmath import KEEP
 
 
@@ -154,7 +155,7 @@ def _define(var: Any, value: Expr, frame: _Frame) -> Expr | None:
     value = value.args[0] if kept else value
     dtype = str(value.ty.dtype)
     # Where a definition in a vectorised loop reads another one, TVM's vectoriser loses the first.
-    lanes = frame.lane is not None and dtype == "int64"
+    lanes = frame.lane is not None and var.name != POSITION
     if not (kept or lanes or dtype == "bool" or "float" in dtype):
         return value
     if frame.guards and _reads(value):

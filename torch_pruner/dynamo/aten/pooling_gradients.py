@@ -112,28 +112,34 @@ def located_maximum(
     rows = list(zip(size, kernel, stride, padding, dilation, source, strict=True))
     hi = [max(0, (n - 1) * s + (k - 1) * d + 1 - m - p) for n, k, s, p, d, m in rows]
     padded = x.pad([0] * lead + list(padding), [0] * lead + hi, -math.inf)
-    first = []
-    for n, _, s, p, d, _ in rows:
-        start = iota(x.builder, n) * s - p
-        skipped = ((-start) + (d - 1)).maximum(0).apply("floordiv", d)
-        first.append(start + skipped * d)
-    place = _row_major(first, source)
+    places = [_places(x, n, math.prod(source)) for n in size]
+    starts = [i * s - p for i, s, p in zip(places, stride, padding, strict=True)]
+    origin = _row_major(starts, source)
+    inside = []  # of a window without any maximum, the first position that is no padding
+    for start, d in zip(starts, dilation, strict=True):
+        inside.append((-start + (d - 1)).maximum(0).apply("floordiv", d) * d)
     best: Value | None = None
     for offset in itertools.product(*(range(k) for k in kernel)):
         shift = [o * d for o, d in zip(offset, dilation, strict=True)]
         part = padded.slice([0] * lead + shift, (*x.shape[:lead], *size), [1] * lead + list(stride))
-        lines = [
-            iota(x.builder, n) * s + (h - p)
-            for (n, _, s, p, _, _), h in zip(rows, shift, strict=True)
-        ]
-        here = _row_major(lines, source)
         if best is None:
-            best, index = part, (part > -math.inf).where(here, place)
+            best, further = part, (part > -math.inf).where(0, _row_major(inside, source))
             continue
+        away = 0
+        for n, extent in zip(shift, source, strict=True):
+            away = away * extent + n
         better = (part > best) | part.isnan()
-        best, index = better.where(part, best), better.where(here, index)
+        best, further = better.where(part, best), better.where(away, further)
     assert best is not None
-    return best, index.broadcast(best.shape)
+    return best, (origin + further).broadcast(best.shape).cast("int64")
+
+
+def _places(x: Value, count: int, positions: int) -> Value:
+    """0 to ``count``, in integers that hold twice ``positions`` and are no wider than need be.
+
+    Indices are int64 for who asks for them; vectors of int32 have twice the lanes.
+    """
+    return iota(x.builder, count, dtype="int32" if positions < 1 << 30 else "int64")
 
 
 def _row_major(lines: Sequence[Value], source: Sequence[int]) -> Value:
@@ -165,10 +171,10 @@ def max_pool2d_backward(
     reach = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(kernel, gaps, hops, strict=True)]
     if math.prod(reach) > _MAX_TERMS:
         raise arguments("gradient of max pooling over strongly overlapping windows")
-    here = _row_major([iota(x.builder, n) for n in source], source)
+    here = _row_major([_places(x, n, math.prod(source)) for n in source], source)
     total: Value | None = None
     for steps in itertools.product(*(range(r) for r in reach)):
-        part, chosen = grad.widened(), indices
+        part, chosen = grad.widened(), indices.cast(here.dtype)
         inside: Value | None = None
         for i, back in enumerate(steps):
             axis, count = lead + i, grad.shape[lead + i]
