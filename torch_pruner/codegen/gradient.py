@@ -117,7 +117,7 @@ def _line(
     if not low and not high:
         body = loop(width, position, name="w")
     else:
-        # In order of appearance; each is a number below the width, or one past the last.
+        # Positions from the first that reads the input to the last one, of none to all of the line.
         first = T.max(imm(0), T.floordiv(gap - 1 - start, imm(gap))) if low else imm(0)
         end = T.floordiv(extent - 1 - start, imm(gap)) + 1 if high else imm(width)
         begin, count, w = (T.Var(name, "int32") for name in ("begin", "count", "w"))

@@ -53,7 +53,7 @@ class Gradient:
 def gradient_of(graph: Graph) -> Gradient | None:
     """What the graph's contraction is the gradient of; None if it is another one.
 
-    Grouped convolutions are, and narrow operands: the general sketch has those.
+    None, too, where groups, narrow operands or the order of channels ask for the general sketch.
     """
     con = contraction_of(graph)
     constant = constant_operand(graph, con) is not None

@@ -208,6 +208,19 @@ def test_gradients_take_whole_vectors_of_columns() -> None:
     assert [s.name for s in sketches_for(task)] == ["contraction"]
 
 
+def test_gradients_along_a_long_line_are_summed_in_parts() -> None:
+    """Which the general sketch does: thousands of products in one go lose digits."""
+    b = Builder()
+    x = b.permute(b.input(0, (2, 4096, 16), "float32"), (2, 0, 1))
+    grad = b.permute(b.input(1, (2, 4096, 32), "float32"), (2, 0, 1))
+    y = b.append(
+        "conv", (x, grad), (16, 32, 3), "float32", stride=(1,), lo=(1,), hi=(1,), dilation=(1,),
+        groups=1,
+    )  # fmt: skip
+    task = Task("kernel", b.finish([y]), _TARGETS["512"], 4)
+    assert [s.name for s in sketches_for(task)] == ["contraction"]
+
+
 def test_statistics_of_channels_are_drafted_abreast() -> None:
     """Rows gathered across memory took ten times as long as predicted, lanes abreast a tenth."""
     b = Builder()

@@ -44,7 +44,9 @@ class GradientSketch(Sketch):
     @staticmethod
     def fits(task: Task) -> bool:
         found = gradient_of(task.spec)
-        return found is not None and found.con.n % _lanes(task) == 0
+        if found is None or found.con.n % _lanes(task):
+            return False
+        return found.width <= _SUMMED  # a line is summed in one go
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
@@ -60,7 +62,7 @@ class GradientSketch(Sketch):
         """Lines of a block: all blocks are alike, and neither too short nor too long."""
         lines, width = self.gradient.lines, self.gradient.width
         equal = [n for n in range(1, lines + 1) if lines % n == 0]
-        short = [n for n in equal if n * width <= _SUMMED] or [1]
+        short = [n for n in equal if n * width <= _SUMMED]
         return [n for n in short if n * width >= _SHORTEST] or short[-1:]
 
     def valid(self, decisions: Decisions) -> Mask:
