@@ -19,7 +19,7 @@ from torch_pruner.codegen._tvm import (
 from torch_pruner.codegen.operands import second_operand
 from torch_pruner.codegen.reader import Index, imm, linear, unlinear
 from torch_pruner.codegen.values import load, store, value_dtype
-from torch_pruner.graph.gradient import columns_adjacent
+from torch_pruner.graph.contraction import columns_adjacent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,6 +14,7 @@ import numpy as np
 
 from torch_pruner.graph.ir import Builder, Graph, Node, Shape
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
+from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -309,6 +310,20 @@ def _by_phase(builder: Builder, x: int, con: Contraction) -> int:
     x = builder.reshape(x, (channels, columns, *split))
     order = (*range(3, 3 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2), 0, 1)
     return builder.reshape(builder.permute(x, order), (con.groups, con.depth, columns))
+
+
+def columns_adjacent(graph: Graph, con: Contraction) -> bool:
+    """Whether the second operand's columns lie next to each other in memory.
+
+    Those of what is computed on the way are as close as its own dimensions say.
+    """
+    axis = {"matmul": -1, "conv": 0}.get(con.form)
+    if axis is None:
+        return False
+    place = strided(graph, con.b)
+    if place is None:
+        return con.form == "matmul" and graph.nodes[con.b].kind is not OpKind.VIEW
+    return place.strides[axis] == 1
 
 
 def traffic_bytes(graph: Graph) -> int:

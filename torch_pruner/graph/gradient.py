@@ -66,10 +66,3 @@ def gradient_of(graph: Graph) -> Gradient | None:
         if place is None or place.strides[0] != 1:
             return None
     return Gradient(con)
-
-
-def columns_adjacent(graph: Graph, con: Contraction) -> bool:
-    """Whether the second operand's columns lie next to each other in memory."""
-    axis = {"matmul": -1, "conv": 0}.get(con.form)
-    place = strided(graph, con.b)
-    return axis is not None and place is not None and place.strides[axis] == 1

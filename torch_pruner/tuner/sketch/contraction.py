@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.graph.contraction import (
+    columns_adjacent,
     constant_operand,
     contraction_of,
     copied_shape,
     copies_first,
     is_widened,
 )
-from torch_pruner.graph.ops import ITEMSIZE, OpKind
+from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.tuner.sketch import machine
 from torch_pruner.tuner.sketch.base import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.tuner.sketch.contraction_flow import contraction_flow
@@ -240,7 +241,7 @@ class ContractionSketch(Sketch):
         fmas, bn = c["tm"] * vectors, vectors * self.lanes
         row_loads = fmas if con.form == "depthwise" else c["tm"]
         load_cycles = (row_loads + vectors) / machine.LOADS_PER_CYCLE
-        direct = (c["pack"] == 0) & ~np.bool_(self._columns_contiguous())
+        direct = (c["pack"] == 0) & ~np.bool_(columns_adjacent(self.task.spec, self.con))
         load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
         issued = fmas + row_loads + vectors + (1 + c["ahead"]) / c["ku"]
         fma_cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
@@ -266,29 +267,6 @@ class ContractionSketch(Sketch):
     def default(self) -> Decisions:
         return self.best_predicted(6_000)
 
-    def _columns_contiguous(self) -> bool:
-        """Whether the second operand's columns lie next to each other where it is read in place."""
-        spec, at = self.task.spec, self.con.b
-        last = len(spec.nodes[at].shape) - 1
-        if self.con.form != "matmul":
-            return False
-        while spec.nodes[at].kind is OpKind.VIEW:
-            node = spec.nodes[at]
-            if node.op == "permute":
-                last = node.attr("perm")[last]
-            elif node.op == "reshape" and spec.nodes[node.inputs[0]].shape[-1:] != node.shape[-1:]:
-                last = (
-                    len(spec.nodes[node.inputs[0]].shape) - 1 if last == len(node.shape) - 1 else -1
-                )
-            elif node.op == "reshape":
-                last += len(spec.nodes[node.inputs[0]].shape) - len(node.shape)
-            elif node.op == "broadcast":
-                last -= len(node.shape) - len(spec.nodes[node.inputs[0]].shape)
-            at = node.inputs[0]
-            if last < 0:
-                return False
-        return last == len(spec.nodes[at].shape) - 1
-
     def _epilogue(self) -> float:
         after = set(range(self.con.anchor + 1, len(self.task.spec.nodes)))
         return machine.pointwise_cycles(self.task.spec, after)
@@ -301,7 +279,11 @@ class ContractionSketch(Sketch):
         copied = copies_first(spec, con, widened)
         cycles = np.where(copied, elements * self.itemsize / 16.0, 0.0)
         if not self.constant:
-            each = PACKED_ROW_CYCLES if self._columns_contiguous() else PACKED_COLUMN_CYCLES
+            each = (
+                PACKED_ROW_CYCLES
+                if columns_adjacent(self.task.spec, self.con)
+                else PACKED_COLUMN_CYCLES
+            )
             cycles = cycles + np.where(c["pack"] == 1, con.groups * con.n * con.depth * each, 0.0)
         seconds: Array = cycles / cores / target.frequency_hz
         return seconds + np.where((cycles > 0) & (c["par"] == 1), machine.LAUNCH_S, 0.0)
