@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 BATCH = 14  # two groups that are timed side by side
-REPEATS = 7  # of each: more than a search needs, since models are judged by these times
+REPEATS = 7  # of each, more than a search needs: models are judged by these times
 FINAL_REPEATS = 15
 GENERATED = 4096  # random points that the drafted ones are the best of
+DRAWN = 32  # at least so many times the random ones: most points break a rule, or come twice
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,21 +68,23 @@ def collect(task: Task, options: argparse.Namespace, executor: MeasureExecutor, 
 
     asked, known_results = candidates(task, options), mine.results if mine else []
     whole = {r.candidate for r in known_results}.issuperset(asked)
-    if whole and not finalists(known_results, options.finalists):
+    if whole and not finalists(known_results, options.finalists, options.repeats):
         return 0
     results: list[MeasureResult] = []  # all anew: times of two runs are not on one scale
     for at in range(0, len(asked), BATCH):
-        results += measured(asked[at : at + BATCH], REPEATS)
-    if last := finalists(results, options.finalists):
+        results += measured(asked[at : at + BATCH], options.repeats)
+    if last := finalists(results, options.finalists, options.repeats):
         measured(last, FINAL_REPEATS)
     return len(asked)
 
 
-def finalists(results: Sequence[MeasureResult], count: int) -> list[Candidate]:
-    """The ``count`` best, or nobody where as many were timed more often before."""
+def finalists(
+    results: Sequence[MeasureResult], count: int, repeats: int = REPEATS
+) -> list[Candidate]:
+    """The ``count`` best, or nobody where as many were timed more than ``repeats`` times before."""
     from torch_pruner.task import MeasureStatus
 
-    often = sum(len(r.run_secs) > REPEATS for r in results)
+    often = sum(len(r.run_secs) > repeats for r in results)
     good = sorted((r for r in results if r.status is MeasureStatus.OK), key=lambda r: r.latency_s)
     return [r.candidate for r in good[:count]] if often < min(count, len(good)) else []
 
@@ -99,7 +102,7 @@ def candidates(task: Task, options: argparse.Namespace) -> list[Candidate]:
     drafts: list[tuple[float, Candidate]] = []
     spaces = [SketchSpace(sketch) for sketch in sketches_for(task)]
     for space in spaces:
-        rows = space.random(GENERATED, rng)
+        rows = space.random(max(GENERATED, DRAWN * options.random), rng)
         share = rows[rng.permutation(len(rows))][: options.random // len(spaces)]
         found |= dict.fromkeys(space.candidates(share))
         rows = space.unique(np.concatenate([rows, space.default()]))
@@ -144,6 +147,8 @@ def tasks_of(options: argparse.Namespace, target: object) -> Iterator[Task]:
             small = flops_of(task.spec) < options.min_flops
             if task.workload in seen or small or (options.contractions and not contracts):
                 continue
+            if options.min_points and len(candidates(task, options)) < options.min_points:
+                continue
             seen.add(task.workload)
             count += 1
             if count <= options.tasks:
@@ -158,10 +163,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="a file of JSON lines, continued if it exists")
     parser.add_argument("--random", type=int, default=64, help="random candidates of each task")
     parser.add_argument("--drafted", type=int, default=64, help="the draft model's best of each")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="timings of each")
     parser.add_argument("--finalists", type=int, default=12, help="of the best, timed anew")
     parser.add_argument("--tasks", type=int, default=1000, help="at most so many of each network")
     parser.add_argument("--min-flops", type=float, default=1e5, help="leave smaller kernels out")
     parser.add_argument("--contractions", action="store_true", help="leave other kernels out")
+    parser.add_argument(
+        "--min-points", type=int, default=0, help="leave tasks of fewer candidates out"
+    )
     parser.add_argument("--layers", type=int, help="build language models with so many layers")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -8,10 +8,10 @@ writes each file once more as FILE.jsonl.xz, which is much smaller and read like
 
 from __future__ import annotations
 
+import argparse
 import json
 import lzma
 import math
-import sys
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,5 +161,9 @@ def in_fold(workload: str, folds: int, fold: int) -> bool:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        print(pack(Path(name)))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.records", description="Packs files of records."
+    )
+    parser.add_argument("files", nargs="+", type=Path, help="JSON lines, kept as they are")
+    for file in parser.parse_args().files:
+        print(pack(file))

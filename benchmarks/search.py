@@ -322,7 +322,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", help="write the Markdown page there, e.g. docs/search.md")
     parser.add_argument("--curve", help="write a PNG there, e.g. docs/search.png")
     options = parser.parse_args(arguments)
-    options.batch = 1
+    options.batch, options.min_points = 1, 0
     options.layers_of = lambda name: 1 if NETWORKS[name].depth else None
     return options
 

@@ -79,10 +79,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _card(pools: Sequence[Pool], options: argparse.Namespace, weights: Path, table: str) -> str:
     settings = ("steps", "seed", "folds", "seeds")
     flags = " ".join(f"--{name} {getattr(options, name)}" for name in settings)
+    names = " ".join(Path(r).name for r in options.records)
     made = {
         "model": f"pattern-aware network, {network.SIZE} parameters, features {VERSION}",
-        "command": f"`python -m benchmarks.train RECORDS ... {flags} --out {weights.name}`",
-        "records by": "`python -m benchmarks.collect`",
+        "command": f"`python -m benchmarks.train {names} {flags} --out {weights.name}`",
+        "records by": "`python -m benchmarks.collect`, in docs/data/records",
         "on": timing.machine_line(timing.machine()),
         "license": "as the package: Apache-2.0",
     }

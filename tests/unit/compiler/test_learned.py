@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 
 import numpy as np
@@ -44,6 +45,16 @@ def test_without_weights_moa_is_the_residual_model(config) -> None:
     assert isinstance(learned.cost_model_for(config, TARGET), ResidualModel)
     pacm = learned.cost_model_for(config.replace(cost_model="pacm"), TARGET)
     assert type(pacm) is PatternAwareModel
+
+
+def test_the_weights_in_the_package_are_those_of_their_card(tmp_path) -> None:
+    """They are read by this version, and the card beside them speaks of these bytes."""
+    file = learned.SHIPPED / "llvm.safetensors"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert digest in file.with_suffix(".md").read_text()
+    model = learned.cost_model_for(Config(cache_dir=str(tmp_path)), TARGET)
+    assert isinstance(model, MomentumModel)
+    assert model.weights().updates > 0
 
 
 def test_offline_weights_are_never_trained(config, caplog) -> None:
