@@ -11,11 +11,14 @@ they come. Needs the extra ``search``.
 
 ``--searches draft-verify/moa,tune_tir`` adds MetaSchedule driven by its own code, with its builder
 and its runner; ``undrafted/residual`` lets a cost model choose among points drawn at random.
+Cost models know nothing when they begin: the package's weights have seen these tasks. ``--weights``
+gives them others, such as ``benchmarks.train --leave-out docs/data/search.json`` writes.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import math
@@ -62,12 +65,12 @@ MODELS = {  # and of the cost models; any other needs all of them
 }
 
 
-def parts_of(searches: Sequence[str]) -> tuple[str, ...]:
+def parts_of(searches: Sequence[str], weights: str = "") -> tuple[str, ...]:
     """The parts of the package that these searches run."""
     models: set[str] = set()
     for name in searches:
         model = name.partition("/")[2]
-        if model not in MODELS:
+        if model not in MODELS or weights:
             return (*SEARCHED, "torch_pruner/tuner/cost_model")
         models.update(MODELS[model])
     return (*SEARCHED, *(f"torch_pruner/tuner/cost_model/{m}.py" for m in sorted(models)))
@@ -75,7 +78,10 @@ def parts_of(searches: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SearchJob:
-    """One task and who searches it. ``file`` holds its graph; a search is "strategy/cost model"."""
+    """One task and who searches it. ``file`` holds its graph; a search is "strategy/cost model".
+
+    ``weights`` is the file that cost models begin with, if they take any.
+    """
 
     file: str
     workload: str
@@ -84,6 +90,7 @@ class SearchJob:
     seeds: tuple[int, ...]
     reference_seeds: tuple[int, ...]
     trials: int
+    weights: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -103,7 +110,11 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {k: v for k, v in json.loads(self.job.to_json()).items() if k != "file"}
+        fields = json.loads(self.job.to_json())
+        del fields["file"]
+        if file := fields.pop("weights"):
+            fields["weights"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return dict(fields)
 
 
 def run(job: SearchJob) -> dict[str, Any]:
@@ -115,11 +126,13 @@ def run(job: SearchJob) -> dict[str, Any]:
     limit_s = max(s["seconds"] for s in found)
     for name in job.searches:
         seeds = job.reference_seeds if name == UNTOUCHED else job.seeds
-        found += [search(task, name, seed, job.trials, limit_s) for seed in seeds]
+        found += [search(task, name, s, job.trials, limit_s, job.weights) for s in seeds]
     return {"status": "ok", "searches": found, "again": timed_again(task, found)}
 
 
-def search(task: Task, name: str, seed: int, trials: int, time_s: float) -> dict[str, Any]:
+def search(
+    task: Task, name: str, seed: int, trials: int, time_s: float, weights: str = ""
+) -> dict[str, Any]:
     """One search of one task: when it found what, and on what it spent its time."""
     if name == UNTOUCHED:
         return stock_search.search(task, name, seed, trials)
@@ -132,7 +145,7 @@ def search(task: Task, name: str, seed: int, trials: int, time_s: float) -> dict
     best, count, failed = math.inf, 0, 0
     with make_executor("local", task.threads, seed) as executor:
         awake(executor, task)
-        strategy = strategy_for(name, seed)
+        strategy = strategy_for(name, seed, weights)
         begin = time.perf_counter()
         with _Clock(spent, "draft"):
             strategy.start(task, sketches_for(task), rng=_generator(seed, task))
@@ -192,12 +205,14 @@ def _measured(
     return results
 
 
-def strategy_for(name: str, seed: int) -> SearchStrategy:
-    """A strategy with a cost model that knows nothing yet."""
+def strategy_for(name: str, seed: int, weights: str = "") -> SearchStrategy:
+    """A strategy with a cost model that knows nothing yet, or what is in the file ``weights``."""
     from torch_pruner.tuner import make_cost_model, make_strategy
+    from torch_pruner.tuner.cost_model.weights import Weights
 
     strategy, _, model = name.partition("/")
-    cost_model = make_cost_model(model or "analytic", seed)
+    known = Weights.from_bytes(Path(weights).read_bytes()) if weights else None
+    cost_model = make_cost_model(model or "analytic", seed, known)
     if strategy == UNDRAFTED:
         from torch_pruner.tuner.search.draft_verify import DraftThenVerify
 
@@ -250,10 +265,14 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="search-") as folder:
         file = Path(folder) / "tasks.jsonl"
         plans = list(_plans(options, file))
-        parts = parts_of(options.searches)
+        parts = parts_of(options.searches, options.weights)
         content = refresh(options.data, plans, produce, force=options.force, parts=parts)
     _render(content, options)
     return 0 if all(content["rows"][p.key]["status"] == "ok" for p in plans) else 1
+
+
+def _parts_of_row(settings: dict[str, Any]) -> tuple[str, ...]:
+    return parts_of(settings["searches"], settings.get("weights", ""))
 
 
 def _render(content: dict[str, Any], options: argparse.Namespace) -> None:
@@ -261,7 +280,7 @@ def _render(content: dict[str, Any], options: argparse.Namespace) -> None:
     rows = {
         key: row
         for key, row in content["rows"].items()
-        if row["code"] == code_identity(parts_of(row["settings"]["searches"]))
+        if row["code"] == code_identity(_parts_of_row(row["settings"]))
     }
     if len(rows) < len(content["rows"]):
         print(f"{len(content['rows']) - len(rows)} rows of other code are left out")
@@ -290,7 +309,7 @@ def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
         records.append(file, [records.task_line(task, device)])
         job = SearchJob(
             str(file), task.workload, task.threads, tuple(options.searches), tuple(options.seeds),
-            tuple(range(options.reference_seeds)), options.trials,
+            tuple(range(options.reference_seeds)), options.trials, options.weights,
         )  # fmt: skip
         yield Plan(task.name, job, options.time_limit)
 
@@ -310,6 +329,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=128)
     parser.add_argument(
         "--seeds", type=lambda t: [int(n) for n in names(t)], default=[0, 1, 2], metavar="N,..."
+    )
+    parser.add_argument(
+        "--weights", default="", metavar="FILE", help="for cost models that take any"
     )
     parser.add_argument("--reference-seeds", type=int, default=1, metavar="COUNT")
     parser.add_argument("--min-flops", type=float, default=1e5, help="leave smaller kernels out")

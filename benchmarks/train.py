@@ -4,12 +4,14 @@ Whole workloads are held out, each in one of ``--folds`` parts, so every task is
 that have not seen it. Top-k is the best latency over the best among the k that a model likes most;
 best-after-n follows a search that measures eight at a time and lets the model learn. Where the best
 were timed twice, their first times are asked for, too: no model can be expected to know more. With
-``--out``, weights trained on everything are written, and beside them their data card.
+``--out``, weights trained on everything are written, and beside them their data card; on everything
+but the tasks of that benchmark with ``--leave-out docs/data/search.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from pathlib import Path
@@ -54,6 +56,7 @@ BATCHES = 3  # of the search after the first: 4, 12, 20 and 28 candidates measur
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     pools, damaged = load(Path(p) for p in options.records)
+    pools = [p for p in pools if p.task.workload not in _workloads(options.leave_out)]
     count = sum(len(p.results) for p in pools)
     print(f"{count} records of {len(pools)} tasks; {damaged} damaged lines", flush=True)
     rows = evaluate(pools, options) if options.folds > 1 else {}
@@ -74,6 +77,12 @@ def main(arguments: list[str] | None = None) -> int:
         out.with_suffix(".md").write_text(_card(pools, options, out, table if rows else ""))
         print(f"weights of {count} records in {out}, their card in {out.with_suffix('.md')}")
     return 0
+
+
+def _workloads(path: str | None) -> set[str]:
+    """Of the tasks that a file of benchmarks.search is about."""
+    rows = json.loads(Path(path).read_text())["rows"].values() if path else ()
+    return {row["settings"]["workload"] for row in rows}
 
 
 def _card(pools: Sequence[Pool], options: argparse.Namespace, weights: Path, table: str) -> str:
@@ -267,6 +276,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("records", nargs="+", help="files that benchmarks.collect wrote")
     parser.add_argument("--out", help="write weights trained on all records (safetensors)")
     parser.add_argument("--data", help="write the figures there, as JSON")
+    parser.add_argument("--leave-out", metavar="FILE", help="the tasks of these benchmarks.search")
     parser.add_argument("--folds", type=int, default=3, help="1: no evaluation")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=1, help="of each search")

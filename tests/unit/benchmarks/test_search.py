@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,6 +139,30 @@ def test_a_search_names_the_code_that_it_runs() -> None:
     assert "torch_pruner/tuner/cost_model" not in own
     assert "torch_pruner/tuner/cost_model/residual.py" not in search.parts_of(["tune_tir"])
     assert all((ROOT / part).exists() for part in {*own, *learned})
+
+
+def test_weights_are_told_apart_by_what_is_in_them(tmp_path) -> None:
+    """A row made with others is made again, wherever the file lies; rows without say nothing."""
+    from benchmarks import search
+    from torch_pruner.compiler.learned import SHIPPED
+    from torch_pruner.tuner.cost_model.moa import MomentumModel
+
+    job = search.SearchJob("tasks", "w", 2, ("draft-verify/moa",), (0,), (0,), 8)
+    without = search.Plan("conv", job, 1.0).settings
+    assert "weights" not in without
+    file = SHIPPED / "llvm.safetensors"
+    shipped = search.Plan("conv", replace(job, weights=str(file)), 1.0).settings
+    copied = tmp_path / "copy"
+    copied.write_bytes(file.read_bytes())
+    assert search.Plan("conv", replace(job, weights=str(copied)), 1.0).settings == shipped
+    copied.write_bytes(b"others")
+    others = search.Plan("conv", replace(job, weights=str(copied)), 1.0).settings
+    assert others["weights"] != shipped["weights"]
+    assert set(shipped) - set(without) == {"weights"}
+    assert "torch_pruner/tuner/cost_model" in search.parts_of(job.searches, shipped["weights"])
+    assert isinstance(
+        search.strategy_for("draft-verify/moa", 0, str(file)).cost_model, MomentumModel
+    )
 
 
 def test_without_drafts_a_cost_model_ranks_points_drawn_at_random() -> None:
