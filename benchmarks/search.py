@@ -145,7 +145,7 @@ def search(
     best, count, failed = math.inf, 0, 0
     with make_executor("local", task.threads, seed) as executor:
         awake(executor, task)
-        strategy = strategy_for(name, seed, weights)
+        strategy = strategy_for(name, task, seed, weights)
         begin = time.perf_counter()
         with _Clock(spent, "draft"):
             strategy.start(task, sketches_for(task), rng=_generator(seed, task))
@@ -205,12 +205,16 @@ def _measured(
     return results
 
 
-def strategy_for(name: str, seed: int, weights: str = "") -> SearchStrategy:
+def strategy_for(name: str, task: Task, seed: int, weights: str = "") -> SearchStrategy:
     """A strategy with a cost model that knows nothing yet, or what is in the file ``weights``."""
     from torch_pruner.tuner import make_cost_model, make_strategy
     from torch_pruner.tuner.cost_model.weights import Weights
 
     strategy, _, model = name.partition("/")
+    if strategy == REFERENCE:  # as it comes, on all threads: no seed has to fix its proposals
+        from torch_pruner.tuner.search.metaschedule import MetaScheduleSearch
+
+        return MetaScheduleSearch(threads=task.threads)
     known = Weights.from_bytes(Path(weights).read_bytes()) if weights else None
     cost_model = make_cost_model(model or "analytic", seed, known)
     if strategy == UNDRAFTED:

@@ -64,15 +64,18 @@ def others(row: Row) -> dict[str, list[Search]]:
 
 
 def sooner(row: Row, search: Search) -> float | None:
-    """How many times sooner than the reference itself; None if never."""
+    """How many times sooner than the reference itself; one that never got there counts as if it had
+    at the end of the reference's time. None if there is nothing to compare with.
+    """
     at, own = reached(row, search), reached(row, reference(row))
-    return own[0] / at[0] if at and own and at[0] > 0 else None
+    seconds = at[0] if at else reference(row)["seconds"]
+    return own[0] / seconds if own and seconds > 0 else None
 
 
 def fewer(row: Row, search: Search) -> float | None:
     """The same by trials: those of the reference over those of the search."""
     at, own = reached(row, search), reached(row, reference(row))
-    return own[1] / at[1] if at and own else None
+    return own[1] / (at[1] if at else reference(row)["trials"]) if own else None
 
 
 def geometric(values: Sequence[float]) -> float | None:
@@ -91,19 +94,19 @@ def share(searches: Sequence[Search], phases: Sequence[str]) -> float | None:
 
 
 def summary(rows: Sequence[Row], name: str) -> dict[str, Any]:
-    """Of one search over all tasks and seeds. Searches that never got there count as absent."""
+    """Of one search over all tasks and seeds."""
     pairs = [(row, s) for row in rows for s in others(row).get(name, ())]
     times = [sooner(row, s) for row, s in pairs]
     same_time = [
         latency(row, reference(row)) / latency(row, s, reference(row)["seconds"])
         for row, s in pairs
     ]
-    met = [t for t in times if t is not None]
+    known = [t for t in times if t is not None]
     by_trials = [t for row, s in pairs if (t := fewer(row, s)) is not None]
     return {
         "runs": len(pairs),
-        "reached": len(met),
-        "sooner": geometric(met),
+        "reached": sum(reached(row, s) is not None for row, s in pairs),
+        "sooner": geometric(known),
         "fewer trials": geometric(by_trials),
         "at equal time": geometric([r for r in same_time if r > 0]),
         "worst at equal time": min(same_time, default=None),
@@ -123,7 +126,8 @@ def render(content: Mapping[str, Any], data: str, picture: str | None = None) ->
         timing.machine_line(content["machine"]) + _commits(content) + ".",
         "",
         "* **sooner**: when MetaSchedule had the best of its trials, over when the search had one",
-        "  as fast; geometric mean over tasks and seeds that got there.",
+        "  as fast; geometric mean over tasks and seeds. What never got there counts as if it had",
+        "  at the end of MetaSchedule's time.",
         "* **fewer trials**: the same, counted in trials.",
         "* **at equal time**: MetaSchedule's best over the search's, after MetaSchedule's time.",
         "* All latencies are from one last timing of everything that once was best, in turns.",

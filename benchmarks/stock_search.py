@@ -29,8 +29,7 @@ def search(
     ``target``: TVM's, in place of the task's; ``builders``: candidates built at once, by default as
     many as the task has threads.
     """
-    from torch_pruner.codegen.stock import trace_text, workload_module
-    from torch_pruner.task import Candidate as Found
+    from torch_pruner.codegen.stock import candidate_of, workload_module
     from torch_pruner.tuner.search._tvm import ms, tvm
 
     os.environ["TVM_NUM_THREADS"] = str(task.threads)  # inherited by its workers
@@ -48,7 +47,7 @@ def search(
                 seconds = _mean(result.run_secs)
                 if seconds < best:
                     best = seconds
-                    found = Found("stock", trace=trace_text(candidate.sch.trace))
+                    found = candidate_of(candidate.sch)
                     events.append(event(elapsed, count, best, found))
 
     with tempfile.TemporaryDirectory(prefix="metaschedule-") as folder:

@@ -156,6 +156,8 @@ CONSTANTS = (
     ("mul", ("float32", 0.0)), ("mul", (0.0, "float32")), ("div", ("float32", 0.0)),
     ("div", (0.0, "float32")), ("add", ("float32", 0.0)), ("sub", (0.0, "float32")),
     ("mul", ("float32", 1.0)), ("maximum", ("float32", 0.0)), ("eq", ("float32", 0.0)),
+    ("maximum", (0.0, "float32")), ("minimum", ("float32", 6.0)), ("minimum", (6.0, "float32")),
+    ("maximum", ("float32", math.nan)), ("minimum", (math.nan, "float32")),
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests import fakes
 from torch_pruner.graph.ir import Builder
 from torch_pruner.target import TargetSpec
-from torch_pruner.task import Candidate, Task
+from torch_pruner.task import Candidate, MeasureInput, MeasureStatus, Task
 
 pytestmark = pytest.mark.tvm
 
@@ -32,12 +33,14 @@ def test_what_it_finds_is_a_candidate_of_ours() -> None:
         assert math.isfinite(again[event["digest"]])
 
 
-def test_a_convolution_is_searched_with_its_epilogue() -> None:
-    """Its rules raise for an epilogue that they can neither inline nor move into the tiles."""
-    from torch_pruner.tuner import make_cost_model, make_strategy
+def test_a_convolution_is_searched_with_its_epilogue_and_its_weights_are_packed() -> None:
+    """Its rules raise for an epilogue that they can neither inline nor move into the tiles, and
+    would leave each permutation in a loop of its own.
+    """
+    from torch_pruner.tuner import make_cost_model, make_executor, make_strategy
 
     b = Builder()
-    x = b.input(0, (1, 16, 14, 14), "float32")
+    x = b.permute(b.input(0, (1, 14, 14, 16), "float32"), (0, 3, 1, 2))
     w = b.input(1, (32, 16, 3, 3), "float32", static=True)
     same = {"stride": (1, 1), "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1), "groups": 1}
     y = b.append("conv", (x, w), (1, 32, 14, 14), "float32", **same)
@@ -48,6 +51,14 @@ def test_a_convolution_is_searched_with_its_epilogue() -> None:
     task = Task("conv", spec, TargetSpec.detect(2), 2)
     strategy = make_strategy("metaschedule", make_cost_model("random"), 0)
     strategy.start(task, [], rng=np.random.default_rng(0))  # its whole space is made here
+    batch = strategy.propose(3)
+    assert all("in1_extent0" in dict(c.decisions) for c in batch)
+    with make_executor("local", 2, 0) as executor:
+        results = executor.measure([MeasureInput(task, c) for c in batch])
+        other = replace(batch[0], decisions=batch[1].decisions)
+        (odd,) = executor.measure([MeasureInput(task, other)])
+    assert [r.status for r in results] == [MeasureStatus.OK] * 3
+    assert odd.status is MeasureStatus.BUILD_ERROR
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int32"])

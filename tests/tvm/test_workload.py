@@ -122,6 +122,19 @@ def conv_transpose(b):
                      dilation=(1, 1), groups=2)]  # fmt: skip
 
 
+def channels_last(b):
+    """A convolution, what is computed from it, and pooling, of data with channels last."""
+    x = b.permute(b.input(0, (2, 9, 8, 4), "float32"), (0, 3, 1, 2))
+    w = b.input(1, (6, 4, 3, 2), "float32", static=True)
+    y = b.append("conv", (x, w), (2, 6, 5, 9), "float32", stride=(2, 1), lo=(1, 2), hi=(1, 1),
+                 dilation=(1, 2), groups=1)  # fmt: skip
+    other = b.permute(b.input(2, (2, 5, 9, 6), "float32"), (0, 3, 1, 2))
+    z = b.pointwise("relu", b.pointwise("add", y, other))
+    attrs = {"kernel": (2, 2), "stride": (1, 1), "lo": (1, 0), "hi": (0, 0), "dilation": (1, 1)}
+    pooled = b.append("window_max", (z,), (2, 6, 5, 8), "float32", **attrs)
+    return [b.permute(z, (0, 2, 3, 1)), b.permute(pooled, (0, 2, 3, 1))]
+
+
 def softmax(b):
     x = b.input(0, (4, 33), "float32")
     shifted = b.pointwise("sub", x, b.reduce("max", x, (1,), keepdim=True))
@@ -138,7 +151,7 @@ def outputs_of_every_kind(b):
 
 GRAPHS = [
     views, pad_and_cat, indexing, iota, reductions, arg_reductions, windows, matmul, half_matmul,
-    conv, depthwise_conv, conv_transpose, softmax, outputs_of_every_kind,
+    conv, depthwise_conv, conv_transpose, channels_last, softmax, outputs_of_every_kind,
 ]  # fmt: skip
 
 

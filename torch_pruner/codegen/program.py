@@ -34,7 +34,7 @@ def build_program(
         if workload not in used:
             continue
         if candidate.sketch == "stock":
-            scheduled[f"kernel_{workload[:16]}"] = schedule_stock(spec, candidate.trace, target)
+            scheduled[f"kernel_{workload[:16]}"] = schedule_stock(spec, candidate, target)
         else:
             scheduled[f"kernel_{workload[:16]}"] = schedule(
                 spec, candidate.sketch, dict(candidate.decisions)

@@ -230,6 +230,10 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
             return _times_zero(x, y, dtype)
         case "div":
             return _divide(x, y, dtype)
+        case "maximum" | "minimum" if _is_number(x) or _is_number(y):
+            # Of one that is no NaN and one that may be: a comparison, and one instruction of x86's.
+            x, y = (y, x) if _is_number(x) else (x, y)
+            return T.Select(x < y if op == "maximum" else x > y, y, x)
         case "maximum":
             return T.Select(T.bitwise_or(T.isnan(x), x > y), x, y)
         case "minimum":
@@ -245,6 +249,10 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
         case "mod" | "floordiv":
             return _floor_modulo(b, op, x, y, dtype)
     raise NotImplementedError(f"{op} of {dtype}")
+
+
+def _is_number(x: Expr) -> bool:
+    return isinstance(x, T.FloatImm) and not math.isnan(x.value)
 
 
 def _is_zero(x: Expr) -> bool:

@@ -1,8 +1,11 @@
 """A kernel graph as an unscheduled TIR function: what MetaSchedule's own space starts from.
 
-One ``te.compute`` per node; MetaSchedule inlines what it wants to. Arithmetic is
-``scalar.apply``'s, so that kernels of either space compute the same numbers, unless somebody asks
-for another (``plain.apply``). No schedule is decided here.
+One ``te.compute`` per node that computes; MetaSchedule inlines what it wants to. Views are indices
+of whoever reads them: its rules inline nothing that changes the order of axes, so each would be a
+loop of its own. Convolutions are written in the order of axes in which their data lie, as TVM's
+operators for such data are. Arithmetic is ``scalar.apply``'s, so that kernels of either space
+compute the same numbers, unless somebody asks for another (``plain.apply``). No schedule is decided
+here.
 """
 
 from __future__ import annotations
@@ -14,18 +17,21 @@ from tvm import te
 
 from torch_pruner.codegen import scalar
 from torch_pruner.codegen._tvm import Expr, T
+from torch_pruner.codegen.reader import reshape_index, view_index
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ir import const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
+from torch_pruner.graph.stored import order_before, stored_orders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch_pruner.graph.ir import Graph, Node
+    from torch_pruner.graph.ir import Graph, Node, Shape
 
 Tensor = Any
 Index = tuple[Expr, ...]
-Read = Any  # index expressions -> value expression
+Read = Any  # index expressions -> value expression; a tensor is one, too
+Order = Any  # a shape, or None for the order of the node's own axes
 Apply = Any  # (operator, operands, dtype of the result) -> value expression
 
 
@@ -33,39 +39,53 @@ def to_prim_func(spec: Graph, apply: Apply = scalar.apply) -> Any:
     """Parameters: the inputs of ``spec`` by index, then its outputs. Takes every operator that
     ``apply`` has, which ``scalar.apply`` is all of them.
     """
-    values: list[Tensor] = []
+    orders = stored_orders(spec)
+    values: list[Read] = []
     for i, node in enumerate(spec.nodes):
-        values.append(_stage(spec, node, f"n{i}_{node.op}", values, apply))
+        values.append(_stage(spec, node, f"n{i}_{node.op}", values, apply, orders.get(i)))
     inputs = [values[i] for i in spec.inputs]
     outputs: list[Tensor] = []
     for k, i in enumerate(spec.outputs):
-        fresh = spec.nodes[i].op not in ("input", "const") and i not in spec.outputs[:k]
         value = values[i]
-        outputs.append(value if fresh else _compute(spec.nodes[i], f"out{k}", _reader(value)))
+        fresh = isinstance(value, te.Tensor) and spec.nodes[i].op != "input"
+        fresh = fresh and i not in spec.outputs[:k]
+        outputs.append(value if fresh else _compute(spec.nodes[i], f"out{k}", value))
     return te.create_prim_func([*inputs, *outputs])
 
 
-def _stage(spec: Graph, node: Node, name: str, values: Sequence[Tensor], apply: Apply) -> Tensor:
-    """The tensor of one node; a constant is an expression."""
+def _stage(
+    spec: Graph, node: Node, name: str, values: Sequence[Read], apply: Apply, order: Shape | None
+) -> Read:
+    """What reads one node: its tensor, or an expression for a constant and for a view."""
     if node.op == "input":
         return te.placeholder(node.shape, node.dtype, name)
     if node.op == "const":
-        return T.const(const_value(node), node.dtype)
+        value = T.const(const_value(node), node.dtype)
+        return lambda *index: value
+    reads = [values[i] for i in node.inputs]
     if node.kind in (OpKind.REDUCE, OpKind.WINDOW, OpKind.CONTRACT):
-        return _REDUCERS[node.op](spec, node, name, [values[i] for i in node.inputs], apply)
-    reads = [_reader(values[i]) for i in node.inputs]
+        return _REDUCERS[node.op](spec, node, name, reads, apply, order)
     shapes = [spec.nodes[i].shape for i in node.inputs]
-    return _compute(node, name, _element(node, reads, shapes, apply))
+    if node.kind is OpKind.VIEW:
+        return _view(node, reads[0], shapes[0])
+    return _compute(node, name, _element(node, reads, shapes, apply), order)
 
 
-def _reader(value: Tensor) -> Read:
-    if isinstance(value, te.Tensor):
-        return lambda *index: value(*index)
-    return lambda *index: value
+def _compute(node: Node, name: str, element: Read, order: Shape | None = None) -> Read:
+    """A tensor of ``element`` at the node's indices, its axes stored in ``order``."""
+    return _tensor(node.shape, name, element, order)
 
 
-def _compute(node: Node, name: str, element: Read) -> Tensor:
-    return te.compute(node.shape, element, name=name)
+def _tensor(shape: Shape, name: str, element: Read, order: Shape | None) -> Read:
+    if order is None or order == tuple(range(len(shape))):
+        return te.compute(shape, element, name=name)
+    back = [order.index(axis) for axis in range(len(order))]
+
+    def stored(*index: Expr) -> Expr:
+        return element(*(index[k] for k in back))
+
+    tensor = te.compute(tuple(shape[axis] for axis in order), stored, name=name)
+    return lambda *index: tensor(*(index[axis] for axis in order))
 
 
 def _element(
@@ -80,51 +100,15 @@ def _element(
         return _cat(node, reads, shapes)
     if node.op == "pad":
         return _pad(node, reads[0], shapes[0])
-    if node.op in ("take", "gather"):
-        return _indexed(node, reads, shapes)
-    source = _view(node, shapes[0])
-    return lambda *index: reads[0](*source(index))
+    return _indexed(node, reads, shapes)
 
 
-def _view(node: Node, shape: tuple[int, ...]) -> Callable[[Index], Index]:
-    """From the output's index to the operand's."""
-    rank = len(node.shape)
-    if node.op == "permute":
-        perm = node.attr("perm")
-        return lambda index: tuple(index[perm.index(d)] for d in range(rank))
-    if node.op == "broadcast":
-        skip = rank - len(shape)
-        return lambda index: tuple(
-            T.const(0, "int32") if d == 1 else index[skip + i] for i, d in enumerate(shape)
-        )
-    if node.op == "slice":
-        starts, steps = node.attr("starts"), node.attr("steps")
-        return lambda index: tuple(
-            i * step + start for i, start, step in zip(index, starts, steps, strict=True)
-        )
-    if node.op == "flip":
-        dims = node.attr("dims")
-        return lambda index: tuple(
-            shape[d] - 1 - i if d in dims else i for d, i in enumerate(index)
-        )
+def _view(node: Node, read: Read, shape: tuple[int, ...]) -> Read:
+    """What reads a view at its own index."""
     if node.op == "reshape":
-        return lambda index: _unflatten(_flatten(index, node.shape), shape)
-    raise ValueError(f"no view operator {node.op!r}")
-
-
-def _flatten(index: Index, shape: tuple[int, ...]) -> Expr:
-    flat: Expr = T.const(0, "int32")
-    for i, extent in zip(index, shape, strict=True):
-        flat = flat * extent + i
-    return flat
-
-
-def _unflatten(flat: Expr, shape: tuple[int, ...]) -> Index:
-    found = []
-    for d, extent in enumerate(shape):
-        inner = math.prod(shape[d + 1 :])
-        found.append(T.floormod(T.floordiv(flat, inner), extent) if d else T.floordiv(flat, inner))
-    return tuple(found)
+        return lambda *index: read(*reshape_index(index, node.shape, shape))
+    attrs = dict(node.attrs)
+    return lambda *index: read(*view_index(node.op, attrs, index, shape))
 
 
 def _cat(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]]) -> Read:
@@ -207,32 +191,34 @@ def _reducer(op: str, dtype: str, apply: Apply) -> Any:
     )
 
 
-def _reduce(spec: Graph, node: Node, name: str, args: Sequence[Tensor], apply: Apply) -> Tensor:
+def _reduce(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], apply: Apply, _order: Order
+) -> Read:
     source = spec.nodes[node.inputs[0]]
     reduced = node.attr("axes")
     axes = [te.reduce_axis((0, source.shape[d]), f"{name}_r{d}") for d in reduced]
     dtype = accumulator(node.dtype)
     fold = _reducer(node.op, dtype, apply)
-    read = _reader(args[0])
+    read = args[0]
 
     def element(*index: Expr) -> Expr:
         kept, folded = iter(index), iter(axes)
         whole = [next(folded) if d in reduced else next(kept) for d in range(len(source.shape))]
         return fold(scalar.cast(read(*whole), dtype), axis=axes)
 
-    return _rounded(node, name, te.compute(node.shape, element, name=name))
+    return _rounded(node, name, dtype, _compute(node, name, element))
 
 
-def _rounded(node: Node, name: str, total: Tensor) -> Tensor:
-    """``total`` in the node's dtype."""
-    if total.dtype == node.dtype:
+def _rounded(node: Node, name: str, dtype: str, total: Read, order: Order = None) -> Read:
+    """``total``, which is of ``dtype``, in the node's own."""
+    if dtype == node.dtype:
         return total
-    return _compute(node, f"{name}_cast", lambda *i: scalar.cast(total(*i), node.dtype))
+    return _compute(node, f"{name}_cast", lambda *i: scalar.cast(total(*i), node.dtype), order)
 
 
 def _arg_reduce(
-    spec: Graph, node: Node, name: str, args: Sequence[Tensor], _apply: Apply
-) -> Tensor:
+    spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, _order: Order
+) -> Read:
     """First position of the extreme; NaN is more extreme than any number."""
     source = spec.nodes[node.inputs[0]]
     (dim,) = node.attr("axes")
@@ -260,17 +246,19 @@ def _arg_reduce(
         return T.const(2**31 - 1, index), least
 
     fold = te.comm_reducer(combine, identity, name=node.op)
-    read = _reader(args[0])
+    read = args[0]
 
     def element(*index: Expr) -> Expr:
         at = (*index[:dim], axis, *index[dim:])
         return fold((axis.var, scalar.cast(read(*at), wide)), axis=axis)
 
     position, _ = te.compute(node.shape, element, name=name)
-    return _rounded(node, name, position)
+    return _rounded(node, name, str(position.dtype), position)
 
 
-def _window(spec: Graph, node: Node, name: str, args: Sequence[Tensor], apply: Apply) -> Tensor:
+def _window(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], apply: Apply, order: Order
+) -> Read:
     source = spec.nodes[node.inputs[0]]
     kernel, stride, dilation = node.attr("kernel"), node.attr("stride"), node.attr("dilation")
     lo, lead = node.attr("lo"), len(source.shape) - len(node.attr("kernel"))
@@ -281,7 +269,7 @@ def _window(spec: Graph, node: Node, name: str, args: Sequence[Tensor], apply: A
     neutral: Expr = T.const(0, dtype)
     if largest:
         neutral = T.const(-math.inf, dtype) if dtype in FLOATS else T.min_value(dtype)
-    read = _reader(args[0])
+    read = args[0]
 
     def element(*index: Expr) -> Expr:
         at = [
@@ -291,24 +279,28 @@ def _window(spec: Graph, node: Node, name: str, args: Sequence[Tensor], apply: A
         value = scalar.cast(read(*index[:lead], *at), dtype)
         return fold(_guarded(_inside(at, source.shape[lead:]), value, neutral), axis=axes)
 
-    return _rounded(node, name, te.compute(node.shape, element, name=name))
+    return _rounded(node, name, dtype, _compute(node, name, element, order), order)
 
 
-def _matmul(spec: Graph, node: Node, name: str, args: Sequence[Tensor], _apply: Apply) -> Tensor:
+def _matmul(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, _order: Order
+) -> Read:
     depth = spec.nodes[node.inputs[0]].shape[-1]
     axis = te.reduce_axis((0, depth), f"{name}_k")
     dtype = accumulator(node.dtype)
-    left, right = (_reader(a) for a in args)
+    left, right = args
 
     def element(*index: Expr) -> Expr:
         *batch, i, j = index
         a, b = left(*batch, i, axis), right(*batch, axis, j)
         return te.sum(scalar.cast(a, dtype) * scalar.cast(b, dtype), axis=axis)
 
-    return _rounded(node, name, te.compute(node.shape, element, name=name))
+    return _rounded(node, name, dtype, _compute(node, name, element))
 
 
-def _conv(spec: Graph, node: Node, name: str, args: Sequence[Tensor], _apply: Apply) -> Tensor:
+def _conv(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, order: Order
+) -> Read:
     """Both directions: a transposed convolution is an ordinary one on a dilated input."""
     x_shape, w_shape = (spec.nodes[i].shape for i in node.inputs)
     transposed = node.op == "conv_transpose"
@@ -317,10 +309,11 @@ def _conv(spec: Graph, node: Node, name: str, args: Sequence[Tensor], _apply: Ap
     channels = x_shape[1] // groups
     per_group = w_shape[1] if transposed else w_shape[0] // groups
     stride = (1,) * len(kernel) if transposed else node.attr("stride")
-    padded = _padded_input(node, name, args[0], x_shape, w_shape, dtype)
-    weight = _reader(args[1])
+    padded = _padded_input(spec, node, name, args[0], w_shape, dtype)
+    weight = args[1]
     c = te.reduce_axis((0, channels), f"{name}_c")
     taps = [te.reduce_axis((0, k), f"{name}_r{d}") for d, k in enumerate(kernel)]
+    axes = [c, *taps] if order is None or order[-1] != 1 else [*taps, c]
 
     def element(*index: Expr) -> Expr:
         n, o, *place = index
@@ -332,21 +325,16 @@ def _conv(spec: Graph, node: Node, name: str, args: Sequence[Tensor], _apply: Ap
             w = weight(channel, T.floormod(o, per_group) if groups > 1 else o, *back)
         else:
             w = weight(o, c, *taps)
-        return te.sum(padded(n, channel, *at) * scalar.cast(w, dtype), axis=[c, *taps])
+        return te.sum(padded(n, channel, *at) * scalar.cast(w, dtype), axis=axes)
 
-    return _rounded(node, name, te.compute(node.shape, element, name=name))
+    return _rounded(node, name, dtype, _compute(node, name, element, order), order)
 
 
 def _padded_input(
-    node: Node,
-    name: str,
-    value: Tensor,
-    x_shape: tuple[int, ...],
-    w_shape: tuple[int, ...],
-    dtype: str,
+    spec: Graph, node: Node, name: str, read: Read, w_shape: Shape, dtype: str
 ) -> Read:
     """The input in the accumulator's dtype, with zeros around it and between its elements."""
-    read = _reader(value)
+    x_shape = spec.nodes[node.inputs[0]].shape
     kernel, dilation, out = w_shape[2:], node.attr("dilation"), node.shape[2:]
     reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     transposed = node.op == "conv_transpose"
@@ -368,10 +356,10 @@ def _padded_input(
         return _guarded(conditions, scalar.cast(read(n, channel, *at), dtype), T.const(0, dtype))
 
     shape = (x_shape[0], x_shape[1], *extents)
-    return _reader(te.compute(shape, element, name=f"{name}_pad"))
+    return _tensor(shape, f"{name}_pad", element, order_before(spec, node.inputs[0]))
 
 
-_REDUCERS: dict[str, Callable[[Graph, Node, str, Sequence[Tensor], Apply], Tensor]] = {
+_REDUCERS: dict[str, Callable[[Graph, Node, str, Sequence[Read], Apply, Order], Read]] = {
     **dict.fromkeys(("sum", "prod", "max", "min", "any", "all"), _reduce),
     **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
     **dict.fromkeys(("window_max", "window_sum"), _window),

@@ -20,7 +20,9 @@ from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.winograd import transformed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.graph.ir import Node
 
 Array = npt.NDArray[Any]
 
@@ -91,6 +93,30 @@ class PackLayout:
         view = Graph.from_json(data["view"])
         groups, block, pair = (int(data[name]) for name in ("groups", "block", "pair"))
         return PackLayout(view, str(data["form"]), groups, block, shape, pair)
+
+
+def strided_layout(node: Node, axes: Sequence[tuple[int, int]]) -> PackLayout:
+    """The layout with ``axes`` of (extent, stride in elements of the input ``node``), outermost
+    first.
+
+    Raises ValueError unless each element of the input is met once.
+    """
+    from torch_pruner.graph.ir import Builder
+
+    real = [(extent, stride) for extent, stride in axes if extent > 1]
+    nested = sorted(real, key=lambda axis: -axis[1])
+    inner = 1
+    for extent, stride in reversed(nested):
+        if stride != inner:
+            raise ValueError(f"axes {list(axes)} are no layout of {node.shape}")
+        inner *= extent
+    if inner != node.numel:
+        raise ValueError(f"axes {list(axes)} are no layout of {node.shape}")
+    b = Builder()
+    split = b.reshape(b.input(0, node.shape, node.dtype), tuple(extent for extent, _ in nested))
+    moved = b.permute(split, tuple(nested.index(axis) for axis in real))
+    view = b.finish([b.reshape(moved, (1, inner))])
+    return PackLayout(view, "matmul", 1, inner, (1, 1, 1, inner))
 
 
 def to_gkn(operand: Array, form: str, groups: int) -> Array:

@@ -22,7 +22,7 @@ from torch_pruner.graph.contraction import (
 )
 from torch_pruner.graph.gradient import gradient_of
 from torch_pruner.graph.ops import ITEMSIZE
-from torch_pruner.graph.packing import PackLayout
+from torch_pruner.graph.packing import PackLayout, strided_layout
 from torch_pruner.graph.pairs import COLUMNS, STEPS, pair_form
 from torch_pruner.graph.rows import row_domain
 from torch_pruner.graph.winograd import winograd_of
@@ -78,6 +78,8 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
         scratch = _rows(spec, decisions)
     elif sketch == "gpu_product":
         scratch = _gpu_product(spec, decisions, packs)
+    elif sketch == "stock":
+        _stock(spec, decisions, packs)
     nodes = spec.nodes
     inputs = tuple(
         BufferSpec(p.shape if p else nodes[i].shape, nodes[i].dtype)
@@ -142,6 +144,16 @@ def _gpu_product(
     parts = decisions.get("split", 1)
     sums = BufferSpec((parts, con.groups, con.rows, con.n), con.acc_dtype)
     return (sums,) if parts > 1 else ()
+
+
+def _stock(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:
+    """Inputs whose layout MetaSchedule chose: axis by axis, an extent and a stride."""
+    for k, position in enumerate(spec.inputs):
+        axes: list[tuple[int, int]] = []
+        while (extent := decisions.get(f"in{k}_extent{len(axes)}")) is not None:
+            axes.append((extent, decisions[f"in{k}_stride{len(axes)}"]))
+        if axes:
+            packs[k] = strided_layout(spec.nodes[position], axes)
 
 
 def _depthwise(spec: Graph, decisions: Mapping[str, int], packs: list[PackLayout | None]) -> None:

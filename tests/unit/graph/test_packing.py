@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from torch_pruner.graph.contraction import contraction_of
-from torch_pruner.graph.ir import Builder, Graph
-from torch_pruner.graph.packing import PackLayout, to_gkn
+from torch_pruner.graph.ir import Builder, Graph, Node
+from torch_pruner.graph.packing import PackLayout, strided_layout, to_gkn
 from torch_pruner.graph.signature import signature
 
 
@@ -163,3 +163,27 @@ def test_a_copy_can_be_made_in_memory_that_is_given() -> None:
             for n in range(8):
                 expected = operand[k, n] if k < 5 and n < 7 else 0
                 assert panels[0, n // 4, k // pair, n % 4, k % pair] == expected
+
+
+def strided_input() -> Node:
+    b = Builder()
+    return b.finish([b.input(0, (4, 6, 1), "float32")]).nodes[0]
+
+
+def test_a_layout_by_strides_is_the_input_read_in_that_order() -> None:
+    """Panels of two rows, in which a column's elements lie together."""
+    axes = [(2, 12), (1, 0), (3, 2), (2, 6), (2, 1)]
+    layout = strided_layout(strided_input(), axes)
+    operand = np.arange(24, dtype=np.float32).reshape(4, 6, 1)
+    expected = [12 * a + 2 * b + 6 * c + d for a, b, c, d in np.ndindex(2, 3, 2, 2)]
+    assert layout.pack(operand).ravel().tolist() == expected
+    assert layout.nbytes == operand.nbytes
+    assert PackLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+
+
+@pytest.mark.parametrize(
+    "axes", [[(4, 6), (5, 1)], [(4, 6), (6, 1), (2, 24)], [(4, 5), (6, 1)], [(24, 2)], []]
+)
+def test_axes_that_do_not_meet_each_element_once_are_no_layout(axes) -> None:
+    with pytest.raises(ValueError, match="no layout"):
+        strided_layout(strided_input(), axes)

@@ -83,3 +83,13 @@ def test_sweeps_take_inputs_and_outputs_only() -> None:
     assert takes.inputs == takes.outputs == (BufferSpec((6, 8), "float32"),)
     assert takes.scratch == ()
     assert takes.outputs[0].nbytes == 192
+
+
+def test_what_metaschedule_laid_out_anew_arrives_packed() -> None:
+    layout = {"in1_extent0": 3, "in1_stride0": 4, "in1_extent1": 6, "in1_stride1": 12}
+    layout |= {"in1_extent2": 4, "in1_stride2": 1}
+    takes = signature(product(static=True), "stock", layout)
+    assert takes.packs[0] is None
+    assert takes.packs[1] is not None
+    assert takes.packs[1].nbytes == 6 * 12 * 2
+    assert signature(product(static=True), "stock", {}).packs == (None, None)

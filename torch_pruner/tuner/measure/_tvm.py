@@ -68,5 +68,5 @@ def scheduled(spec: Graph, target: TargetSpec, candidate: Candidate) -> Schedule
     if candidate.sketch == "stock":
         from torch_pruner.codegen.stock import schedule_stock  # imports MetaSchedule: seconds
 
-        return schedule_stock(spec, candidate.trace, target)
+        return schedule_stock(spec, candidate, target)
     return schedule(spec, candidate.sketch, dict(candidate.decisions))

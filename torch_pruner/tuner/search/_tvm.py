@@ -55,11 +55,17 @@ def quiet() -> logging.Logger:
 class Evolution:
     """MetaSchedule's evolutionary search over the space of one module.
 
-    One thread only: the cost model may be Python, and results must not depend on timing.
+    With one thread results do not depend on timing.
     """
 
     def __init__(
-        self, module: Any, target: TargetSpec, cost_model: Any, seed: int, round_size: int
+        self,
+        module: Any,
+        target: TargetSpec,
+        cost_model: Any,
+        seed: int,
+        round_size: int,
+        threads: int = 1,
     ) -> None:
         _register_intrinsics(target.kind)
         self._target = tvm.target.Target(target.tvm_target())
@@ -70,7 +76,7 @@ class Evolution:
             search_strategy=ms.search_strategy.EvolutionarySearch(),
             task_name="kernel",
             rand_state=seed,
-            num_threads=1,
+            num_threads=threads,
             logger=quiet(),
         )
         self._database = ms.database.MemoryDatabase()
@@ -105,8 +111,8 @@ class Evolution:
         self._cost_model.update(self._context, list(candidates), results)
 
 
-def make_cost_model(seed: int) -> Any:
+def make_cost_model(seed: int, threads: int = 1) -> Any:
     """MetaSchedule's gradient-boosted trees; chance where xgboost is not installed."""
     if importlib.util.find_spec("xgboost") is None:
         return ms.cost_model.RandomModel(seed=seed)
-    return ms.cost_model.XGBModel(extractor="per-store-feature", num_tuning_cores=1)
+    return ms.cost_model.XGBModel(extractor="per-store-feature", num_tuning_cores=threads)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
+from torch_pruner.task import MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.search.base import SearchStrategy
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from torch_pruner.task import Candidate
     from torch_pruner.tuner.sketch.base import Sketch
 
 EMPTY_ROUNDS = 3  # without a new candidate, after which the space counts as exhausted
@@ -25,11 +26,12 @@ class MetaScheduleSearch(SearchStrategy):
     """Hands out rounds of ``round_size`` candidates in pieces and reports a round when measured.
 
     A round costs an evolution of some thousand replays (seconds), so it must not be as small as a
-    batch of measurements. ``cost_model`` is one of MetaSchedule's; the sketches are not used.
+    batch of measurements. ``cost_model`` is one of MetaSchedule's; the sketches are not used. With
+    more than one of ``threads`` for the evolution a seed does not fix the proposals.
     """
 
-    def __init__(self, cost_model: Any = None, *, round_size: int = 64) -> None:
-        self._given_model, self._round_size = cost_model, round_size
+    def __init__(self, cost_model: Any = None, *, round_size: int = 64, threads: int = 1) -> None:
+        self._given_model, self._round_size, self._threads = cost_model, round_size, threads
 
     def start(
         self,
@@ -43,11 +45,13 @@ class MetaScheduleSearch(SearchStrategy):
         from torch_pruner.tuner.search import _tvm  # seconds, and only the baseline needs it
 
         seed = int(rng.integers(1, 1 << 30))
-        model = self._given_model or _tvm.make_cost_model(seed)
+        model = self._given_model or _tvm.make_cost_model(seed, self._threads)
         # Our arithmetic (NaN kept, no product fused with a sum) is more than its rules can inline:
         # they would leave the epilogue outside of the tiles, or raise.
         module = workload_module(task.spec, plain=True)
-        self._evolution = _tvm.Evolution(module, task.target, model, seed, self._round_size)
+        self._evolution = _tvm.Evolution(
+            module, task.target, model, seed, self._round_size, self._threads
+        )
         self._seen = {r.candidate for r in history}
         self._queue: list[tuple[Candidate, Any]] = []
         self._out: dict[Candidate, Any] = {}
@@ -69,7 +73,7 @@ class MetaScheduleSearch(SearchStrategy):
                 self._results.append((native, seconds))
 
     def _next_round(self) -> None:
-        from torch_pruner.codegen.stock import trace_text
+        from torch_pruner.codegen.stock import candidate_of
 
         if self._results:
             natives, seconds = zip(*self._results, strict=True)
@@ -77,7 +81,7 @@ class MetaScheduleSearch(SearchStrategy):
             self._results = []
         for _ in range(EMPTY_ROUNDS):
             for native in self._evolution.generate():
-                candidate = Candidate("stock", trace=trace_text(native.sch.trace))
+                candidate = candidate_of(native.sch)
                 if candidate not in self._seen:
                     self._seen.add(candidate)
                     self._queue.append((candidate, native))
