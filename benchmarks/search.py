@@ -11,6 +11,8 @@ they come. Needs the extra ``search``.
 
 ``--searches draft-verify/moa,tune_tir`` adds MetaSchedule driven by its own code, with its builder
 and its runner; ``undrafted/residual`` lets a cost model choose among points drawn at random.
+``--workloads`` leaves all tasks out but those whose digests begin so, for baselines and ablations
+over a few, with ``--reference-seeds 3``.
 Cost models know nothing when they begin: the package's weights have seen these tasks. ``--weights``
 gives them others, such as ``benchmarks.train --leave-out docs/data/search.json`` writes.
 """
@@ -35,6 +37,7 @@ from benchmarks.collect import tasks_of
 from benchmarks.job import answer_with, launch
 from benchmarks.models import NETWORKS
 from benchmarks.rows import refresh
+from benchmarks.search_table import REFERENCE, UNTOUCHED
 from benchmarks.timing import code_identity
 
 if TYPE_CHECKING:
@@ -44,8 +47,6 @@ if TYPE_CHECKING:
     from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.search.base import SearchStrategy
 
-REFERENCE = "metaschedule"
-UNTOUCHED = "tune_tir"
 UNDRAFTED = "undrafted"
 NETWORKS_OF_THE_ISSUE = ["bert_tiny", "resnet50", "mobilenet_v2"]
 FIRST, BATCH = 4, 8
@@ -310,6 +311,8 @@ def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
 
     target, device = TargetSpec.resolve("auto", options.threads), DeviceFingerprint.detect()
     for task in tasks_of(options, target):
+        if not task.workload.startswith(tuple(options.workloads) or ""):
+            continue
         records.append(file, [records.task_line(task, device)])
         job = SearchJob(
             str(file), task.workload, task.threads, tuple(options.searches), tuple(options.seeds),
@@ -329,6 +332,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--networks", type=network_names, default=NETWORKS_OF_THE_ISSUE, metavar="NAME,..."
     )
     parser.add_argument("--tasks", type=int, default=8, help="at most so many of each network")
+    parser.add_argument(
+        "--workloads", type=names, default=[], metavar="DIGEST,...", help="no others; beginnings do"
+    )
     parser.add_argument("--searches", type=names, default=["draft-verify/moa"], metavar="NAME,...")
     parser.add_argument("--trials", type=int, default=128)
     parser.add_argument(

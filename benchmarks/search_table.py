@@ -19,6 +19,7 @@ Row = dict[str, Any]
 Search = dict[str, Any]
 
 REFERENCE = "metaschedule"
+UNTOUCHED = "tune_tir"  # the same, driven by its own code
 PHASES = ("draft", "verify", "build", "measure", "train")
 OWN_WORK = ("draft", "verify", "train")
 
@@ -42,40 +43,42 @@ def latency(row: Row, search: Search, within_s: float = math.inf) -> float:
     return min((s for at, _, s in curve(row, search) if at <= within_s), default=math.inf)
 
 
-def reference(row: Row) -> Search:
+def reference(row: Row, name: str = REFERENCE) -> Search:
     """Of several seeds, the one with the least latency."""
-    own = [s for s in row["searches"] if s["search"] == REFERENCE]
+    own = [s for s in row["searches"] if s["search"] == name]
     return min(own, key=lambda s: latency(row, s))
 
 
-def reached(row: Row, search: Search) -> tuple[float, int] | None:
+def reached(row: Row, search: Search, against: str = REFERENCE) -> tuple[float, int] | None:
     """(seconds, trials) until a search had the reference's least latency; None if it never did."""
-    goal = latency(row, reference(row))
+    goal = latency(row, reference(row, against))
     return next(((at, trial) for at, trial, s in curve(row, search) if s <= goal), None)
 
 
-def others(row: Row) -> dict[str, list[Search]]:
+def others(row: Row, against: str = REFERENCE) -> dict[str, list[Search]]:
     """The searches that are compared with the reference, all seeds of each."""
     found: dict[str, list[Search]] = {}
     for search in row["searches"]:
-        if search["search"] != REFERENCE:
+        if search["search"] != against:
             found.setdefault(search["search"], []).append(search)
     return found
 
 
-def sooner(row: Row, search: Search) -> float | None:
+def sooner(row: Row, search: Search, against: str = REFERENCE) -> float | None:
     """How many times sooner than the reference itself; one that never got there counts as if it had
     at the end of the reference's time. None if there is nothing to compare with.
     """
-    at, own = reached(row, search), reached(row, reference(row))
-    seconds = at[0] if at else reference(row)["seconds"]
+    best = reference(row, against)
+    at, own = reached(row, search, against), reached(row, best, against)
+    seconds = at[0] if at else best["seconds"]
     return own[0] / seconds if own and seconds > 0 else None
 
 
-def fewer(row: Row, search: Search) -> float | None:
+def fewer(row: Row, search: Search, against: str = REFERENCE) -> float | None:
     """The same by trials: those of the reference over those of the search."""
-    at, own = reached(row, search), reached(row, reference(row))
-    return own[1] / (at[1] if at else reference(row)["trials"]) if own else None
+    best = reference(row, against)
+    at, own = reached(row, search, against), reached(row, best, against)
+    return own[1] / (at[1] if at else best["trials"]) if own else None
 
 
 def geometric(values: Sequence[float]) -> float | None:
@@ -93,19 +96,20 @@ def share(searches: Sequence[Search], phases: Sequence[str]) -> float | None:
     return sum(s["phases"][p] for s in searches for p in phases) / total if total else None
 
 
-def summary(rows: Sequence[Row], name: str) -> dict[str, Any]:
+def summary(rows: Sequence[Row], name: str, against: str = REFERENCE) -> dict[str, Any]:
     """Of one search over all tasks and seeds."""
-    pairs = [(row, s) for row in rows for s in others(row).get(name, ())]
-    times = [sooner(row, s) for row, s in pairs]
+    pairs = [(row, s) for row in rows for s in others(row, against).get(name, ())]
+    times = [sooner(row, s, against) for row, s in pairs]
     same_time = [
-        latency(row, reference(row)) / latency(row, s, reference(row)["seconds"])
+        latency(row, best) / latency(row, s, best["seconds"])
         for row, s in pairs
+        for best in [reference(row, against)]
     ]
     known = [t for t in times if t is not None]
-    by_trials = [t for row, s in pairs if (t := fewer(row, s)) is not None]
+    by_trials = [t for row, s in pairs if (t := fewer(row, s, against)) is not None]
     return {
         "runs": len(pairs),
-        "reached": sum(reached(row, s) is not None for row, s in pairs),
+        "reached": sum(reached(row, s, against) is not None for row, s in pairs),
         "sooner": geometric(known),
         "fewer trials": geometric(by_trials),
         "at equal time": geometric([r for r in same_time if r > 0]),
@@ -136,7 +140,17 @@ def render(content: Mapping[str, Any], data: str, picture: str | None = None) ->
     if picture:
         lines += [f"![Latency over time](./{picture.rpartition('/')[2]})", ""]
     header = ["search", "runs", "got there", "sooner", "fewer trials", "at equal time", "worst"]
-    lines += [tables.markdown(header, list(_summaries(rows, names))), ""]
+    lines += [tables.markdown(header, list(_summaries(rows, names, REFERENCE))), ""]
+    untouched = [r for r in rows if any(s["search"] == UNTOUCHED for s in r["searches"])]
+    if untouched:
+        names_there = [REFERENCE, *(n for n in names if n != UNTOUCHED)]
+        table = tables.markdown(header, list(_summaries(untouched, names_there, UNTOUCHED)))
+        lines += [
+            f"The same against `{UNTOUCHED}`, MetaSchedule driven by its own code:",
+            "",
+            table,
+        ]
+        lines += [""]
     header = ["of the time", *PHASES, "draft, verify and train"]
     lines += [tables.markdown(header, [_shares(rows, n) for n in (REFERENCE, *names)]), ""]
     header = ["task", "search", "seed", "trials", "took", "best", "reached after", "trials then"]
@@ -157,17 +171,18 @@ def _commits(content: Mapping[str, Any]) -> str:
     return f" (rows of {', '.join(kept)} kept)" if kept else ""
 
 
-def _summaries(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
+def _summaries(rows: Sequence[Row], names: Sequence[str], against: str) -> Iterator[list[str]]:
     """A line of each search; where rows are of several processors, one of each of them too."""
     for name in names:
-        yield _summary_line(rows, name, name)
+        yield _summary_line(rows, name, name, against)
         cpus = dict.fromkeys(row.get("cpu", "") for row in rows)
         for cpu in cpus if len(cpus) > 1 else ():
-            yield _summary_line([r for r in rows if r.get("cpu", "") == cpu], name, f"on {cpu}")
+            own = [r for r in rows if r.get("cpu", "") == cpu]
+            yield _summary_line(own, name, f"on {cpu}", against)
 
 
-def _summary_line(rows: Sequence[Row], name: str, title: str) -> list[str]:
-    of = summary(rows, name)
+def _summary_line(rows: Sequence[Row], name: str, title: str, against: str) -> list[str]:
+    of = summary(rows, name, against)
     return [
         title,
         str(of["runs"]),

@@ -81,6 +81,23 @@ def test_a_search_without_a_result_is_infinitely_slow(row) -> None:
     assert of["sooner"] == pytest.approx(40 / 60)
 
 
+def test_the_untouched_reference_has_a_table_of_its_own(row) -> None:
+    """Ours has its 2.1 ms after 4 s, which takes it 100."""
+    row["searches"].append(searched("tune_tir", 0, (50.0, 64, "a"), (100.0, 128, "c")))
+    assert search_table.summary([row], "draft-verify/moa", "tune_tir")["reached"] == 1
+    fast, _ = search_table.others(row)["draft-verify/moa"]
+    assert search_table.sooner(row, fast, "tune_tir") == pytest.approx(25.0)
+    machine = {
+        "cpu": "a CPU", "gpu": None, "cores": 2, "threads": 2, "versions": {"torch": "2"},
+        "commit": "abc", "date": "today",
+    }  # fmt: skip
+    text = search_table.render({"rows": {"conv": row}, "machine": machine}, "data.json")
+    before, after = text.split("The same against `tune_tir`")
+    assert "| tune_tir | 1 | 0 |" in before
+    assert "| metaschedule | 1 | 1 |" in after
+    assert "| draft-verify/moa | 2 | 1 |" in after
+
+
 def test_the_page_names_every_run_and_every_failure(row) -> None:
     machine = {
         "cpu": "a CPU", "gpu": None, "cores": 2, "threads": 2, "versions": {"torch": "2"},
