@@ -126,7 +126,7 @@ def run(job: SearchJob) -> dict[str, Any]:
     found = [search(task, REFERENCE, seed, job.trials, math.inf) for seed in job.reference_seeds]
     limit_s = max(s["seconds"] for s in found)
     for name in job.searches:
-        seeds = job.reference_seeds if name == UNTOUCHED else job.seeds
+        seeds = job.reference_seeds[:1] if name == UNTOUCHED else job.seeds  # it takes minutes
         found += [search(task, name, s, job.trials, limit_s, job.weights) for s in seeds]
     return {"status": "ok", "searches": found, "again": timed_again(task, found)}
 
