@@ -12,8 +12,8 @@ from tests import fakes
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.jobs import Batch, WorkerState
-from torch_pruner.tuner.measure.local import LocalExecutor
-from torch_pruner.tuner.measure.pace import HAND_OVER, Anchors
+from torch_pruner.tuner.measure.local import AGAIN, LocalExecutor
+from torch_pruner.tuner.measure.pace import HAND_OVER, PACE, Anchors
 
 TASK = fakes.make_task()
 NAME = f"{TASK.workload}/{TASK.threads}"
@@ -144,10 +144,64 @@ def test_times_of_a_slow_moment_are_put_right(machine) -> None:
     assert sent["anchor"] == job
     for number in (job, 0):
         machine.executor._on_timed(worker, batch, {"job": number, "ok": True, "ran": True})
-    for seconds in (20e-6, 14e-6):
+    for seconds in (14e-6, 9.8e-6):
         answer = {"ok": True, "run_secs": [seconds] * 3}
         machine.executor._on_timed(worker, batch, answer)
     assert batch.results[0].latency_s == pytest.approx(7e-6)
+
+
+def test_what_an_anchor_lost_with_a_core_is_not_taken_off_a_kernel_of_one_thread(machine) -> None:
+    """The anchor takes four times as long; a kernel of one thread seemed four times as fast."""
+    batch, worker, job = batch_of(1), machine.worker, machine.anchor.job
+    worker.anchors[job] = True
+    machine.executor._start_group(worker, batch, [0])
+    for number in (job, 0):
+        machine.executor._on_timed(worker, batch, {"job": number, "ok": True, "ran": True})
+    for seconds in (40e-6, 15e-6):
+        machine.executor._on_timed(worker, batch, {"ok": True, "run_secs": [seconds] * 3})
+    assert worker.slower == pytest.approx(4.0)
+    assert batch.results[0].latency_s == pytest.approx(15e-6 / PACE)
+
+
+class Moments:
+    """Stands for timing: each time it is so many times slower, and all jobs but one work."""
+
+    def __init__(self, *slower: float) -> None:
+        self.slower, self.groups = list(slower), []
+
+    def __call__(self, worker, batch, group) -> None:
+        self.groups.append(list(group))
+        worker.slower = self.slower.pop(0)
+        for job in group:
+            if job == 1:
+                batch.settle(job, MeasureStatus.WRONG_RESULT, "wrong")
+            else:
+                batch.results[job] = result(job, 1e-6 * worker.slower)
+
+
+def test_a_bad_moment_is_timed_again_and_what_it_said_forgotten(machine, monkeypatch) -> None:
+    executor, batch, moments = machine.executor, batch_of(3), Moments(4.0, 1.2)
+    executor._workers.append(machine.worker)
+    monkeypatch.setattr(executor, "_time_once", moments)
+    executor._time_group(machine.worker, batch, [0, 1, 2])
+    executor._workers.clear()
+    assert moments.groups == [[0, 1, 2], [0, 2]]
+    assert batch.results[0].latency_s == pytest.approx(1.2e-6)
+    assert executor._best[NAME] == pytest.approx(1.2e-6)
+
+
+def test_where_it_stays_bad_nothing_is_timed_again_until_it_is_better(machine, monkeypatch) -> None:
+    executor, batch = machine.executor, batch_of(1)
+    executor._workers.append(machine.worker)
+    moments = Moments(*[4.0] * (2 * (1 + AGAIN) + 1), 1.0, 4.0, 1.0)
+    monkeypatch.setattr(executor, "_time_once", moments)
+    counts = []
+    for _ in range(5):
+        before = len(moments.groups)
+        executor._time_group(machine.worker, batch, [0])
+        counts.append(len(moments.groups) - before)
+    executor._workers.clear()
+    assert counts == [1 + AGAIN, 1 + AGAIN, 1, 1, 2]
 
 
 @pytest.mark.parametrize(("race", "lost", "built"), [(9, 0, True), (0, 1, True), (0, 0, False)])

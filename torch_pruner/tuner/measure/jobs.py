@@ -54,6 +54,10 @@ class Batch:
     lost: Counter[int] = field(default_factory=Counter)
     race: int = 0
 
+    def worked(self, job: int) -> bool:
+        """Whether a job has a time."""
+        return job in self.results and self.results[job].status is MeasureStatus.OK
+
     def settle(self, job: int, status: MeasureStatus, error: str) -> None:
         candidate = self.inputs[job].candidate
         self.results[job] = MeasureResult(candidate, status, (), error)

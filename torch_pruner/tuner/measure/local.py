@@ -26,11 +26,11 @@ from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
 from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState, groups, task_message
-from torch_pruner.tuner.measure.pace import Anchors
+from torch_pruner.tuner.measure.pace import PACE, Anchors
 from torch_pruner.tuner.measure.process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch_pruner.tuner.measure.protocol import Message
 
@@ -41,6 +41,8 @@ MAX_LOST = 3  # times that a job's worker may die without a culprit
 MAX_STARTS = 3  # in a row without an answer, before the executor gives up
 FINAL_REPEATS = 9
 WINDOW = 2  # builds on their way to one worker: it never waits for its parent
+AGAIN = 2  # more times that a group is timed, whose anchor says that the moment was a bad one
+PATIENCE = 2  # groups in a row that no repetition helped, after which there is none
 MAX_ANCHORS = 64  # that a worker keeps
 
 
@@ -72,6 +74,7 @@ class LocalExecutor(MeasureExecutor):
         self._workers: list[WorkerState] = []
         self._best: dict[str, float] = {}
         self._anchors = Anchors()
+        self._shaken = 0  # groups in a row of which the last timing was in a bad moment, too
         self._failed_starts = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -341,6 +344,22 @@ class LocalExecutor(MeasureExecutor):
         worker.built.clear()
 
     def _time_group(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
+        """Time jobs of one task side by side; once more where the moment was a bad one."""
+        for _ in range(1 + AGAIN * (self._shaken < PATIENCE)):
+            self._time_once(worker, batch, group)
+            group = [job for job in group if batch.worked(job)]
+            if worker not in self._workers or worker.slower <= PACE or not group:
+                break
+        self._shaken = self._shaken + 1 if worker.slower > PACE else 0
+        self._note_best(batch, group)
+
+    def _note_best(self, batch: Batch, jobs: Iterable[int]) -> None:
+        """What others are given up beside, of each task: the times of these jobs count."""
+        for job in filter(batch.worked, jobs):
+            name, seconds = batch.names[job], batch.results[job].latency_s
+            self._best[name] = min(self._best.get(name, math.inf), seconds)
+
+    def _time_once(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
         self._start_group(worker, batch, group)
         try:
             while worker.owes and worker in self._workers:
@@ -386,11 +405,10 @@ class LocalExecutor(MeasureExecutor):
         if not message["ok"]:
             batch.settle(job, MeasureStatus(message["status"]), message["error"])
             return
-        seconds = tuple(float(s) / worker.slower for s in message["run_secs"])
-        result = MeasureResult(batch.inputs[job].candidate, MeasureStatus.OK, seconds)
-        batch.results[job] = result
-        name = batch.names[job]
-        self._best[name] = min(self._best.get(name, math.inf), result.latency_s)
+        pace = min(worker.slower, PACE)
+        seconds = tuple(float(s) / pace for s in message["run_secs"])
+        candidate = batch.inputs[job].candidate
+        batch.results[job] = MeasureResult(candidate, MeasureStatus.OK, seconds)
 
 
 def _kill_all(workers: list[WorkerState]) -> None:

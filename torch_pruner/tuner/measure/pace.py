@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.task import Candidate, MeasureResult
 
+PACE = 1.5  # times slower: more is no pace of the processor's but a core that somebody else took
 HAND_OVER = 3.0  # an anchor this many times slower than the best one known costs too much
 
 
@@ -60,6 +61,10 @@ class Anchors:
                 self._anchors[name] = None
 
     def slower(self, job: int, run_secs: Sequence[float]) -> float:
-        """How many times slower the machine is than when the anchor ``job`` was chosen."""
+        """How many times slower the machine is than when the anchor ``job`` was chosen.
+
+        Above ``PACE`` it says nothing about others: where a core is gone, a kernel of one thread
+        takes as long as ever.
+        """
         anchor = next((a for a in self._anchors.values() if a is not None and a.job == job), None)
         return statistics.median(run_secs) / anchor.seconds if anchor and run_secs else 1.0

@@ -130,6 +130,7 @@ class RpcExecutor(LocalExecutor):
             if not busy:
                 break
             self._hear(busy, batch, MeasureStatus.RUN_ERROR)
+            self._note_best(batch, batch.results)
         for worker in self._workers:
             if worker.built:
                 self._drop(worker)
