@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch_pruner.onnx.operators import (
     attention,
+    convolutions,
     elementwise,
     layers,
     linear,
@@ -17,6 +18,6 @@ from torch_pruner.onnx.operators import (
 from torch_pruner.onnx.operators.registry import TABLE, DataDependentError, Node
 
 __all__ = [
-    "TABLE", "DataDependentError", "Node", "attention", "elementwise", "layers", "linear",
-    "recurrent", "reductions", "resampling", "shapes", "signals", "types",
+    "TABLE", "DataDependentError", "Node", "attention", "convolutions", "elementwise", "layers",
+    "linear", "recurrent", "reductions", "resampling", "shapes", "signals", "types",
 ]  # fmt: skip
