@@ -57,6 +57,9 @@ TILE = {
         (K.conv(32, 17, 40, 3, 1, 1), {"tm": 7, "nv": 3, "mc": 2, "order": 1}),  # crosses lines
         (K.conv(32, 9, 72, 1, 1, 0), {"tm": 6, "nv": 4, "mc": 4, "order": 1}),
         (K.conv(32, 9, 24, 1, 1, 0, batch=2), {"tm": 8, "nv": 1, "mc": 2}),
+        (K.linear(37, 41, 24), {"vl": 8, "nv": 3, "mc": 2, "order": 1, "ahead": 1}),  # half vectors
+        (K.conv(32, 9, 40, 3, 1, 1), {"vl": 8, "nv": 3, "tm": 9, "mc": 2}),
+        (K.linear(37, 41, 24, static=False), {"vl": 8, "nv": 3, "pack": 0}),
         (K.linear(16, 32, 4096), {"kb": 4, "ku": 4}),
         (K.linear(13, 40, 1536), {"kb": 3, "mc": 2, "order": 1, "ahead": 1, "ku": 4}),
         (K.linear(13, 40, 1536), {"kb": 2, "tm": 4, "nv": 2, "ahead": 1, "par": 0}),

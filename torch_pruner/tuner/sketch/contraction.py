@@ -1,9 +1,10 @@
 """The space of register-tiled contractions, and the Symbol-based Analyzer's reading of it for CPUs.
 
-Decisions: ``tm`` rows and ``nv`` vectors of a register tile, ``mc`` row chunks, ``order`` of panels
-and chunks among parallel tasks, ``ku`` unrolling of the reduction, ``pack`` a second operand that
-is not constant, ``par``, ``ahead`` fetching the next panel of constant operands early, ``kb``
-blocks of the reduction: all tiles of a chunk pass by a block of the panel before the next.
+Decisions: ``tm`` rows and ``nv`` vectors of ``vl`` elements of a register tile, ``mc`` row chunks,
+``order`` of panels and chunks among parallel tasks, ``ku`` unrolling of the reduction, ``pack`` a
+second operand that is not constant, ``par``, ``ahead`` fetching the next panel of constant operands
+early, ``kb`` blocks of the reduction: all tiles of a chunk pass by a block of the panel before the
+next.
 """
 
 from __future__ import annotations
@@ -57,9 +58,20 @@ class ContractionSketch(Sketch):
         self.lanes = max(1, task.target.vector_bytes // self.itemsize)
 
     @cached_property
+    def widths(self) -> list[int]:
+        """Elements of a vector: half of one, too, where columns fill it better and none is lost.
+
+        Where one pipe multiplies a whole vector in a cycle it is two of half the width.
+        """
+        half, n = self.lanes // 2, self.con.n
+        halves = self.task.target.vector_bytes == 64 and self.task.target.fma_per_cycle == 1
+        fills = half and -(-n // half) * half < -(-n // self.lanes) * self.lanes
+        return [self.lanes, half] if halves and fills else [self.lanes]
+
+    @cached_property
     def domains(self) -> tuple[Decisions, ...]:
-        con, lanes = self.con, self.lanes
-        vectors = -(-con.n // lanes)
+        con, widths = self.con, self.widths
+        vectors = -(-con.n // min(widths))
         rows = [t for t in range(1, 17) if t <= con.rows] or [1]
         chunks = [c for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if c <= con.rows] or [1]
         columns = [v for v in (1, 2, 3, 4, 6) if v <= vectors] or [1]
@@ -70,7 +82,7 @@ class ContractionSketch(Sketch):
         return tuple(
             np.array(d, dtype=np.int64)
             for d in (
-                [lanes],
+                widths,
                 rows,
                 columns,
                 chunks,
@@ -87,23 +99,26 @@ class ContractionSketch(Sketch):
         c = self.columns(decisions)
         con, registers = self.con, self.task.target.vector_registers
         tiles = con.row_tiles(c["tm"])
-        blocks = np.ceil(con.n / (c["nv"] * self.lanes))
+        blocks = np.ceil(con.n / (c["nv"] * c["vl"]))
+        filled = c["nv"] <= np.maximum(np.ceil(con.n / c["vl"]), 1)
         fits = c["tm"] * c["nv"] + c["nv"] + 1 <= registers
         chunked = (c["mc"] == 1) | (c["mc"] <= tiles)
-        direct = (c["pack"] == 1) | (con.n % (c["nv"] * self.lanes) == 0)
+        direct = (c["pack"] == 1) | (con.n % (c["nv"] * c["vl"]) == 0)
         tasks = con.groups * blocks * c["mc"]
         shared = (c["par"] == 0) | (tasks >= 2)
         serial = (c["par"] == 1) | (c["mc"] == 1)  # chunks only serve parallelism
         ordered = (c["order"] == 0) | (c["mc"] > 1)
         follows = (c["ahead"] == 0) | (con.groups * blocks > 1)  # there is a next panel
         blocked = (c["kb"] == 1) | (c["pack"] == 1)  # a block of a panel lies in one piece
-        result: Mask = fits & chunked & direct & shared & serial & ordered & follows & blocked
+        result: Mask = (
+            fits & filled & chunked & direct & shared & serial & ordered & follows & blocked
+        )
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, con, target = self.columns(decisions), self.con, self.task.target
         spec, threads, size = self.task.spec, self.task.threads, self.itemsize
-        bn = c["nv"] * self.lanes
+        bn = c["nv"] * c["vl"]
         tiles, blocks = con.row_tiles(c["tm"]), np.ceil(con.n / bn)
         per_chunk = np.ceil(tiles / c["mc"])
         tasks = con.groups * blocks * c["mc"]
@@ -145,7 +160,7 @@ class ContractionSketch(Sketch):
         weights = con.groups * con.n * con.depth * ITEMSIZE[second]
         floor = weights / target.dram_bytes_per_s if self.far else 0.0
         ones = np.ones(len(decisions))
-        columns = np.ceil(con.n / self.lanes) * self.lanes
+        columns = np.ceil(con.n / c["vl"]) * c["vl"]
         return Symbols(
             registers,
             fmas * con.depth,
@@ -153,14 +168,14 @@ class ContractionSketch(Sketch):
             tasks,
             traffic,
             rounds,
-            np.where(c["pack"] == 1, bn, self.lanes) * ITEMSIZE[second],
+            np.where(c["pack"] == 1, bn, c["vl"]) * ITEMSIZE[second],
             2.0 * con.groups * columns * tiles * c["tm"] * con.depth,
             np.maximum(seconds, floor * ones),
         )
 
     def _last(self, c: dict[str, Array]) -> Array:
         """Vectors of the last panel."""
-        vectors = -(-self.con.n // self.lanes)
+        vectors = np.ceil(self.con.n / c["vl"])
         last: Array = vectors - (np.ceil(vectors / c["nv"]) - 1) * c["nv"]
         return last
 
@@ -168,12 +183,13 @@ class ContractionSketch(Sketch):
         """Of one tile of so many vectors, operands in the first cache."""
         con, tm = self.con, c["tm"]
         crossing = np.where(con.by_line(tm), 0.0, 0.0 if con.in_line else 0.12)
-        cut = 6.0 * self.lanes * tm if con.n % self.lanes else 0.0
+        cut = np.where(con.n % c["vl"] != 0, 6.0 * c["vl"] * tm, 0.0)
         cut = np.where(vectors == self._last(c), cut, 0.0)
+        work = tm * vectors * (c["vl"] / self.lanes)  # in whole vectors
         steps = con.depth * self._share_inside[tm.astype(np.int64)]
         cycles = steps * self._step_cycles(c, vectors) * (1 + crossing)
-        carried = (c["kb"] - 1) * (tm * vectors * 4 + 60)
-        result: Array = cycles + tm * vectors * (2 + self._epilogue()) + 20 + cut + carried
+        carried = (c["kb"] - 1) * (work * 4 + 60)
+        result: Array = cycles + work * (2 + self._epilogue()) + 20 + cut + carried
         return result
 
     @cached_property
@@ -198,7 +214,7 @@ class ContractionSketch(Sketch):
 
         Tasks are dealt in order; the last panel, which may be narrower, comes last.
         """
-        blocks = np.ceil(self.con.n / (c["nv"] * self.lanes))
+        blocks = np.ceil(self.con.n / (c["nv"] * c["vl"]))
         mean = ((blocks - 1) * whole + last) / blocks
         threads = np.where(c["par"] == 1, self.task.threads, 1)
         rounds = np.ceil(blocks * c["mc"] / threads)
@@ -225,7 +241,7 @@ class ContractionSketch(Sketch):
         56x56 positions lose 8 %, 16 to 96 channels of 112x112 two thirds.
         """
         con, target = self.con, self.task.target
-        blocks = np.ceil(con.n / (c["nv"] * self.lanes))
+        blocks = np.ceil(con.n / (c["nv"] * c["vl"]))
         written = con.groups * con.rows * con.n * ITEMSIZE[self.task.spec.nodes[con.anchor].dtype]
         region = np.where(c["order"] == 1, written / con.groups / c["mc"], float(written))
         size = target.l2_bytes
@@ -238,13 +254,14 @@ class ContractionSketch(Sketch):
     def _step_cycles(self, c: dict[str, Array], vectors: Array) -> Array:
         """Of one position of the reduction."""
         con, target = self.con, self.task.target
-        fmas, bn = c["tm"] * vectors, vectors * self.lanes
+        fmas, bn = c["tm"] * vectors, vectors * c["vl"]
         row_loads = fmas if con.form == "depthwise" else c["tm"]
         load_cycles = (row_loads + vectors) / machine.LOADS_PER_CYCLE
         direct = (c["pack"] == 0) & ~np.bool_(columns_adjacent(self.task.spec, self.con))
         load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
         issued = fmas + row_loads + vectors + (1 + c["ahead"]) / c["ku"]
-        fma_cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
+        pipes = target.fma_per_cycle * (self.lanes / c["vl"])
+        fma_cycles = np.maximum(fmas / pipes, machine.FMA_LATENCY)
         fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
         second = self.task.spec.nodes[con.b].dtype
         convert: Array | float = 0.0

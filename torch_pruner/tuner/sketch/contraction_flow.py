@@ -27,7 +27,7 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     """Both operands on their way from memory, and the copy that packs the second one."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
     second = _second(sketch)
-    columns, panel = c["nv"] * sketch.lanes, con.depth * c["nv"] * sketch.lanes * second
+    columns, panel = c["nv"] * c["vl"], con.depth * c["nv"] * c["vl"] * second
     blocks, groups, chunks = np.ceil(con.n / columns), float(con.groups), c["mc"]
     kernel = max(1.0, float(np.prod(con.k[:-1]))) if con.conv is not None else 1.0
     a_bytes = groups * con.rows * con.depth * size / kernel
@@ -64,8 +64,8 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
 def _tiling(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     """What stays in cache, what moves to registers, and the multiply-adds."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
-    second, width = _second(sketch), sketch.lanes * size
-    columns = c["nv"] * sketch.lanes
+    second, width = _second(sketch), c["vl"] * size
+    columns = c["nv"] * c["vl"]
     n_tiles = con.groups * con.row_tiles(c["tm"]) * np.ceil(con.n / columns)
     panel, rows, tile = con.depth * columns * second, c["tm"] * con.depth * size, _tile(sketch, c)
     registers = (c["tm"] * c["nv"] + c["nv"] + 1) * width
@@ -88,7 +88,7 @@ def _tiling(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
 def _rest(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     """The epilogue with the operands that only it reads, and the outputs."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
-    spec, columns, tile = sketch.task.spec, c["nv"] * sketch.lanes, _tile(sketch, c)
+    spec, columns, tile = sketch.task.spec, c["nv"] * c["vl"], _tile(sketch, c)
     n_tiles = con.groups * con.row_tiles(c["tm"]) * np.ceil(con.n / columns)
     run, ops = columns * size, after(sketch.task)
     steps = [Step(Role.EPILOGUE, size, n_tiles * tile, tile, tile, tile, size, run, ops)]
@@ -111,12 +111,12 @@ def _second(sketch: ContractionSketch) -> float:
 
 def _tile(sketch: ContractionSketch, c: Mapping[str, Any]) -> Any:
     """Bytes of a register tile."""
-    return c["tm"] * c["nv"] * sketch.lanes * float(sketch.itemsize)
+    return c["tm"] * c["nv"] * c["vl"] * float(sketch.itemsize)
 
 
 def _runs(sketch: ContractionSketch, c: Mapping[str, Any]) -> Any:
     """Bytes of the second operand that lie next to each other."""
-    return np.where(c["pack"] == 1, c["nv"], 1) * sketch.lanes * _second(sketch)
+    return np.where(c["pack"] == 1, c["nv"], 1) * c["vl"] * _second(sketch)
 
 
 def _feeds(sketch: ContractionSketch, i: int) -> bool:
