@@ -27,6 +27,7 @@ from torch_pruner.codegen._tvm import (
 from torch_pruner.codegen.operands import a_at, b_at
 from torch_pruner.codegen.paths import along, anchor_index, output_path
 from torch_pruner.codegen.reader import Index, held, imm, linear
+from torch_pruner.codegen.scalar import times
 from torch_pruner.codegen.values import store
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def register_tile(nest: Nest, way: Way, place: Place) -> Stmt:
             at = i * bn + lane
             a = a_at(nest, g, rows.at(i), k, nb * bn + lane).astype(con.acc_dtype)
             b = b_at(nest, g, nb, k, nb * bn + lane, lane, place.kb).astype(con.acc_dtype)
-            return store(acc, at, acc[at] + a * b)
+            return store(acc, at, acc[at] + times(a, b, con.acc_dtype))
 
         return each(step)
 

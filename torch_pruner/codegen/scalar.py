@@ -227,7 +227,7 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
         case "sub":
             return x - y
         case "mul":
-            return _times_zero(x, y, dtype)
+            return times(x, y, dtype)
         case "div":
             return _divide(x, y, dtype)
         case "maximum" | "minimum" if _is_number(x) or _is_number(y):
@@ -259,7 +259,7 @@ def _is_zero(x: Expr) -> bool:
     return isinstance(x, T.FloatImm) and x.value == 0.0
 
 
-def _times_zero(x: Expr, y: Expr, dtype: str) -> Expr:
+def times(x: Expr, y: Expr, dtype: str) -> Expr:
     """A product; TVM takes one with zero to be zero, even for NaN."""
     if _is_zero(x):
         x, y = y, x
