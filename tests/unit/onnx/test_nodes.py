@@ -21,6 +21,14 @@ def test_nine_of_ten_node_tests_pass() -> None:
     assert len(failed) < 0.1 * len(tried), failed
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("operator", ["deform_conv", "causal_conv_with_state"])
+def test_convolutions_that_torch_lacks(operator) -> None:
+    cases = [case for case in onnx_nodes.cases() if operator in case.name]
+    assert len(cases) >= 4
+    assert [o for o in (onnx_nodes.run(c, None) for c in cases) if o.status != "passed"] == []
+
+
 def test_a_traced_model_has_its_weights_as_parameters() -> None:
     model = linear()
     gm = OnnxFunction(load(model)).traced([torch.randn(3, 16)])
