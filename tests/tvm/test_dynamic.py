@@ -48,6 +48,80 @@ def test_every_size_is_compiled_as_a_whole(backend):
     assert all(g.ops_compiled == g.ops_total > 0 for g in graphs)
 
 
+def test_a_restart_of_dynamo_is_no_failure(backend, caplog):
+    """Numbers of modules are symbols at first; where one is used, Dynamo captures once more."""
+    model = Block().eval()
+    with reports.collect() as graphs, torch.no_grad(), caplog.at_level(logging.WARNING):
+        compiled = backend.compile(model, dynamic=True, strict=False)
+        assert_equal(compiled(x := randn(2, 9, 32)), model(x))
+    assert not any("eager" in r.message for r in caplog.records)
+    assert [g.ops_compiled == g.ops_total > 0 for g in graphs] == [True]
+
+
+def test_smaller_sizes_run_in_the_program_of_a_larger_one(backend):
+    model = Block().eval()
+    compiled = backend.compile(model, dynamic=True)
+    with reports.collect() as graphs, torch.no_grad():
+        for n in (40, 39, 36, 33, 37, 35):
+            x = randn(2, n, 32)
+            assert_equal(compiled(x), model(x))
+            assert compiled(x).is_contiguous()
+    assert [g.name.partition("[")[2] for g in graphs] == ["2,40]", "..2,40]"]
+    assert all(g.ops_compiled == g.ops_total > 0 for g in graphs)
+
+
+def test_padding_stays_out_of_results(backend):
+    """Softmax, sums, means and the last element over what varies, and a mask of the caller's."""
+
+    def fn(x, mask):
+        seen = x.masked_fill(~mask.unsqueeze(-1), -torch.inf).softmax(1) @ x[:, :6].mT
+        return seen.sum(1), x.mean(1), x[:, -1], x.amax((0, 1)), x.flatten(0, 1).logsumexp(0)
+
+    compiled = backend.compile(fn, dynamic=True)
+    with reports.collect() as graphs, torch.no_grad():
+        for n in (40, 38, 33, 36):
+            x = randn(3, n, 8)
+            x[..., 0] = -1e30  # zeros in the padding would be the largest
+            mask = torch.rand(3, n) > 0.2
+            for got, wanted in zip(compiled(x, mask), fn(x, mask), strict=True):
+                assert_equal(got, wanted)
+    assert len(graphs) == 2
+
+
+def test_batches_of_any_size_need_no_other_kernels(backend):
+    layer = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))
+    layer.eval()
+    compiled = backend.compile(layer, dynamic=True)
+    with reports.collect() as graphs, torch.no_grad():
+        for n in (20, 19, 17, 18):
+            x = randn(n, 3, 8, 8)
+            assert_equal(compiled(x), layer(x))
+    assert len(graphs) == 2
+    assert {t.digest for t in graphs[1].tasks} == {t.digest for t in graphs[0].tasks}
+
+
+def test_a_sequence_that_grows(backend):
+    model = Block().eval()
+    compiled = backend.compile(model, dynamic=True)
+    with reports.collect() as graphs, torch.no_grad():
+        for n in range(17, 40):
+            x = randn(1, n, 32)
+            assert_equal(compiled(x), model(x))
+    names = [g.name.partition("[")[2] for g in graphs if "[.." in g.name]
+    assert names == ["..32]", "..64]"]
+
+
+def test_indices_out_of_bounds_raise_in_a_larger_program_too(backend):
+    table = nn.Embedding(10, 4)
+    compiled = backend.compile(table, dynamic=True)
+    with torch.no_grad():
+        for n in (16, 14):
+            ids = torch.randint(10, (n,))
+            assert_equal(compiled(ids), table(ids))
+        with pytest.raises(IndexError):
+            compiled(torch.full((14,), 10))
+
+
 def test_one_capture_by_dynamo(backend):
     """A recompilation is paid once, however many sizes come."""
     model = Block().eval()

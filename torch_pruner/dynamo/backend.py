@@ -6,7 +6,7 @@ decorator as well, since torch refuses one name twice.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,7 @@ from torch import fx
 from torch_pruner import exc, log
 from torch_pruner.compiler import captured
 from torch_pruner.config import Config
-from torch_pruner.dynamo import captures, graphs, ranks, reports, saved, sizes, torch_cache
+from torch_pruner.dynamo import buckets, captures, graphs, ranks, reports, saved, sizes, torch_cache
 from torch_pruner.dynamo.decompositions import decomposition_table
 from torch_pruner.dynamo.devices import platform_of
 from torch_pruner.dynamo.ends import Ends
@@ -130,8 +130,8 @@ def _or_eager(
     """The fallback boundary: what goes wrong in ``attempt`` is reported once and eager runs."""
     try:
         return attempt()
-    except (exc.CacheMiss, exc.OptionError):
-        raise
+    except (exc.CacheMiss, exc.OptionError, torch._dynamo.exc.RestartAnalysis):
+        raise  # the last is Dynamo's own: it captures once more, knowing better
     except Exception as err:
         if config.strict or config.fallback == "error":
             raise
@@ -166,6 +166,24 @@ def _compile_aten(
         label,
         config,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Spared:
+    """``sizes.Larger`` whose failures are reported and cost nothing but the way they would have
+    spared."""
+
+    larger: buckets.Buckets
+    label: str
+    config: Config
+
+    def call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> sizes.Call | None:
+        return _or_eager(
+            lambda: self.larger.call(args, large, text), lambda: None, self.label, self.config
+        )
+
+    def ready(self, args: Sequence[Any]) -> bool:
+        return _or_eager(lambda: self.larger.ready(args), lambda: False, self.label, self.config)
 
 
 def _recompiles() -> bool:
@@ -217,7 +235,8 @@ def _sized(
     tunes = config.on_miss == "tune" and config.effort != "none"
     drafted = config.replace(on_miss="fallback") if tunes else config
     first = drafted if again else config
-    call = sizes.SizedCall(gm, later, general, limit=config.max_sizes, name=label)
+    larger = _Spared(buckets.Buckets(gm, ends, drafted, label), label, drafted)
+    call = sizes.SizedCall(gm, later, general, limit=config.max_sizes, name=label, larger=larger)
     if (given := sizes.hinted(example_inputs)) is not None:
         call.prepare(given, lambda args, text: build_for(args, text, first, timer))
     return call

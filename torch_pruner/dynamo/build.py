@@ -87,15 +87,22 @@ def build_graph(
     regions: list[BuiltRegion] = []
     for step in program.steps:
         if isinstance(step.does, RegionStep):
-            region = _region_call(step.does, compiler, platform, f"{name}.{len(regions)}")
+            run, region = built_region(step.does, compiler, platform, f"{name}.{len(regions)}")
             regions.append(BuiltRegion(region, step.reads))
-            checks = step.does.checks if platform.checks_indices else ()
-            run = guarded(platform.guard(profiled(region.name, region)), checks)
         else:
-            run = _eager_call(step.does, fallback)
+            run = eager_call(step.does, fallback)
         steps.append((run, step.reads, step.writes, step.dead))
     call = GraphCall(steps, program.n_values, program.constants, program.outputs)
     return BuiltGraph(call, program, tuple(regions))
+
+
+def built_region(
+    region: RegionStep, compiler: Compiler, platform: Platform, name: str
+) -> tuple[Callable[[list[Any]], Sequence[Any]], RegionCall]:
+    """A region as a function of its inputs, checked and profiled, and the call that it wraps."""
+    call = _region_call(region, compiler, platform, name)
+    checks = region.checks if platform.checks_indices else ()
+    return guarded(platform.guard(profiled(call.name, call)), checks), call
 
 
 def _region_call(
@@ -109,7 +116,7 @@ def _region_call(
     return RegionCall(name, compiled, *ends, static, platform.device)
 
 
-def _eager_call(module: fx.GraphModule, fallback: str) -> Callable[[list[Any]], Sequence[Any]]:
+def eager_call(module: fx.GraphModule, fallback: str) -> Callable[[list[Any]], Sequence[Any]]:
     forward = module.forward
     if fallback == "inductor":
         inductor = torch.compile(module, backend="inductor", dynamic=False)

@@ -50,7 +50,7 @@ def label_of(name: str, kind: str) -> str:
     return name if kind == "inference" else f"{name}.{kind}"
 
 
-def _one_at_a_time(function: Callable[P, Result]) -> Callable[P, Result]:
+def one_at_a_time(function: Callable[P, Result]) -> Callable[P, Result]:
     """Two compilations at once would disturb each other's timing."""
 
     @functools.wraps(function)
@@ -61,7 +61,7 @@ def _one_at_a_time(function: Callable[P, Result]) -> Callable[P, Result]:
     return locked
 
 
-@_one_at_a_time
+@one_at_a_time
 def build(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -141,7 +141,7 @@ def _compared(
     )  # fmt: skip
 
 
-@_one_at_a_time
+@one_at_a_time
 def restored(
     given: SavedCall, *, config: Config, name: str, timer: PhaseTimer
 ) -> Callable[[list[Any]], list[Any]]:

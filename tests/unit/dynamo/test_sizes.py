@@ -252,7 +252,7 @@ def test_what_is_noted_is_bounded(monkeypatch):
     for n in (3, 5, 7, 9, 11, 5):  # 5 is forgotten when it comes again
         run(torch.rand(n, 8))
     assert builds.names == ["3,8"]
-    assert len(call._once) == 3
+    assert len(call._times) == 3
 
 
 def test_threads_that_meet_at_a_new_size_build_it_once():

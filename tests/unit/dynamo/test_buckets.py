@@ -1,0 +1,155 @@
+"""Sizes that run in programs for larger ones: when, and what goes in and comes out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.unit.dynamo.test_sizes import Builds, arguments, attend, captured_one
+from torch_pruner.dynamo import sizes
+from torch_pruner.dynamo.buckets import padded
+from torch_pruner.dynamo.sizes import times_larger
+from torch_pruner.dynamo.tensors import TensorSpec
+
+
+class Serves:
+    """Computes any size in one that is larger, in eager, and notes which in which."""
+
+    def __init__(self, gm, *, ready=(), refuses=False):
+        self.gm, self.served, self.known, self.refuses = gm, [], set(ready), refuses
+
+    def call(self, args, large, text):
+        self.served.append((sizes_of(args), text))
+        return None if self.refuses else Builds(self.gm)(args, text)
+
+    def ready(self, args):
+        return sizes_of(args) in self.known
+
+
+def sizes_of(args):
+    return next(a.shape[0] for a in args if hasattr(a, "shape"))
+
+
+def serving(**how):
+    """A function that calls a graph of varying size, what was built, and what was served."""
+    gm, inputs = captured_one(attend, torch.rand(5, 8))
+    builds, other = Builds(gm), Builds(gm)
+    serves = Serves(gm, **how)
+    call = sizes.SizedCall(
+        gm, builds, other.general, limit=how.pop("limit", 32), name="graph", larger=serves
+    )
+
+    def run(*lengths):
+        for n in lengths:
+            x = torch.rand(n, 8)
+            out = call(arguments(gm, inputs, x))
+            torch.testing.assert_close(out[0], attend(x)[0])
+
+    return run, builds, other, serves
+
+
+def test_what_comes_first_is_served_by_the_nearest_larger_size(monkeypatch):
+    monkeypatch.setattr(sizes, "OFTEN", 1)
+    run, builds, _, serves = serving()
+    run(64, 16, 16, 14, 50)
+    assert builds.names == ["64,8", "16,8"]
+    assert serves.served == [(16, "64,8"), (14, "16,8"), (50, "64,8")]
+
+
+def test_a_size_that_is_not_much_smaller_gets_no_kernels_of_its_own():
+    run, builds, other, serves = serving()
+    run(64, 60, 60, 60)
+    assert builds.names == ["64,8"]
+    assert serves.served == [(60, "64,8")]
+    assert other.names == []
+
+
+def test_a_size_that_is_much_smaller_does_when_it_came_often():
+    run, builds, _, serves = serving()
+    run(64, *[30] * sizes.OFTEN)
+    assert builds.names == ["64,8", "30,8"]
+    run(30, 30)
+    assert builds.names == ["64,8", "30,8"]
+    assert serves.served == [(30, "64,8")]
+
+
+def test_the_less_it_wastes_the_longer_it_stays():
+    often = [sizes.patience(times) for times in (1.25, 1.3, 2, 8)]
+    assert often == [float("inf"), 54, 16, 3]
+
+
+def test_sizes_far_below_are_compiled_at_once():
+    run, builds, _, serves = serving()
+    run(64, 7)
+    assert builds.names == ["64,8", "7,8"]
+    assert serves.served == []
+
+
+def test_a_size_with_kernels_in_the_cache_takes_those():
+    run, builds, _, serves = serving(ready=(30,))
+    run(64, 30)
+    assert builds.names == ["64,8", "30,8"]
+    assert serves.served == []
+
+
+def test_a_power_of_two_that_was_tuned_serves_what_is_below():
+    run, builds, _, serves = serving(ready=(32,))
+    run(20, 27)
+    assert builds.names == []
+    assert serves.served == [(20, "32,8"), (27, "32,8")]
+
+
+def test_what_grows_is_served_by_powers_of_two():
+    run, builds, other, serves = serving()
+    run(*range(5, 20))
+    assert builds.names == ["5,8"]
+    assert [text for _, text in serves.served] == ["8,8"] * 2 + ["16,8"] * 8 + ["32,8"] * 4
+    assert other.names == []
+
+
+def test_where_nothing_serves_all_is_as_before():
+    run, builds, _, serves = serving(refuses=True)
+    run(64, 30, 30)
+    assert builds.names == ["64,8", "30,8"]
+    assert serves.served == [(30, "64,8")]
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "times"),
+    [
+        ((8, (8, 3)), (4, (4, 3)), 2.0),
+        ((8, 6), (4, 3), 4.0),
+        ((8,), (8,), 1.0),
+        ((8, 2), (4, 3), float("inf")),
+        (((8, 2),), ((8,),), float("inf")),
+    ],
+)
+def test_how_much_more_there_is_to_do(large, small, times):
+    assert times_larger(large, small) == times
+
+
+def test_rounded_up():
+    gm, inputs = captured_one(attend, torch.rand(5, 8))
+    args = arguments(gm, inputs, torch.rand(11, 8))
+    up = sizes.rounded_up(gm, args)
+    assert [a.shape for a in up if hasattr(a, "shape")] == [(16, 8)]
+    assert [a for a in up if isinstance(a, int)] == [
+        16 if a == 11 else a for a in args if isinstance(a, int)
+    ]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_padding_repeats_what_comes_last(order):
+    x = torch.arange(24.0).view(2, 3, 4)
+    like = (
+        torch.empty(4, 3, 6)
+        .permute(order)
+        .contiguous()
+        .permute(torch.tensor(order).argsort().tolist())
+    )
+    spec = TensorSpec.make(like.shape, like.stride(), like.dtype)
+    y = padded(x, spec, ((0, 2), (2, 4)))
+    assert y.stride() == like.stride()
+    assert torch.equal(y[:2, :, :4], x)
+    assert torch.equal(y[:2, :, 4:], x[:, :, 3:].expand(2, 3, 2))
+    assert torch.equal(y[2:], y[1:2].expand(2, 3, 6))

@@ -1,0 +1,363 @@
+"""A graph at a large size computes smaller ones, whatever lies in the padding."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.unit.graph.random_graphs import assert_close, inputs_for, random_graph
+from torch_pruner.graph.bucket import NotAlikeError, bucketed
+from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ops import FLOATS
+from torch_pruner.graph.reference import evaluate, numpy_dtype
+
+LARGE, SMALL = 12, 7
+
+
+def graphs(build, *sizes):
+    """``build(builder, n)`` at some sizes; it returns the outputs."""
+    found = []
+    for n in sizes:
+        builder = Builder()
+        outputs = build(builder, n)
+        found.append(builder.finish(outputs if isinstance(outputs, list) else [outputs]))
+    return found
+
+
+def wide(array, shape, node):
+    """``array`` in the first elements of a larger one, beside NaN, or beside what it ends with."""
+    pads = [(0, large - small) for large, small in zip(shape, array.shape, strict=True)]
+    if not pads:
+        return array
+    if node.dtype in FLOATS:
+        return np.pad(array.astype(np.float64), pads, constant_values=np.nan).astype(array.dtype)
+    return np.pad(array, pads, mode="edge")
+
+
+def run(bucket, large, small, seed=0):
+    """What the bucket computes of inputs of the small graph, cut; and what that graph computes."""
+    given = inputs_for(small, seed)
+    nodes = [large.nodes[i] for i in large.inputs]
+    arrays = [wide(a, n.shape, n) for a, n in zip(given, nodes, strict=True)]
+    arrays += [np.array(n, numpy_dtype("int32")) for _, n in bucket.counts]
+    wanted = evaluate(small, given)
+    made = evaluate(bucket.graph, arrays)
+    cut = [m[tuple(map(slice, w.shape))] for m, w in zip(made, wanted, strict=True)]
+    return cut, wanted
+
+
+def agree(build, large=LARGE, small=SMALL, *, counts=None):
+    a, b = graphs(build, large, small)
+    bucket = bucketed(a, b)
+    assert_close(*run(bucket, a, b), 1e-5)
+    if counts is not None:
+        assert len(bucket.counts) == counts
+    return bucket
+
+
+def refused(build, large=LARGE, small=SMALL):
+    with pytest.raises(NotAlikeError):
+        bucketed(*graphs(build, large, small))
+
+
+def softmax(b, x, axis=-1):
+    axis %= len(b.shape(x))
+    top = b.reduce("max", x, (axis,), keepdim=True)
+    powers = b.pointwise("exp", b.pointwise("sub", x, top))
+    return b.pointwise("div", powers, b.reduce("sum", powers, (axis,), keepdim=True))
+
+
+def attention(b, n, *, mask="", batch=2, width=4):
+    q, k, v = (b.input(i, (batch, n, width), "float32") for i in range(3))
+    scores = b.matmul(q, b.permute(k, (0, 2, 1)))
+    if mask == "causal":
+        key, query = (b.append("iota", (), (n, n), "int64", dim=d) for d in (1, 0))
+        visible = b.broadcast(b.pointwise("le", key, query), (batch, n, n))
+        scores = b.pointwise("where", visible, scores, b.const(-math.inf, "float32"))
+    if mask == "given":
+        given = b.broadcast(b.input(3, (batch, 1, n), "float32"), (batch, n, n))
+        scores = b.pointwise("add", scores, given)
+    return b.matmul(softmax(b, scores), v)
+
+
+def test_what_sums_over_static_axes_alone_is_the_large_graph():
+    def build(b, n):
+        x = b.input(0, (n, 6), "float32")
+        w = b.input(1, (6, 5), "float32", static=True)
+        return b.pointwise("relu", b.matmul(softmax(b, x), w))
+
+    bucket = agree(build, counts=0)
+    assert bucket.graph == graphs(build, LARGE)[0]
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod", "argmax", "argmin"])
+def test_reductions_of_what_varies(op):
+    def build(b, n):
+        x = b.input(0, (3, n), "float32")
+        dtype = "int64" if op.startswith("arg") else "float32"
+        return b.reduce(op, x, (1,), dtype=dtype)
+
+    agree(build, counts=1)
+
+
+@pytest.mark.parametrize("op", ["any", "all"])
+def test_reductions_of_truth(op):
+    agree(lambda b, n: b.reduce(op, b.input(0, (n, 2), "bool"), (0,)), counts=1)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bfloat16"])
+def test_reductions_in_other_types(dtype):
+    agree(lambda b, n: b.reduce("max", b.input(0, (n, 2), dtype), (0,)), counts=1)
+
+
+def test_softmax_is_masked_once():
+    bucket = agree(lambda b, n: softmax(b, b.input(0, (3, n), "float32")), counts=1)
+    assert sum(n.op == "where" for n in bucket.graph.nodes) == 1
+
+
+def test_attention():
+    bucket = agree(lambda b, n: attention(b, n), counts=1)
+    assert sum(n.op == "where" for n in bucket.graph.nodes) == 2  # scores, and values
+
+
+def test_attention_with_a_mask_of_its_own():
+    agree(lambda b, n: attention(b, n, mask="given"), counts=1)
+
+
+def test_causal_attention_masks_its_scores_itself():
+    bucket = agree(lambda b, n: attention(b, n, mask="causal"), counts=1)
+    assert sum(n.op == "where" for n in bucket.graph.nodes) == 2  # its own, and values
+
+
+def test_attention_of_other_lengths_than_its_queries():
+    def build(b, n):
+        q = b.input(0, (5, 4), "float32")
+        k, v = (b.input(i, (n, 4), "float32") for i in (1, 2))
+        return b.matmul(softmax(b, b.matmul(q, b.permute(k, (1, 0)))), v)
+
+    agree(build, counts=1)
+
+
+def test_flattened_batches():
+    """Linear layers see (batch * n, width); a sum over it needs the mask of its factor."""
+
+    def build(b, n):
+        x = b.input(0, (3, n, 4), "float32")
+        w = b.input(1, (4, 6), "float32", static=True)
+        flat = b.matmul(b.reshape(x, (3 * n, 4)), w)
+        back = b.reshape(flat, (3, n, 2, 3))
+        return [b.permute(back, (0, 2, 1, 3)), b.reduce("sum", flat, (0,))]
+
+    agree(build, counts=1)
+
+
+def test_a_bias_along_a_flattened_batch():
+    def build(b, n):
+        x = b.input(0, (3, n, 4), "float32")
+        bias = b.broadcast(b.input(1, (1, 4), "float32", static=True), (3 * n, 4))
+        return b.reduce("max", b.pointwise("add", b.reshape(x, (3 * n, 4)), bias), (0,))
+
+    agree(build, counts=1)
+
+
+def test_other_factors_of_one_axis_are_refused():
+    """Repeated along one factor of an axis is not repeated along the axis."""
+
+    def build(b, n):
+        x = b.input(0, (2 * n * 3,), "float32")
+        tiled = b.broadcast(b.input(1, (2, 1, 3), "float32"), (2, n, 3))
+        return b.pointwise("add", x, b.reshape(tiled, (2 * n * 3,)))
+
+    refused(build)
+
+
+def test_two_sizes_that_vary():
+    def build(b, n):
+        x = b.input(0, (n - 2, 2 * n + 1), "float32")
+        return [b.reduce("sum", x, (0, 1)), b.reduce("max", x, (0,)), softmax(b, x)]
+
+    agree(build, counts=2)
+
+
+def test_means():
+    def build(b, n):
+        x = b.input(0, (3, n), "float32")
+        total = b.reduce("sum", x, (1,))
+        mean = b.pointwise("mul", total, b.const(1 / n, "float32"))
+        return [mean, b.pointwise("div", total, b.const(n, "float32"))]
+
+    agree(build, counts=1)
+
+
+def test_numbers_that_are_no_multiple_of_a_size_are_refused():
+    def build(b, n):
+        x = b.input(0, (n,), "float32")
+        return b.pointwise("mul", x, b.const(math.sqrt(n), "float32"))
+
+    refused(build)
+
+
+def test_first_and_last_elements():
+    def build(b, n):
+        x = b.input(0, (2, n, 3), "float32")
+        return [
+            b.slice(x, (0, 0, 0), (2, 1, 3)),
+            b.slice(x, (0, n - 1, 0), (2, 1, 3)),
+            b.slice(x, (0, n - 5, 1), (2, 2, 2), (1, 2, 1)),
+        ]
+
+    agree(build, counts=1)
+
+
+def test_slices_of_tables():
+    def build(b, n):
+        table = b.input(0, (20, 3), "float32", static=True)
+        return b.pointwise("add", b.slice(table, (2, 0), (n, 3)), b.input(1, (n, 3), "float32"))
+
+    agree(build, counts=0)
+
+
+def test_what_moves_with_the_size_is_refused():
+    def x(b, n):
+        return b.input(0, (n, 3), "float32")
+
+    refused(lambda b, n: b.append("flip", (x(b, n),), (n, 3), "float32", dims=(0,)))
+    refused(lambda b, n: b.slice(x(b, n), (n // 2, 0), (2, 3)))
+    refused(lambda b, n: b.reshape(b.permute(x(b, n), (1, 0)), (3 * n,)))
+    refused(lambda b, n: b.pointwise("relu" if n > 8 else "neg", x(b, n)))
+
+
+def test_reversed_along_another_axis():
+    def build(b, n):
+        x = b.input(0, (n, 3), "float32")
+        return b.append("flip", (x,), (n, 3), "float32", dims=(1,))
+
+    agree(build, counts=0)
+
+
+def test_something_put_before_a_sequence():
+    def build(b, n):
+        first = b.broadcast(b.input(0, (1, 1, 3), "float32", static=True), (2, 1, 3))
+        x = b.input(1, (2, n, 3), "float32")
+        both = b.append("cat", (first, x), (2, n + 1, 3), "float32", dim=1)
+        return b.reduce("sum", both, (1,))
+
+    agree(build, counts=1)
+
+
+def test_a_cache_that_grows():
+    """What comes behind a sequence lies behind what counts of it."""
+
+    def build(b, n):
+        cache = b.input(0, (2, n, 3), "float32")
+        new = b.input(1, (2, 2, 3), "float32")
+        query = b.input(2, (2, 1, 3), "float32")
+        both = b.append("cat", (cache, new), (2, n + 2, 3), "float32", dim=1)
+        mixed = b.matmul(softmax(b, b.matmul(query, b.permute(both, (0, 2, 1)))), both)
+        more = b.append("cat", (new, cache, cache), (2, 2 * n + 2, 3), "float32", dim=1)
+        return [both, mixed, more]
+
+    agree(build, counts=2)
+
+
+def test_padding_of_the_graph_itself():
+    def build(b, n):
+        x = b.input(0, (2, n), "float32")
+        attrs = {"lo": (0, 2), "hi": (1, 3), "value": 0.5}
+        return b.append("pad", (x,), (3, n + 5), "float32", **attrs)
+
+    agree(build, counts=1)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_convolutions_and_pools_along_a_sequence(stride):
+    def build(b, n):
+        x = b.input(0, (2, 3, n), "float32")
+        w = b.input(1, (4, 3, 3), "float32", static=True)
+        out = (n - 1) // stride + 1
+        ends = {"stride": (stride,), "lo": (1,), "hi": (1,), "dilation": (1,)}
+        y = b.append("conv", (x, w), (2, 4, out), "float32", groups=1, **ends)
+        pools = [
+            b.append(op, (b.pointwise("tanh", x),), (2, 3, out), "float32", kernel=(3,), **ends)
+            for op in ("window_max", "window_sum")
+        ]
+        return [b.pointwise("relu", y), *pools]
+
+    agree(build, 12, 8)
+
+
+def test_convolutions_of_batches_need_no_mask():
+    def build(b, n):
+        x = b.input(0, (n, 3, 5), "float32")
+        w = b.input(1, (4, 3, 3), "float32", static=True)
+        ends = {"stride": (1,), "lo": (1,), "hi": (1,), "dilation": (1,)}
+        return b.append("conv", (x, w), (n, 4, 5), "float32", groups=1, **ends)
+
+    agree(build, counts=0)
+
+
+def test_embeddings_and_positions():
+    def build(b, n):
+        ids = b.input(0, (2, n), "int64")
+        words = b.input(1, (4, 3), "float32", static=True)
+        places = b.input(2, (LARGE, 3), "float32", static=True)
+        at = b.append("iota", (), (n,), "int64", dim=0)
+        word = b.append("take", (words, ids), (2, n, 3), "float32", dim=0)
+        place = b.append("take", (places, at), (n, 3), "float32", dim=0)
+        return b.pointwise("add", word, place)
+
+    agree(build, counts=0)
+
+
+def test_an_index_into_what_varies_is_refused():
+    def build(b, n):
+        x, at = b.input(0, (n, 3), "float32"), b.input(1, (2,), "int64")
+        return b.append("take", (x, at), (2, 3), "float32", dim=0)
+
+    refused(build)
+
+
+def test_gather_beside_what_varies():
+    def build(b, n):
+        x, at = b.input(0, (n, 3), "float32"), b.input(1, (n, 3), "int64")
+        at = b.pointwise("minimum", at, b.const(2, "int64"))
+        return b.append("gather", (x, at), (n, 3), "float32", dim=1)
+
+    agree(build, counts=0)
+
+
+def test_parameters_do_not_vary():
+    refused(lambda b, n: b.pointwise("relu", b.input(0, (n,), "float32", static=True)))
+
+
+def test_the_other_way_round_is_refused():
+    refused(lambda b, n: b.pointwise("relu", b.input(0, (n,), "float32")), SMALL, LARGE)
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "given"])
+def test_one_program_serves_all_sizes(mask):
+    digests = set()
+    for n in (3, 5, 7, 11):
+        digests.add(agree(lambda b, n: attention(b, n, mask=mask), LARGE, n).graph.digest())
+    assert len(digests) == 1
+
+
+def test_random_graphs():
+    """Grown alike at two sizes: what is not refused is right."""
+    done = masked = 0
+    for seed in range(600):
+        large = random_graph(seed, moves=6, dims=(1, 2, 3, 8))
+        small = random_graph(seed, moves=6, dims=(1, 2, 3, 5))
+        if large == small:
+            continue
+        try:
+            bucket = bucketed(large, small)
+        except NotAlikeError:
+            continue
+        assert_close(*run(bucket, large, small, seed), 1e-4)
+        done += 1
+        masked += bool(bucket.counts)
+    assert done > 60
+    assert masked > 10

@@ -1,0 +1,291 @@
+"""A graph at a large size that also computes smaller ones: kernels for a bucket of sizes.
+
+The same graph, captured at two sizes, says which extents vary. At the large one it computes what it
+does at the small one if inputs are padded and nothing that counts depends on the padding: where a
+sum, a maximum or a window would take it in, the value is masked by its position, and the size that
+counts is one more input of the graph, a number. So a size that comes for the first time runs in
+kernels that are there, and what is compared is the graphs themselves, for every size that comes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph._bucket_rules import RULES, Operand
+from torch_pruner.graph._padding import UNKNOWN, Fact, NotAlikeError, Padding, Pair, axis_of
+from torch_pruner.graph.ir import Builder, Graph, Node, const_value
+from torch_pruner.graph.ops import FLOATS, OpKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Bucket", "NotAlikeError", "bucketed"]
+
+COUNT_DTYPE = "int32"
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """``graph`` has the inputs of the large graph and after them, for each of ``counts`` (an extent
+    at the large size, and at the small one), the small one: an ``int32`` of shape ()."""
+
+    graph: Graph
+    counts: tuple[Pair, ...]
+
+
+def bucketed(large: Graph, small: Graph) -> Bucket:
+    """``large`` so that it also computes ``small``, the same graph at smaller extents.
+
+    Inputs are padded at the end of each axis by anything (what kernels index with is clamped); of
+    the outputs the first elements of each axis count. Raises ``NotAlikeError`` if the graphs differ
+    in more than extents, or in a way that needs more than masks.
+    """
+    if len(large.nodes) != len(small.nodes) or large.outputs != small.outputs:
+        raise NotAlikeError("graphs of different operators")
+    writer = Writer(large)
+    for a, b in zip(large.nodes, small.nodes, strict=True):
+        writer.add(a, b)
+    outputs = [writer.new[i] for i in large.outputs]
+    for o in outputs:
+        for axis in range(len(writer.known[o].dims)):
+            writer.known[o].padding_last(axis)
+    return Bucket(writer.builder.finish(outputs), tuple(writer.counts))
+
+
+class Writer:
+    """Writes the graph of a bucket, node by node, and keeps the book on padding."""
+
+    def __init__(self, large: Graph) -> None:
+        self.builder = Builder()
+        self.known: dict[int, Padding] = {}
+        self.new: list[int] = []  # by position in the large graph
+        self.counts: dict[Pair, int] = {}
+        self._inputs = len(large.inputs)
+        self._varying: dict[Pair, None] = {}  # extents of inputs
+
+    def add(self, a: Node, b: Node) -> None:
+        """A node of the large graph, ``b`` being the same of the small one."""
+        if (a.op, a.inputs, a.dtype, len(a.shape)) != (b.op, b.inputs, b.dtype, len(b.shape)):
+            raise NotAlikeError(f"{a.op} beside {b.op}")
+        pairs = tuple(zip(a.shape, b.shape, strict=True))
+        if any(x < y or y < 1 for x, y in pairs):
+            raise NotAlikeError("an extent that is larger at the small size, or empty")
+        if a.op == "const":
+            self.new.append(self._const(a, b))
+            return
+        if a.op != "slice" and a.attrs != b.attrs:
+            raise NotAlikeError(f"{a.op} with attributes that depend on the size")
+        if a.op == "input":
+            if a.attr("static") and any(x != y for x, y in pairs):
+                raise NotAlikeError("a parameter of varying size")
+            self._varying.update(dict.fromkeys(p for p in pairs if p[0] != p[1]))
+        operands = [self.new[i] for i in a.inputs]
+        if a.op == "slice":
+            a, operands = self._without_tails(a, b, operands[0])
+        for k, (numbers, value) in RULES[a.op].masks(a, self._operands(operands)).items():
+            operands[k] = self.masked(operands[k], frozenset(numbers), value)
+            self.new[a.inputs[k]] = operands[k]  # who reads it later reads what is masked
+        between = a.op == "cat" and any(
+            self.known[i].along((a.attr("dim"),)) for i in operands[:-1]
+        )
+        self.new.append(self._joined(a, operands) if between else self.emit(a, operands, pairs))
+
+    def _operands(self, at: Sequence[int]) -> list[Operand]:
+        return [Operand(i, self.builder.dtype(i), self.known[i]) for i in at]
+
+    def emit(self, node: Node, operands: Sequence[int], pairs: Sequence[Pair]) -> int:
+        """``node`` over ``operands``, nodes of the new graph; ``pairs`` are its extents."""
+        padding = RULES[node.op].padding(node, tuple(pairs), self._operands(operands))
+        if padding.pairs != tuple(pairs):
+            raise NotAlikeError(f"{node.op}: its extents are not those of its operands")
+        at = self.builder.append(node.op, operands, node.shape, node.dtype, **dict(node.attrs))
+        self.known.setdefault(at, padding)
+        return at
+
+    def make(
+        self, op: str, operands: Sequence[int], pairs: Sequence[Pair], dtype: str, **attrs: object
+    ) -> int:
+        """A node that neither graph has."""
+        shape = tuple(large for large, _ in pairs)
+        return self.emit(Node(op, (), shape, dtype, tuple(attrs.items())), operands, pairs)  # type: ignore[arg-type]
+
+    def const(self, value: float | bool, dtype: str) -> int:
+        at = self.builder.const(value, dtype)
+        self.known.setdefault(at, Padding((), value=const_value(self.builder.nodes[at])))
+        return at
+
+    def count(self, pair: Pair) -> int:
+        """The input that says how much of an extent counts."""
+        if pair not in self.counts:
+            index = self._inputs + len(self.counts)
+            self.counts[pair] = self.builder.input(index, (), COUNT_DTYPE)
+            self.known[self.counts[pair]] = Padding(())
+        return self.counts[pair]
+
+    # Masks
+
+    def masked(self, x: int, numbers: frozenset[int], value: float) -> int:
+        """``x`` with ``value`` wherever it does not count along any of the varying factors."""
+        known, node = self.known[x], self.builder.nodes[x]
+        if not numbers or (len(numbers) == 1 and known.facts[min(numbers)].fill == value):
+            return x
+        # Before a view, so that the kernel that makes the value can mask it.
+        if (before := self._before_view(x, numbers)) is not None:
+            return self.emit(node, [self.masked(node.inputs[0], before, value)], known.pairs)
+        condition, *others = [self._counts(known, k) for k in sorted(numbers)]
+        for other in others:
+            condition = self.make("logical_and", [condition, other], known.pairs, "bool")
+        fill = self.const(value, node.dtype)
+        at = self.make("where", [condition, x, fill], known.pairs, node.dtype)
+        facts = [
+            Fact(self.known[fill].value) if k in numbers else fact
+            for k, fact in enumerate(known.facts)
+        ]
+        self.known[at] = replace(known, facts=tuple(facts), index=None, value=None, origin=None)
+        return at
+
+    def _before_view(self, x: int, numbers: frozenset[int]) -> frozenset[int] | None:
+        """The factors of a view's source that these factors of the view are, if they are."""
+        node = self.builder.nodes[x]
+        if node.kind is not OpKind.VIEW:
+            return None
+        source = self.known[node.inputs[0]]
+        table = RULES[node.op].numbers(node, self.known[x].pairs, source)
+        found = [None if table is None else table[k] for k in numbers]
+        return frozenset(k for k in found if k is not None) if None not in found else None
+
+    def _counts(self, known: Padding, k: int) -> int:
+        """Whether the elements of a value of this padding count along factor ``k``."""
+        axis, pair = known.varying[k]
+        factors = known.dims[axis]
+        if factors.count(pair) > 1:
+            raise NotAlikeError("an axis that varies twice")
+        line = tuple(f if f == pair else (1, 1) for f in factors)
+        at = self.make("iota", [], line, COUNT_DTYPE, dim=line.index(pair))
+        test = self.make("lt", [at, self.count(pair)], line, "bool")
+        alone = [known.pairs[axis] if d == axis else (1, 1) for d in range(len(known.dims))]
+        for op, pairs in (("broadcast", factors), ("reshape", alone)):
+            if self.known[test].pairs != tuple(pairs):
+                test = self.make(op, [test], pairs, "bool")
+        shape = [large for large, _ in known.pairs]
+        full = self.builder.broadcast(test, shape)
+        facts = tuple(UNKNOWN if i == k else Fact(same=True) for i in range(len(known.facts)))
+        self.known.setdefault(full, Padding(known.dims, facts))
+        return full
+
+    # Numbers and places that depend on the size
+
+    def _joined(self, a: Node, operands: Sequence[int]) -> int:
+        """A concatenation in which padding comes between operands, one after the other."""
+        dim, left = a.attr("dim"), operands[0]
+        for right in operands[1:]:
+            known, other = self.known[left], self.known[right]
+            extents = known.pairs[dim], other.pairs[dim]
+            total = (extents[0][0] + extents[1][0], extents[0][1] + extents[1][1])
+            pairs = [total if d == dim else p for d, p in enumerate(known.pairs)]
+            if known.along((dim,)):
+                left = self._behind(left, right, dim, pairs)
+            else:
+                left = self.make("cat", [left, right], pairs, a.dtype, dim=dim)
+        return left
+
+    def _behind(self, left: int, right: int, dim: int, pairs: Sequence[Pair]) -> int:
+        """``right`` behind what counts of ``left`` along an axis: a cache that grows by a token.
+
+        The padding of ``left`` would come between them, so where ``right`` lies is computed.
+        """
+        known, other, line = self.known[left], self.known[right], (pairs[dim],)
+        rest = [[f for d, f in enumerate(x.dims) if d != dim] for x in (known, other)]
+        if rest[0] != rest[1]:
+            raise NotAlikeError("operands of cat that vary along other factors")
+        known.padding_last(dim)
+        other.padding_last(dim)
+        first = self.count(known.pairs[dim])
+        place = self.make("iota", [], line, COUNT_DTYPE, dim=0)
+        at = self.make("sub", [place, first], line, COUNT_DTYPE)
+        last = other.pairs[dim][0] - 1
+        for op, bound in (("maximum", 0), ("minimum", last)):
+            at = self.make(op, [at, self.const(bound, COUNT_DTYPE)], line, COUNT_DTYPE)
+        shape, dtype = [large for large, _ in pairs], self.builder.dtype(left)
+        dims = tuple(axis_of(pairs[dim]) if d == dim else f for d, f in enumerate(known.dims))
+        plain = Padding(dims)
+        padding = replace(plain, facts=(UNKNOWN,) * len(plain.varying))
+        hi = tuple(last + 1 if d == dim else 0 for d in range(len(shape)))
+        ends = {"lo": (0,) * len(shape), "hi": hi, "value": 0}
+        early = self.builder.append("pad", (left,), shape, dtype, **ends)
+        late = self.builder.append("take", (right, at), shape, dtype, dim=dim)
+        test = self.make("lt", [place, first], line, "bool")
+        alone = [pairs[dim] if d == dim else (1, 1) for d in range(len(shape))]
+        if len(alone) > 1:
+            test = self.make("reshape", [test], alone, "bool")
+        test = self.builder.broadcast(test, shape)
+        result = self.builder.append("where", (test, early, late), shape, dtype)
+        for made in (early, late, test, result):
+            self.known.setdefault(made, padding)
+        return result
+
+    def _const(self, a: Node, b: Node) -> int:
+        """A number; one that varies is what it is of an extent of an input."""
+        large, small = const_value(a), const_value(b)
+        if large == small or (large != large and small != small):
+            return self.const(large, a.dtype)
+        for pair in self._varying:
+            if (found := self._of_extent(pair, large, small, a.dtype)) is not None:
+                return found
+        raise NotAlikeError("a number that depends on the size")
+
+    def _of_extent(self, pair: Pair, large: float, small: float, dtype: str) -> int | None:
+        """The number that is ``large`` and ``small`` at the two extents: a multiple of the extent
+        or of its reciprocal, or as much more or less than it."""
+        if dtype == "bool":
+            return None
+        if dtype in FLOATS and math.isclose(large * pair[0], small * pair[1], rel_tol=1e-12):
+            return self._scalar("div", self.const(large * pair[0], dtype), pair, dtype)
+        if dtype in FLOATS and math.isclose(large / pair[0], small / pair[1], rel_tol=1e-12):
+            return self._scalar("mul", self.const(large / pair[0], dtype), pair, dtype)
+        if large - small == pair[0] - pair[1]:
+            return self._scalar("add", self.const(large - pair[0], dtype), pair, dtype)
+        return None
+
+    def _scalar(self, op: str, number: int, pair: Pair, dtype: str) -> int:
+        extent = self.count(pair)
+        if dtype != COUNT_DTYPE:
+            extent = self.make("cast", [extent], (), dtype)
+        return self.make(op, [number, extent], (), dtype)
+
+    def _without_tails(self, a: Node, b: Node, x: int) -> tuple[Node, list[int]]:
+        """A slice that begins at the same place at both sizes, and its operand.
+
+        What is taken from the end (the last token) is taken before, at a place that is computed.
+        """
+        if a.attr("steps") != b.attr("steps"):
+            raise NotAlikeError("a slice whose steps depend on the size")
+        starts, steps = list(a.attr("starts")), list(a.attr("steps"))
+        for axis, (far, near) in enumerate(zip(starts, b.attr("starts"), strict=True)):
+            if far == near:
+                continue
+            extents, length = self.known[x].pairs[axis], a.shape[axis]
+            if far - near != extents[0] - extents[1] or length != b.shape[axis]:
+                raise NotAlikeError("a slice that begins where it depends on the size")
+            x = self._taken(x, axis, far - extents[0], steps[axis], length)
+            starts[axis], steps[axis] = 0, 1
+        attrs = dict(a.attrs) | {"starts": tuple(starts), "steps": tuple(steps)}
+        return replace(a, attrs=tuple(sorted(attrs.items()))), [x]
+
+    def _taken(self, x: int, axis: int, start: int, step: int, length: int) -> int:
+        """``length`` elements of ``x`` along an axis, from ``start`` on, which is counted from the
+        end of what counts."""
+        known, line = self.known[x], ((length, length),)
+        known.padding_last(axis)
+        first = self._scalar("add", self.const(start, COUNT_DTYPE), known.pairs[axis], COUNT_DTYPE)
+        at = self.make("iota", [], line, COUNT_DTYPE, dim=0)
+        at = self.make("mul", [at, self.const(step, COUNT_DTYPE)], line, COUNT_DTYPE)
+        at = self.make("add", [at, first], line, COUNT_DTYPE)
+        shape = [length if d == axis else n for d, (n, _) in enumerate(known.pairs)]
+        taken = self.builder.append("take", (x, at), shape, self.builder.dtype(x), dim=axis)
+        facts = [f for k, f in enumerate(known.facts) if k not in known.along((axis,))]
+        dims = [axis_of(*line) if d == axis else f for d, f in enumerate(known.dims)]
+        self.known.setdefault(taken, Padding(tuple(dims), tuple(facts), value=known.value))
+        return taken
