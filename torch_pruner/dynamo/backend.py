@@ -125,9 +125,17 @@ def inspect_dynamo_graph(
 
 
 def _or_eager(
-    attempt: Callable[[], Result], eager: Callable[[], Result], name: str, config: Config
+    attempt: Callable[[], Result],
+    eager: Callable[[], Result],
+    name: str,
+    config: Config,
+    *,
+    quietly: bool = False,
 ) -> Result:
-    """The fallback boundary: what goes wrong in ``attempt`` is reported once and eager runs."""
+    """The fallback boundary: what goes wrong in ``attempt`` is reported once and eager runs.
+
+    ``quietly``: what is attempted is a short cut, and what goes wrong will do so on the long way.
+    """
     try:
         return attempt()
     except (exc.CacheMiss, exc.OptionError, torch._dynamo.exc.RestartAnalysis):
@@ -135,6 +143,9 @@ def _or_eager(
     except Exception as err:
         if config.strict or config.fallback == "error":
             raise
+        if quietly:
+            _log.debug("%s: a short cut failed", name, exc_info=True)
+            return eager()
         _log.warning("%s is not compiled and runs in eager: %s: %s", name, type(err).__name__, err)
         _log.debug("the failure", exc_info=True)
         reports.failed(name, f"{type(err).__name__}: {err}")
@@ -170,20 +181,19 @@ def _compile_aten(
 
 @dataclass(frozen=True, slots=True)
 class _Spared:
-    """``sizes.Larger`` whose failures are reported and cost nothing but the way they would have
-    spared."""
+    """``sizes.Larger`` whose failures cost nothing but what it would have spared."""
 
     larger: buckets.Buckets
     label: str
     config: Config
 
     def call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> sizes.Call | None:
-        return _or_eager(
-            lambda: self.larger.call(args, large, text), lambda: None, self.label, self.config
-        )
+        attempt = partial(self.larger.call, args, large, text)
+        return _or_eager(attempt, lambda: None, self.label, self.config, quietly=True)
 
     def ready(self, args: Sequence[Any]) -> bool:
-        return _or_eager(lambda: self.larger.ready(args), lambda: False, self.label, self.config)
+        attempt = partial(self.larger.ready, args)
+        return _or_eager(attempt, lambda: False, self.label, self.config, quietly=True)
 
 
 def _recompiles() -> bool:

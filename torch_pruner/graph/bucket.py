@@ -42,16 +42,35 @@ def bucketed(large: Graph, small: Graph) -> Bucket:
     the outputs the first elements of each axis count. Raises ``NotAlikeError`` if the graphs differ
     in more than extents, or in a way that needs more than masks.
     """
-    if len(large.nodes) != len(small.nodes) or large.outputs != small.outputs:
-        raise NotAlikeError("graphs of different operators")
-    writer = Writer(large)
-    for a, b in zip(large.nodes, small.nodes, strict=True):
+    writer, left = Writer(large), 0
+    places: list[int] = []  # in the large graph, of each node of the small one
+    for b in small.nodes:
+        inputs = tuple(places[i] for i in b.inputs)
+        a = large.nodes[left] if left < len(large.nodes) else None
+        if b.op == "slice" and (a is None or (a.op, a.inputs) != ("slice", inputs)):
+            # The whole of a table at the large size, where nothing is cut off.
+            writer.add(_whole(b, large.nodes[inputs[0]]), b)
+            places.append(inputs[0])
+            continue
+        if a is None or a.inputs != inputs:
+            raise NotAlikeError("graphs of different operators")
         writer.add(a, b)
-    outputs = [writer.new[i] for i in large.outputs]
+        places.append(left)
+        left += 1
+    if left < len(large.nodes) or large.outputs != tuple(places[o] for o in small.outputs):
+        raise NotAlikeError("graphs of different operators")
+    outputs = [writer.new[o] for o in small.outputs]
     for o in outputs:
         for axis in range(len(writer.known[o].dims)):
             writer.known[o].padding_last(axis)
     return Bucket(writer.builder.finish(outputs), tuple(writer.counts))
+
+
+def _whole(b: Node, source: Node) -> Node:
+    """``b`` as a slice of all of ``source``. Raises ``NotAlikeError`` if it does not begin there."""
+    if any(b.attr("starts")) or any(step != 1 for step in b.attr("steps")):
+        raise NotAlikeError("graphs of different operators")
+    return replace(b, shape=source.shape)
 
 
 class Writer:
@@ -60,14 +79,14 @@ class Writer:
     def __init__(self, large: Graph) -> None:
         self.builder = Builder()
         self.known: dict[int, Padding] = {}
-        self.new: list[int] = []  # by position in the large graph
+        self.new: list[int] = []  # by position in the small graph
         self.counts: dict[Pair, int] = {}
         self._inputs = len(large.inputs)
         self._varying: dict[Pair, None] = {}  # extents of inputs
 
     def add(self, a: Node, b: Node) -> None:
-        """A node of the large graph, ``b`` being the same of the small one."""
-        if (a.op, a.inputs, a.dtype, len(a.shape)) != (b.op, b.inputs, b.dtype, len(b.shape)):
+        """A node of the large graph, ``b`` being the same of the small one, whose turn it is."""
+        if (a.op, a.dtype, len(a.shape)) != (b.op, b.dtype, len(b.shape)):
             raise NotAlikeError(f"{a.op} beside {b.op}")
         pairs = tuple(zip(a.shape, b.shape, strict=True))
         if any(x < y or y < 1 for x, y in pairs):
@@ -81,12 +100,12 @@ class Writer:
             if a.attr("static") and any(x != y for x, y in pairs):
                 raise NotAlikeError("a parameter of varying size")
             self._varying.update(dict.fromkeys(p for p in pairs if p[0] != p[1]))
-        operands = [self.new[i] for i in a.inputs]
+        operands = [self.new[i] for i in b.inputs]
         if a.op == "slice":
             a, operands = self._without_tails(a, b, operands[0])
         for k, (numbers, value) in RULES[a.op].masks(a, self._operands(operands)).items():
             operands[k] = self.masked(operands[k], frozenset(numbers), value)
-            self.new[a.inputs[k]] = operands[k]  # who reads it later reads what is masked
+            self.new[b.inputs[k]] = operands[k]  # who reads it later reads what is masked
         between = a.op == "cat" and any(
             self.known[i].along((a.attr("dim"),)) for i in operands[:-1]
         )

@@ -219,6 +219,21 @@ def test_slices_of_tables():
     agree(build, counts=0)
 
 
+def test_the_whole_of_a_table():
+    """At its largest a size is as long as a table: nothing is cut off there."""
+
+    def build(b, n):
+        table = b.input(0, (LARGE, 3), "float32", static=True)
+        x = b.pointwise("add", b.slice(table, (0, 0), (n, 3)), b.input(1, (n, 3), "float32"))
+        return [b.reduce("sum", x, (0,)), b.pointwise("relu", table)]
+
+    assert len(graphs(build, LARGE)[0].nodes) < len(graphs(build, SMALL)[0].nodes)
+    a, b = graphs(build, LARGE, SMALL)
+    with pytest.raises(NotAlikeError):
+        bucketed(b, a)
+    agree(build, counts=1)
+
+
 def test_what_moves_with_the_size_is_refused():
     def x(b, n):
         return b.input(0, (n, 3), "float32")
