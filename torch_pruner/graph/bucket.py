@@ -67,7 +67,7 @@ def bucketed(large: Graph, small: Graph) -> Bucket:
 
 
 def _whole(b: Node, source: Node) -> Node:
-    """``b`` as a slice of all of ``source``. Raises ``NotAlikeError`` if it does not begin there."""
+    """``b`` as a slice of all of ``source``. Raises ``NotAlikeError`` if it begins elsewhere."""
     if any(b.attr("starts")) or any(step != 1 for step in b.attr("steps")):
         raise NotAlikeError("graphs of different operators")
     return replace(b, shape=source.shape)
