@@ -112,16 +112,19 @@ def rounded_up(
     """``args`` with every size that varies rounded up to a power of two.
 
     If there were arguments ``before``, only sizes that are one more than they were, and to the next
-    power above. None where some are not computed from sizes that an argument has.
+    power above. No further than Dynamo found that a size goes (a table of positions). None where
+    some are not computed from sizes that an argument has.
     """
     values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
     now, then = _symbols(values, args), _symbols(values, before or ())
     known: dict[Any, int] = {}
+    most = _most(values)
     for symbol, number in now.items():
         if before is None:
             known[symbol] = 1 << (number - 1).bit_length()
         else:
             known[symbol] = 1 << number.bit_length() if number - then[symbol] == 1 else number
+        known[symbol] = max(number, min(known[symbol], most.get(symbol, known[symbol])))
     expressions = [
         v for v in tree_leaves([_extents(v) for v in values]) if isinstance(v, _SYMBOLIC)
     ]
@@ -138,6 +141,18 @@ def rounded_up(
             found.append(Given(shape, stride, arg.dtype, arg.device))
         else:
             found.append(larger(value) if isinstance(value, _SYMBOLIC) else arg)
+    return found
+
+
+def _most(values: Sequence[Any]) -> dict[Any, int]:
+    """The largest numbers that symbols may stand for, where Dynamo knows them."""
+    found = {}
+    for leaf in tree_leaves([_extents(v) for v in values]):
+        if isinstance(leaf, torch.SymInt):
+            ranges = getattr(leaf.node.shape_env, "var_to_range", {})
+            upper = getattr(ranges.get(leaf.node.expr), "upper", None)
+            if upper is not None and getattr(upper, "is_Integer", False):
+                found[leaf.node.expr] = int(upper)
     return found
 
 

@@ -138,6 +138,27 @@ def test_rounded_up():
     ]
 
 
+class Placed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.rand(20, 8))
+
+    def forward(self, x):
+        return (x + self.table[: x.shape[0]],)
+
+
+def test_no_further_than_a_table_goes():
+    gm, inputs = captured_one(Placed(), torch.rand(5, 8))
+    for n, rounded in ((7, 8), (17, 20), (20, 20)):
+        tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
+        varies = [isinstance(v.shape[0], torch.SymInt) for v in tensors]
+        assert sorted(varies) == [False, True]
+        given = [torch.rand(n if v else 20, 8) for v in varies]
+        up = sizes.rounded_up(gm, arguments(gm, inputs, *given))
+        shapes = [a.shape[0] for a in up if hasattr(a, "shape")]
+        assert shapes[varies.index(True)] == rounded
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_padding_repeats_what_comes_last(order):
     x = torch.arange(24.0).view(2, 3, 4)
