@@ -16,7 +16,17 @@ from torch import fx
 from torch_pruner import exc, log
 from torch_pruner.compiler import captured
 from torch_pruner.config import Config
-from torch_pruner.dynamo import buckets, captures, graphs, ranks, reports, saved, sizes, torch_cache
+from torch_pruner.dynamo import (
+    buckets,
+    captures,
+    graphs,
+    ranks,
+    reports,
+    saved,
+    sized_call,
+    sizes,
+    torch_cache,
+)
 from torch_pruner.dynamo.decompositions import decomposition_table
 from torch_pruner.dynamo.devices import platform_of
 from torch_pruner.dynamo.ends import Ends
@@ -181,13 +191,13 @@ def _compile_aten(
 
 @dataclass(frozen=True, slots=True)
 class _Spared:
-    """``sizes.Larger`` whose failures cost nothing but what it would have spared."""
+    """``sized_call.Larger`` whose failures cost nothing but what it would have spared."""
 
     larger: buckets.Buckets
     label: str
     config: Config
 
-    def call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> sizes.Call | None:
+    def call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> sized_call.Call | None:
         attempt = partial(self.larger.call, args, large, text)
         return _or_eager(attempt, lambda: None, self.label, self.config, quietly=True)
 
@@ -211,7 +221,7 @@ def _sized(
     timer: PhaseTimer,
     *,
     again: bool,
-) -> sizes.SizedCall:
+) -> sized_call.SizedCall:
     """A call for many sizes. Tuned for those of the first capture; later ones run as drafted, or as
     the cache has them: nobody waits for tuning in the middle of a run."""
 
@@ -246,7 +256,9 @@ def _sized(
     drafted = config.replace(on_miss="fallback") if tunes else config
     first = drafted if again else config
     larger = _Spared(buckets.Buckets(gm, ends, drafted, label), label, drafted)
-    call = sizes.SizedCall(gm, later, general, limit=config.max_sizes, name=label, larger=larger)
+    call = sized_call.SizedCall(
+        gm, later, general, limit=config.max_sizes, name=label, larger=larger
+    )
     if (given := sizes.hinted(example_inputs)) is not None:
         call.prepare(given, lambda args, text: build_for(args, text, first, timer))
     return call

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo import runtime
     from torch_pruner.dynamo.devices import Platform
     from torch_pruner.dynamo.ends import Ends
-    from torch_pruner.dynamo.sizes import Call
+    from torch_pruner.dynamo.sized_call import Call
 
     Run = Callable[[list[Any]], Sequence[Any]]
 

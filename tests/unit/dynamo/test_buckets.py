@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.unit.dynamo.test_sizes import Builds, arguments, attend, captured_one
-from torch_pruner.dynamo import sizes
+from torch_pruner.dynamo import sized_call, sizes
 from torch_pruner.dynamo.buckets import padded
-from torch_pruner.dynamo.sizes import times_larger
+from torch_pruner.dynamo.sized_call import times_larger
 from torch_pruner.dynamo.tensors import TensorSpec
 
 
@@ -35,7 +35,7 @@ def serving(**how):
     gm, inputs = captured_one(attend, torch.rand(5, 8))
     builds, other = Builds(gm), Builds(gm)
     serves = Serves(gm, **how)
-    call = sizes.SizedCall(
+    call = sized_call.SizedCall(
         gm, builds, other.general, limit=how.pop("limit", 32), name="graph", larger=serves
     )
 
@@ -49,7 +49,7 @@ def serving(**how):
 
 
 def test_what_comes_first_is_served_by_the_nearest_larger_size(monkeypatch):
-    monkeypatch.setattr(sizes, "OFTEN", 1)
+    monkeypatch.setattr(sized_call, "OFTEN", 1)
     run, builds, _, serves = serving()
     run(64, 16, 16, 14, 50)
     assert builds.names == ["64,8", "16,8"]
@@ -66,7 +66,7 @@ def test_a_size_that_is_not_much_smaller_gets_no_kernels_of_its_own():
 
 def test_a_size_that_is_much_smaller_does_when_it_came_often():
     run, builds, _, serves = serving()
-    run(64, *[30] * sizes.OFTEN)
+    run(64, *[30] * sized_call.OFTEN)
     assert builds.names == ["64,8", "30,8"]
     run(30, 30)
     assert builds.names == ["64,8", "30,8"]
@@ -74,7 +74,7 @@ def test_a_size_that_is_much_smaller_does_when_it_came_often():
 
 
 def test_the_less_it_wastes_the_longer_it_stays():
-    often = [sizes.patience(times) for times in (1.25, 1.3, 2, 8)]
+    often = [sized_call.patience(times) for times in (1.25, 1.3, 2, 8)]
     assert often == [float("inf"), 54, 16, 3]
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
-from torch_pruner.dynamo import sizes
+from torch_pruner.dynamo import sized_call, sizes
 
 
 def captured(fn, *args, dynamic=True):
@@ -184,7 +184,7 @@ def sized(fn, example, *, limit=32):
     """A call, a function that calls it, what it built, and the graph's inputs."""
     gm, inputs = captured_one(fn, example)
     builds, other = Builds(gm), Builds(gm)
-    call = sizes.SizedCall(gm, builds, other.general, limit=limit, name="graph")
+    call = sized_call.SizedCall(gm, builds, other.general, limit=limit, name="graph")
 
     def run(x):
         args = arguments(gm, inputs, x)
@@ -214,7 +214,7 @@ def test_the_sizes_of_the_capture_are_prepared_with_another_build():
 
 
 def test_after_the_first_few_a_size_is_built_when_it_comes_again(monkeypatch):
-    monkeypatch.setattr(sizes, "AT_ONCE", 2)
+    monkeypatch.setattr(sized_call, "AT_ONCE", 2)
     _, run, builds, _ = sized(attend, torch.rand(5, 8))
     for n in (3, 5, 7, 9, 7, 7, 3):
         run(torch.rand(n, 8))
@@ -246,8 +246,8 @@ def test_sizes_beyond_the_limit_run_in_the_general_graph(caplog):
 
 
 def test_what_is_noted_is_bounded(monkeypatch):
-    monkeypatch.setattr(sizes, "AT_ONCE", 1)
-    monkeypatch.setattr(sizes, "MOST_NOTED", 3)
+    monkeypatch.setattr(sized_call, "AT_ONCE", 1)
+    monkeypatch.setattr(sized_call, "MOST_NOTED", 3)
     call, run, builds, _ = sized(attend, torch.rand(5, 8))
     for n in (3, 5, 7, 9, 11, 5):  # 5 is forgotten when it comes again
         run(torch.rand(n, 8))
@@ -281,7 +281,7 @@ def test_a_failing_build_is_tried_again():
             raise failures.pop()
         return builds(args, text)
 
-    call = sizes.SizedCall(gm, build, builds.general, limit=4, name="graph")
+    call = sized_call.SizedCall(gm, build, builds.general, limit=4, name="graph")
     x = torch.rand(4, 8)
     with pytest.raises(RuntimeError, match="out of luck"):
         call(arguments(gm, inputs, x))
