@@ -8,12 +8,14 @@ it dies, another for what is left behind the name at which it did.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +56,7 @@ def command(
     parser.add_argument("--sample", type=int, help="about so many, evenly spread")
     parser.add_argument("--match", default="", help="only names with this in them")
     parser.add_argument("--out", help="write the Markdown page there")
+    parser.add_argument("--jobs", type=int, default=1, help="children at a time")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.child:
@@ -62,7 +65,11 @@ def command(
     chosen = [name for name in names() if given.match in name]
     if given.sample:
         chosen = chosen[:: max(len(chosen) // given.sample, 1)]
-    outcomes = run_all(module, chosen, report_progress, limit_s=limit_s)
+    slices = [chosen[i :: given.jobs] for i in range(given.jobs)]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        run = functools.partial(run_all, module, tell=report_progress, limit_s=limit_s)
+        outcomes = [o for found in pool.map(run, slices) for o in found]
+    outcomes.sort(key=lambda outcome: chosen.index(outcome.name))
     text = "\n".join(table(outcomes)) + "\n"
     if given.out:
         Path(given.out).write_text(text)

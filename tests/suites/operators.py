@@ -1,10 +1,11 @@
 """Every operator of torch's own OpInfo database through ``torch.compile(backend="pruner")``.
 
-    python -m tests.suites.operators --out docs/operators.md      all (an hour)
-    python -m tests.suites.operators --sample 40                  every so many-th
+    python -m tests.suites.operators --out docs/operators.md --jobs 2    all (half an hour)
+    python -m tests.suites.operators --sample 40                         about so many
 
-Each operator runs its float32 samples, and where it takes them an integer, bool, bfloat16 and
-complex type; gradients of the differentiable ones are compared as well. Operators run in child
+Each operator runs its float32 samples, and where it takes them some of an integer, bool, bfloat16
+and complex type; gradients of the differentiable ones are compared as well. Some samples at a time
+are one compiled function; where such a one fails, each alone says which. Operators run in child
 processes: a crash or a hang is a line of the table, and the next child goes on behind it. Samples
 that eager itself refuses are passed over.
 """
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 OPTIONS = {"effort": "none"}
-SAMPLES = 3  # of each operator and type
-TYPES = ("float32", "int64", "bool", "bfloat16", "complex64")
+# How many samples of each operator at most, evenly spread: four operators have more than 500.
+SAMPLES = {"float32": 96, "int64": 16, "bool": 16, "bfloat16": 16, "complex64": 16}
+TOGETHER = 16  # samples in one compiled function
+LIMIT_S = 600.0  # for one operator
 LEFT_OUT = {
     "random": "random numbers",
     "empty": "what memory happens to hold",
@@ -70,13 +73,14 @@ def check(op: Any, options: dict[str, Any]) -> Outcome:
         return Outcome(op.formatted_name, "left out", reason, differentiable=differentiable)
     compiled, gradients = 0, ""
     try:
-        for name in TYPES:
+        for name, limit in SAMPLES.items():
             dtype = getattr(torch, name)
             if dtype not in op.supported_dtypes("cpu"):
                 continue
             grads = differentiable and name == "float32"
-            for sample in _samples(op, dtype, grads):
-                compiled += _check_sample(op, sample, options, grads)
+            samples = _samples(op, dtype, grads, limit)
+            for some in (samples[i : i + TOGETHER] for i in range(0, len(samples), TOGETHER)):
+                compiled += _check(op, some, options, grads)
                 gradients = "agree" if grads else gradients
     except Exception as err:  # any failure is a line of the table
         reason = f"{type(err).__name__}: {str(err).strip()}"[:240]
@@ -85,8 +89,8 @@ def check(op: Any, options: dict[str, Any]) -> Outcome:
     return Outcome(op.formatted_name, status, "", gradients, differentiable)
 
 
-def _samples(op: Any, dtype: Any, grads: bool) -> list[Any]:
-    """The first samples that eager takes."""
+def _samples(op: Any, dtype: Any, grads: bool, limit: int) -> list[Any]:
+    """Up to ``limit`` of those that eager takes, evenly spread."""
     found = []
     for sample in op.sample_inputs("cpu", dtype, requires_grad=grads):
         try:
@@ -94,27 +98,35 @@ def _samples(op: Any, dtype: Any, grads: bool) -> list[Any]:
         except Exception:
             continue
         found.append(sample)
-        if len(found) == SAMPLES:
-            break
-    return found
+    return found[:: -(-len(found) // limit)] if found else []
 
 
-def _check_sample(op: Any, sample: Any, options: dict[str, Any], grads: bool) -> bool:
+def _check(op: Any, samples: list[Any], options: dict[str, Any], grads: bool) -> bool:
+    """Samples in one function and, where that fails, each alone, so that the failure names one."""
+    try:
+        return _check_together(op, samples, options, grads)
+    except Exception:
+        for sample in samples:
+            _check_together(op, [sample], options, grads)
+        raise
+
+
+def _check_together(op: Any, samples: list[Any], options: dict[str, Any], grads: bool) -> bool:
     """Compare with eager; whether anything was compiled by TVM."""
     import torch
     from torch.utils import _pytree as pytree
 
     import torch_pruner
 
-    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    leaves, spec = pytree.tree_flatten([(s.input, s.args, s.kwargs) for s in samples])
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
     def function(*tensors: Any) -> Any:
         values = list(leaves)
         for i, tensor in zip(places, tensors, strict=True):
             values[i] = tensor
-        given, args, kwargs = pytree.tree_unflatten(values, spec)
-        return op.get_op()(given, *args, **kwargs)
+        calls = pytree.tree_unflatten(values, spec)
+        return [op.get_op()(given, *args, **kwargs) for given, args, kwargs in calls]
 
     def tensors(*, double: bool = False) -> list[Any]:
         given = []
@@ -186,8 +198,9 @@ def main(arguments: list[str] | None = None) -> int:
     def by_name(name: str) -> Outcome:
         return check(_by_name()[name], OPTIONS)
 
+    names = list(_by_name())
     return command(
-        "tests.suites.operators", __doc__, lambda: list(_by_name()), by_name, table, arguments
+        "tests.suites.operators", __doc__, lambda: names, by_name, table, arguments, limit_s=LIMIT_S
     )
 
 
