@@ -16,8 +16,17 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# Eager runs these: their decomposition draws other random numbers or scatters more slowly.
+# Eager runs these: their decomposition draws other random numbers, scatters more slowly, or gives
+# other integers and bfloat16 (ranges, which cost nothing).
 _KEPT = (
+    aten.linspace.default,
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+    aten.logspace.default,
+    aten.logspace.Tensor_Tensor,
+    aten.logspace.Tensor_Scalar,
+    aten.logspace.Scalar_Tensor,
     aten.bernoulli.default,
     aten.rrelu_with_noise_functional.default,
     aten.embedding_dense_backward.default,
