@@ -31,6 +31,10 @@ STYLES = {
     "openvino": ("D", "#0f766e"),
     QUICK: ("x", "#2f6fed"),
 }
+COLOURS = {
+    "eager": "#8a8f99", "inductor": "#c2410c", "pruner": "#2f6fed", "pruner static": "#111827",
+    "pruner-int8": "#7fb2ff", "streaming read": "#0f766e",
+}  # fmt: skip
 
 
 def peers(data: Mapping[str, Any], precision: str = "float32") -> Figure | None:
@@ -60,10 +64,7 @@ def dynamic(data: Mapping[str, Any]) -> Figure:
     """Latency by sequence length."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
-    kinds = {
-        "eager": "#8a8f99", "inductor": "#c2410c", "pruner": "#2f6fed", "pruner static": "#111827",
-    }  # fmt: skip
-    for name, colour in kinds.items():
+    for name in ("eager", "inductor", "pruner", "pruner static"):
         at = [
             (row["length"], 1e3 * row["latency"][name]["median_s"])
             for row in data["lengths"]
@@ -74,7 +75,7 @@ def dynamic(data: Mapping[str, Any]) -> Figure:
         x, y = zip(*at, strict=True)
         alone = name == "pruner static"
         style: dict[str, Any] = {"linestyle": "none", "marker": "x"} if alone else {"marker": "."}
-        axes.plot(x, y, color=colour, label=name, zorder=3, **style)
+        axes.plot(x, y, color=COLOURS[name], label=name, zorder=3, **style)
     axes.set_xlabel("sequence length")
     axes.set_ylabel("ms per call")
     axes.set_ylim(bottom=0)
@@ -82,6 +83,55 @@ def dynamic(data: Mapping[str, Any]) -> Figure:
     axes.set_title(f"{data['network']}: one compiled model, many lengths", loc="left")
     axes.legend(frameon=False)
     return figure
+
+
+def _bars(title: str, unit: str, groups: Mapping[str, Mapping[str, float]]) -> Figure:
+    """A bar for each contestant of each group, with its number."""
+    names = list(dict.fromkeys(name for of in groups.values() for name in of))
+    height = 0.8 / len(names)
+    figure = Figure(figsize=(8, 1.4 + 0.3 * len(names) * len(groups)), layout="constrained")
+    axes = figure.subplots()
+    for k, name in enumerate(names):
+        at = [(g + k * height, of[name]) for g, of in enumerate(groups.values()) if name in of]
+        y, x = zip(*at, strict=True)
+        bars = axes.barh(y, x, height=0.9 * height, color=COLOURS[name], label=name, zorder=3)
+        axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8)
+    axes.set_yticks([g + 0.4 - height / 2 for g in range(len(groups))], list(groups))
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.grid(axis="x", color="#e3e6ec", zorder=0)
+    axes.set_xlabel(unit)
+    axes.set_title(title, loc="left")
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
+    return figure
+
+
+def training(data: Mapping[str, Any]) -> Figure:
+    """Milliseconds of a training step."""
+    groups = {
+        row["network"]: {n: 1e3 * of["latency"]["median_s"] for n, of in row["backends"].items()}
+        for row in data["networks"]
+    }
+    return _bars("A training step", "ms; shorter is faster", groups)
+
+
+def serving(data: Mapping[str, Any]) -> Figure:
+    """Tokens per second of ``generate``."""
+    groups = {
+        f"{row['network']}, {row['cache']} cache": {
+            n: row["tokens"] / of["latency"]["median_s"] for n, of in row["backends"].items()
+        }
+        for row in data["rows"]
+    }
+    return _bars("generate(): greedy tokens", "tokens per second; longer is faster", groups)
+
+
+def decode(data: Mapping[str, Any]) -> Figure:
+    """Milliseconds per token, and what reading the weights takes."""
+    of = {n: 1e3 * found["latency"]["median_s"] for n, found in data["backends"].items()}
+    of["streaming read"] = 1e3 * data["weight_bytes"] / data["read_bytes_per_s"]
+    title = f"A token of Llama, {data['layers']} layers, cache of {data['length']}"
+    return _bars(title, "ms; shorter is faster", {data["precision"]: of})
 
 
 def _times(axes: Axes, values: Sequence[float]) -> None:
@@ -110,6 +160,9 @@ def _ratios(row: Mapping[str, Any]) -> dict[str, float]:
 CHARTS: Mapping[str, tuple[str, Callable[[Any], Figure | None]]] = {
     "peers.png": ("peers.json", peers),
     "dynamic.png": ("dynamic.json", dynamic),
+    "serving.png": ("serving.json", serving),
+    "decode.png": ("decode.json", decode),
+    "training.png": ("training.json", training),
 }
 
 

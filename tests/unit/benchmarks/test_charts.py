@@ -63,6 +63,21 @@ def test_lengths_and_their_means():
     )
 
 
+def test_bars_of_every_contestant():
+    latency = {"eager": timed(0.5), "pruner": timed(0.25)}
+    rows = [{"network": "llama", "cache": "static", "tokens": 8, "backends": latency}]
+    widths = [bar.get_width() for bar in charts.serving({"rows": rows}).axes[0].patches]
+    assert widths == [16, 32]
+    rows = [{"network": "net", "backends": latency}, {"network": "other", "backends": latency}]
+    assert len(charts.training({"networks": rows}).axes[0].patches) == 4
+
+
+def test_a_token_beside_the_read_of_its_weights():
+    data = {"backends": {"pruner": timed(0.02)}, "weight_bytes": 8, "read_bytes_per_s": 800.0}
+    figure = charts.decode({**data, "layers": 12, "length": 64, "precision": "float32"})
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [20, 10]
+
+
 def test_buckets_are_among_the_lengths():
     chosen = dynamic.some_lengths(20)
     assert len(set(chosen)) == 20
