@@ -289,3 +289,29 @@ def test_a_size_that_cannot_be_written_down_runs_in_eager(backend, monkeypatch, 
             x = randn(n, 8)
             assert_equal(compiled(x), layer(x))
     assert sum("not this one" in r.message for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_cache_of_transformers_that_grows(backend, kind):
+    """``generate`` as it is: the prompt, and a token at a time with one position more each."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1}
+    if kind == "llama":
+        config = transformers.LlamaConfig(
+            **sizes, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2
+        )
+        model = transformers.LlamaForCausalLM(config).eval()
+    else:
+        config = transformers.GPT2Config(**sizes, num_attention_heads=4)
+        model = transformers.GPT2LMHeadModel(config).eval()
+    prompt = torch.randint(64, (1, 5))
+    settings = {"max_new_tokens": 14, "min_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(prompt, **settings)
+    model.forward = backend.compile(model.forward, dynamic=None)
+    with reports.collect() as graphs:
+        assert torch.equal(model.generate(prompt, **settings), expected)
+        assert torch.equal(model.generate(prompt, **settings), expected)
+    # The prompt, the first token, and powers of two for all that follow.
+    assert any("[..16" in g.name for g in graphs)
+    assert len(graphs) <= 7
+    assert all(g.ops_compiled == g.ops_total for g in graphs[1:])

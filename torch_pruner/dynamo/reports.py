@@ -1,7 +1,12 @@
-"""What the compilations of this process reported, most recent last."""
+"""What the compilations of this process reported, most recent last.
+
+With ``TORCH_TRACE`` each report is in torch's trace, too: an artifact of the compilation that made
+it, which tlparse shows beside Dynamo's graphs.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +17,12 @@ from torch_pruner.report import GraphReport, Report
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+try:
+    from torch._logging._internal import trace_structured
+except ImportError:  # another version of torch
+    trace_structured = None  # type: ignore[assignment]
+
+ARTIFACT = "torch_pruner_report"
 log = logger("torch_pruner")
 _lock = threading.Lock()
 _current: list[GraphReport] = []
@@ -31,6 +42,7 @@ def add(report: GraphReport) -> None:
         for sink in _collecting:
             sink.append(report)
     log.info("%s", Report((report,)).summary())
+    _trace(report)
 
 
 def failed(name: str, reason: str) -> None:
@@ -40,6 +52,18 @@ def failed(name: str, reason: str) -> None:
         _current.append(report)
         for sink in _collecting:
             sink.append(report)
+    _trace(report)
+
+
+def _trace(report: GraphReport) -> None:
+    """Nothing is written, or made, unless torch traces."""
+    if trace_structured is not None:
+        trace_structured(
+            "artifact",
+            metadata_fn=lambda: {"name": f"{ARTIFACT}_{report.name}", "encoding": "json"},
+            payload_fn=lambda: json.dumps(Report((report,)).to_json(), indent=1),
+            expect_trace_id=False,
+        )
 
 
 def last() -> Report | None:
