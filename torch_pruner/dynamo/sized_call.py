@@ -79,7 +79,6 @@ class SizedCall:
         self._near: dict[Any, tuple[float, Call]] = {}  # in programs so many times larger
         self._times: dict[Any, int] = {}  # that sizes came which were not compiled, the latest last
         self._latest: Any = ()  # the sizes that were new last
-        self._latest_args: list[Any] = []
         self._other: Call | None = None
         self._lock = threading.Lock()
 
@@ -97,18 +96,23 @@ class SizedCall:
     def prepare(self, args: Sequence[Any], build: Build) -> None:
         """Have the call for ``args`` ready, made by another ``build``."""
         with self._lock:
-            self._latest, self._latest_args = self._sizes(args), _given(args)
+            self._latest = self._sizes(args)
             self._made(self._latest, args, build)
 
     def _sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
         return (*[args[i] for i in self._numbers], *[args[i].shape for i in self._tensors])
 
+    def _arguments(self, key: tuple[Any, ...]) -> list[Any]:
+        """What ``_sizes`` looks at, in its place: numbers, and shapes for tensors."""
+        at = dict(zip((*self._numbers, *self._tensors), key, strict=True))
+        return [at.get(i) for i in range(max(at) + 1)]
+
     def _call_for(self, key: Any, args: Sequence[Any]) -> Call:
         if key in self._calls:  # another thread was first
             return self._calls[key]
         grows = _grown(self._latest, key)
-        near = self._nearest(key, args, self._latest_args if grows else None)
-        self._latest, self._latest_args = key, _given(args)
+        near = self._nearest(key, args, self._arguments(self._latest) if grows else None)
+        self._latest = key
         if near is not None and not self._pays(key, patience(near[0])):
             self._note(key)
             return near[1]

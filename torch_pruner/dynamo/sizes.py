@@ -85,9 +85,10 @@ def rounded_up(
 ) -> list[Any] | None:
     """``args`` with every size that varies rounded up to a power of two.
 
-    If there were arguments ``before``, only sizes that are one more than they were, and to the next
-    power above. No further than Dynamo found that a size goes (a table of positions). None where
-    some are not computed from sizes that an argument has.
+    If there were arguments ``before`` (of tensors the shapes will do, and None for those without
+    new symbols), only sizes that are one more than they were, and to the next power above. No
+    further than Dynamo found that a size goes (a table of positions). None where some are not
+    computed from sizes that an argument has.
     """
     values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
     now, then = _symbols(values, args), _symbols(values, before or ())
@@ -134,9 +135,9 @@ def _symbols(values: Sequence[Any], args: Sequence[Any]) -> dict[Any, int]:
     """The numbers that stand for the symbols of a graph's arguments ``values``."""
     found: dict[Any, int] = {}
     for value, arg in zip(values, args, strict=False):
-        symbols = [(value, arg)]
-        if isinstance(value, torch.Tensor):
-            symbols = list(zip(value.shape, arg.shape, strict=True))
+        symbols = [(value, arg)] if arg is not None else []
+        if isinstance(value, torch.Tensor) and symbols:
+            symbols = list(zip(value.shape, getattr(arg, "shape", arg), strict=True))
         for symbol, number in symbols:
             if isinstance(symbol, torch.SymInt) and symbol.node.expr.is_Symbol:
                 found[symbol.node.expr] = number
