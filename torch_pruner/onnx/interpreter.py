@@ -16,6 +16,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, helper, n
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.exc import UnsupportedModel
+from torch_pruner.onnx.bodies import body_of
 from torch_pruner.onnx.operators import TABLE, DataDependentError, Node
 from torch_pruner.onnx.operators.types import TORCH_DTYPES
 
@@ -125,6 +126,10 @@ class Interpreter:
         if key in self.functions:
             return self._call(self.functions[key], node, inputs, depth)
         if node.domain not in ("", "ai.onnx") or node.op_type not in TABLE:
+            tensors = [None if v is None or v.items is not None else v.tensor() for v in inputs]
+            types = [None if t is None else (t.dtype, t.shape) for t in tensors]
+            if (body := body_of(node, self.opset, types)) is not None:
+                return self._call(body, node, inputs, depth)
             what = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
             raise UnsupportedModel(self.name, f"operator {what} is not known", "")
         return self._operator(node, inputs)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+from onnx import helper
 
 from tests.suites import onnx_nodes
 from tests.unit.onnx.test_load import expected, linear
+from torch_pruner.onnx.bodies import body_of
 from torch_pruner.onnx.function import OnnxFunction
 from torch_pruner.onnx.load import load
-from torch_pruner.onnx.operators import DataDependentError
+from torch_pruner.onnx.operators import TABLE, DataDependentError
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -27,6 +31,22 @@ def test_convolutions_that_torch_lacks(operator) -> None:
     cases = [case for case in onnx_nodes.cases() if operator in case.name]
     assert len(cases) >= 4
     assert [o for o in (onnx_nodes.run(c, None) for c in cases) if o.status != "passed"] == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_operators_that_onnx_defines_by_others() -> None:
+    assert "LinearAttention" not in TABLE
+    cases = [c for c in onnx_nodes.cases() if re.match("test_linear_attention_[a-z_]*$", c.name)]
+    assert len(cases) >= 8
+    assert [o for o in (onnx_nodes.run(c, None) for c in cases) if o.status != "passed"] == []
+
+
+def test_operators_without_a_definition_have_no_body() -> None:
+    for name, domain in (("DeformConv", ""), ("Nonsense", ""), ("Relu", "com.example")):
+        node = helper.make_node(name, ["x"], ["y"], domain=domain)
+        assert body_of(node, 22, [(torch.float32, (2, 3))]) is None
+    node = helper.make_node("Swish", ["x"], ["y"])
+    assert body_of(node, 24, [(torch.float32, (2, 3))]).node
 
 
 def test_a_traced_model_has_its_weights_as_parameters() -> None:
