@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
+AS_CAPTURED = "as backend aot_eager, which is not as eager"
 LIMIT_S = 120.0  # for one name, unless a suite says otherwise
 
 
@@ -36,6 +37,24 @@ class Outcome:
     reason: str = ""
     gradients: str = ""  # "agree" where they were compared
     differentiable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of samples that agree: whether TVM compiled anything, and with what they agree."""
+
+    compiled: bool
+    captured: bool  # only with what torch's capture gives in eager, which is not what eager gives
+
+
+def as_captured(outcomes: Sequence[Outcome]) -> Iterable[str]:
+    """A paragraph of a page about the names that agree so."""
+    if found := [o.name for o in outcomes if o.reason == AS_CAPTURED]:
+        yield ""
+        yield (
+            "Some samples agree with what torch's own capture gives in eager (`aot_eager`) and not"
+            " with what eager gives without it: " + ", ".join(found)
+        )
 
 
 def command(

@@ -11,11 +11,18 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch.utils import _pytree as pytree
+
 from tests.suites.isolated import (
+    AS_CAPTURED,
+    Found,
     Outcome,
+    as_captured,
     cell,
     command,
     compare,
@@ -50,62 +57,94 @@ def check(name: str) -> Outcome:
     info, training = modules()[name], name.endswith("-train")
     if training and any(word in info.module_cls.__name__ for word in RANDOM):
         return Outcome(name, "left out", "random numbers", differentiable=True)
-    compiled, checked = 0, 0
+    compiled, captured, checked = False, False, False
     try:
         samples = info.module_inputs_func(
             info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
         )
         for sample in samples[:: -(-len(samples) // SAMPLES)]:
             found = _check_sample(info, sample, training)
-            checked += found is not None
-            compiled += found or False
+            if found is not None:
+                compiled, captured = compiled or found.compiled, captured or found.captured
+                checked = True
     except Exception as err:  # any failure is a line of the table
         reason = f"{type(err).__name__}: {str(err).strip()}"[:240]
         return Outcome(name, "failed", reason, differentiable=True)
     if not checked:
         return Outcome(name, "left out", "eager refuses all samples", differentiable=True)
-    return Outcome(name, "compiled" if compiled else "eager", "", "agree", differentiable=True)
+    status, reason = "compiled" if compiled else "eager", AS_CAPTURED if captured else ""
+    return Outcome(name, status, reason, "agree", differentiable=True)
 
 
-def _check_sample(info: Any, sample: Any, training: bool) -> bool | None:
-    """Compare with eager; whether anything was compiled by TVM, None where eager refuses."""
+def _check_sample(info: Any, sample: Any, training: bool) -> Found | None:
+    """Compare with eager. Raises ``AssertionError``; None where eager itself refuses."""
     import torch
-    from torch.utils import _pytree as pytree
 
     import torch_pruner
 
-    made, given = sample.constructor_input, sample.forward_input
     torch.manual_seed(0)
-    mine = info.module_cls(*made.args, **made.kwargs).train(training)
-    theirs = copy.deepcopy(mine)
-    torch._dynamo.reset()
-    run = torch.compile(mine, backend="pruner", dynamic=False, options=OPTIONS)
-    pairs = []
-    for call, module in ((theirs, theirs), (run, mine)):
-        args, kwargs = pytree.tree_map(_fresh, (given.args, given.kwargs))
+    made = sample.constructor_input
+    first = info.module_cls(*made.args, **made.kwargs).train(training)
+
+    def outcome(backend: str = "", *, double: bool = False) -> Run:
+        module = copy.deepcopy(first)
+        call = module.double() if double else module
+        torch._dynamo.reset()
+        if backend:
+            options = OPTIONS if backend == "pruner" else None
+            call = torch.compile(module, backend=backend, dynamic=False, options=options)
+        args, kwargs = pytree.tree_map(
+            functools.partial(_fresh, double=double),
+            (sample.forward_input.args, sample.forward_input.kwargs),
+        )
         torch.manual_seed(0)  # a lazy module makes its parameters when it is called
-        try:
-            result = call(*args, **kwargs)
-        except Exception:
-            if module is theirs:
-                return None
-            raise
+        result = call(*args, **kwargs)
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        pairs.append((result, [*inputs, *module.parameters()]))
-    pairs.reverse()
-    compare(pairs[0][0], pairs[1][0])
-    compare_gradients(*(gradients(*pair) for pair in pairs))
-    compare(dict(mine.named_buffers()), dict(theirs.named_buffers()))
+        found = gradients(result, [*inputs, *module.parameters()])
+        return Run(result, found, dict(module.named_buffers()))
+
+    try:
+        theirs = outcome()
+    except Exception:
+        return None
+    mine = outcome("pruner")
     report = torch_pruner.last_report()
-    return report is not None and any(g.ops_compiled for g in report.graphs)
+    compiled = report is not None and any(g.ops_compiled for g in report.graphs)
+    try:
+        mine.agree(theirs)
+    except AssertionError:
+        try:
+            mine.agree(theirs, outcome(double=True))
+        except Exception:
+            # What torch's own capture gives is not ours to change.
+            mine.agree(outcome("aot_eager"))
+            return Found(compiled, captured=True)
+    return Found(compiled, captured=False)
 
 
-def _fresh(value: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a module gave."""
+
+    result: Any
+    gradients: list[Any]
+    buffers: dict[str, Any]
+
+    def agree(self, other: Run, truth: Run | None = None) -> None:
+        """Raises ``AssertionError``. With ``truth`` as ``compare`` means it."""
+        compare(self.result, other.result, truth and truth.result)
+        compare_gradients(self.gradients, other.gradients, truth and truth.gradients)
+        compare(self.buffers, other.buffers, truth and truth.buffers)
+
+
+def _fresh(value: Any, *, double: bool = False) -> Any:
     import torch
 
     if not isinstance(value, torch.Tensor):
         return value
-    return value.detach().clone().requires_grad_(value.requires_grad)
+    wide = double and value.dtype is torch.float32
+    fresh = value.detach().clone().to(torch.float64 if wide else value.dtype)
+    return fresh.requires_grad_(value.requires_grad)
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -123,6 +162,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield "| fails | reason |"
     yield "| --- | --- |"
     yield from (f"| {o.name} | {cell(o.reason)} |" for o in outcomes if o.status == "failed")
+    yield from as_captured(outcomes)
     yield ""
     yield "eager: " + ", ".join(o.name for o in outcomes if o.status == "eager")
     yield ""

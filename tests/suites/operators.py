@@ -15,11 +15,13 @@ from __future__ import annotations
 import collections
 import functools
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.suites.isolated import (
+    AS_CAPTURED,
+    Found,
     Outcome,
+    as_captured,
     cell,
     command,
     compare,
@@ -35,7 +37,6 @@ OPTIONS = {"effort": "none"}
 SAMPLES = {"float32": 96, "int64": 16, "bool": 16, "bfloat16": 16, "complex64": 16}
 TOGETHER = 16  # samples in one compiled function
 WIDE = {"float32": "float64", "bfloat16": "float64", "complex64": "complex128"}
-AS_CAPTURED = "as backend aot_eager, which is not as eager"
 LIMIT_S = 600.0  # for one operator
 LEFT_OUT = {
     "random": "random numbers",
@@ -43,14 +44,6 @@ LEFT_OUT = {
     "sparse": "sparse tensors",
     "jiterator": "kernels of the user's own, for GPUs",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Of samples that agree: whether TVM compiled anything, and with what they agree."""
-
-    compiled: bool
-    captured: bool  # only with what torch's capture gives in eager, which is not what eager gives
 
 
 def operators() -> list[Any]:
@@ -215,12 +208,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield from (f"| {o.name} | {cell(o.reason)} |" for o in found)
         else:
             yield f"{title}: " + ", ".join(o.name for o in found)
-    if found := [o.name for o in outcomes if o.reason == AS_CAPTURED]:
-        yield ""
-        yield (
-            "Some samples agree with what torch's own capture gives in eager (`aot_eager`) and not"
-            " with what eager gives without it: " + ", ".join(found)
-        )
+    yield from as_captured(outcomes)
     yield ""
     yield "| left out because of | operators |"
     yield "| --- | ---: |"
