@@ -78,7 +78,7 @@ class SizedCall:
         self._given: dict[Any, list[Any]] = {}  # arguments of those sizes
         self._near: dict[Any, tuple[float, Call]] = {}  # in programs so many times larger
         self._times: dict[Any, int] = {}  # that sizes came which were not compiled, the latest last
-        self._latest: Any = ()  # the sizes that were new last
+        self._latest: Any = ()  # the sizes of the call before
         self._other: Call | None = None
         self._lock = threading.Lock()
 
@@ -88,9 +88,11 @@ class SizedCall:
         if call is None:
             near = self._near.get(key)
             if near is not None and near[0] <= CLOSE:
+                self._latest = key
                 return near[1](args)
             with self._lock:
                 call = self._call_for(key, args)
+        self._latest = key
         return call(args)
 
     def prepare(self, args: Sequence[Any], build: Build) -> None:
@@ -112,7 +114,8 @@ class SizedCall:
             return self._calls[key]
         grows = _grown(self._latest, key)
         near = self._nearest(key, args, self._arguments(self._latest) if grows else None)
-        self._latest = key
+        if near is not None and grows:
+            return near[1]  # there are as many sizes as tokens: none is worth a stop
         if near is not None and not self._pays(key, patience(near[0])):
             self._note(key)
             return near[1]

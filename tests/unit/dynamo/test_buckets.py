@@ -107,6 +107,15 @@ def test_what_grows_is_served_by_powers_of_two():
     assert other.names == []
 
 
+def test_what_grows_again_and_again_is_never_compiled_size_by_size():
+    """A server's every answer grows through the same sizes; each took seconds in the middle."""
+    run, builds, other, _ = serving()
+    for _ in range(3 * sized_call.OFTEN):
+        run(*range(5, 12))
+    assert builds.names == ["5,8"]
+    assert other.names == []
+
+
 def test_where_nothing_serves_all_is_as_before():
     run, builds, _, serves = serving(refuses=True)
     run(64, 30, 30)
