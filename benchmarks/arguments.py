@@ -43,9 +43,15 @@ def backend_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:
-    """Writes a result file and its directories, if a path was asked for."""
+    """Writes a result file and its directories, if a path was asked for.
+
+    Where the cache was is nobody's business: such files are published.
+    """
     if path is None:
         return
+    if "options" in content:
+        options = {k: v for k, v in content["options"].items() if k != "cache_dir"}
+        content = {**content, "options": options}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")

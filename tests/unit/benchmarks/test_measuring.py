@@ -209,3 +209,10 @@ def test_an_unknown_network_is_a_usage_error(capsys: pytest.CaptureFixture[str])
 def test_results_are_written_with_their_directories(tmp_path) -> None:
     arguments.write_json(str(tmp_path / "a" / "b.json"), {"x": 1})
     assert json.loads((tmp_path / "a" / "b.json").read_text()) == {"x": 1}
+
+
+def test_result_files_do_not_say_where_the_cache_was(tmp_path) -> None:
+    path = tmp_path / "made" / "result.json"
+    given = {"options": {"effort": "none", "cache_dir": "/home/somebody"}, "rows": []}
+    arguments.write_json(str(path), given)
+    assert json.loads(path.read_text()) == {"options": {"effort": "none"}, "rows": []}
