@@ -108,8 +108,7 @@ class Compiler:
                 small = keep_int8(small)
             hoisted = hoist_static(small)
             main = allow_tf32(hoisted.graph, self.tf32)
-            fixed = {i: tuple(o) for i, o in zip(main.inputs, inputs, strict=False)}
-            fixed |= {i: tuple(o) for i, o in zip(main.outputs, outputs, strict=True)}
+            fixed = _demanded(main, inputs, outputs)
             target = self.context.target
             tiles = target.bf16_tiles and tiles_allowed()
             fused = fuse(main, fixed, tiles=tiles, gpu=target.is_gpu)
@@ -224,6 +223,20 @@ class Compiler:
             log.warning(
                 "the compiled graph is used but cannot be kept for the next process: %s", err
             )
+
+
+def _demanded(graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> dict[int, Order]:
+    """The memory order of each end of ``graph``; prepared inputs, which come last, lie in order.
+
+    An output that several are is made as the first of them, and an input lies as it was given even
+    where it is an output, too.
+    """
+    fixed: dict[int, Order] = {}
+    for i, order in zip(graph.outputs, outputs, strict=True):
+        fixed.setdefault(i, tuple(order))
+    for i in graph.inputs[len(inputs) :]:
+        fixed.pop(i, None)
+    return fixed | {i: tuple(o) for i, o in zip(graph.inputs, inputs, strict=False)}
 
 
 def _segments(lowered: Lowered, choices: Mapping[str, Choice]) -> list[int | tuple[int, ...]]:

@@ -30,6 +30,7 @@ from torch_pruner.dynamo import (
 from torch_pruner.dynamo.decompositions import decomposition_table
 from torch_pruner.dynamo.devices import platform_of
 from torch_pruner.dynamo.ends import Ends
+from torch_pruner.dynamo.first_call import FirstCall
 from torch_pruner.dynamo.graphs import boxed, label_of, next_name, outputs, restored
 from torch_pruner.dynamo.torch_cache import SavedCall
 from torch_pruner.log import PhaseTimer
@@ -77,7 +78,9 @@ def compile_dynamo_graph(
     )
 
     def aot() -> Callable[..., Any]:
-        if described and (known := _captured_before(described, example_inputs, config, restore)):
+        if described and (
+            known := _captured_before(described, gm, example_inputs, config, name, restore)
+        ):
             return known
         with timer.phase("capture"), torch_cache.riding(saved.version(), restore) as kept:
             compiled: Callable[..., Any] = aot_autograd(
@@ -94,8 +97,10 @@ def compile_dynamo_graph(
 
 def _captured_before(
     described: str,
+    gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     config: Config,
+    name: str,
     restore: Callable[[SavedCall], Callable[[list[Any]], list[Any]]],
 ) -> Callable[..., list[Any]] | None:
     """The call of a graph that a process before this one captured, if it can be used as it is."""
@@ -110,7 +115,13 @@ def _captured_before(
         # Captured once more: damage is a miss, and what else is wrong will be wrong then, too.
         _log.debug("a captured graph is not used: %s", err)
         return None
-    return None if call is None else lambda *inputs: call(list(inputs))
+    if call is None:
+        return None
+    first = FirstCall(
+        lambda values: list(gm.forward(*values)), call, name, strict=config.strict,
+        failed=lambda err: reports.failed(name, f"{type(err).__name__}: {err}"),
+    )  # fmt: skip
+    return lambda *inputs: first(list(inputs))
 
 
 def inspect_dynamo_graph(

@@ -20,8 +20,9 @@ from torch_pruner.compiler import kernels
 from torch_pruner.dynamo import reports, sizes
 from torch_pruner.dynamo.bounds import guarded
 from torch_pruner.dynamo.build import BuiltGraph, BuiltRegion, built_region, eager_call
-from torch_pruner.dynamo.checked import INT8_BOUND, CheckedCall
+from torch_pruner.dynamo.checked import INT8_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.devices import device_of, platform_of
+from torch_pruner.dynamo.first_call import FirstCall
 from torch_pruner.dynamo.graphs import one_at_a_time
 from torch_pruner.dynamo.program import Program, RegionStep, Step, describe
 from torch_pruner.dynamo.runtime import GraphCall
@@ -120,14 +121,17 @@ class Buckets:
                 return None
             self._runs[key] = self._compiled(buckets, wide, name)
         call = self._joined(buckets, self._runs[key], wide, small)
-        if not new or self._config.check != "first-call":
-            return call
 
-        def drop() -> None:
+        def failed(_: Exception) -> None:
             self._refused = MOST_REFUSED
 
+        if not new or self._config.check != "first-call":
+            return FirstCall(
+                functools.partial(run_eager, graph), call, name, strict=self._config.strict,
+                failed=failed, platform=self._platform,
+            )  # fmt: skip
         return CheckedCall(
-            graph, call, name, strict=self._config.strict, on_mismatch=drop,
+            graph, call, name, strict=self._config.strict, failed=failed,
             platform=self._platform, least_bound=INT8_BOUND if self._config.int8_weights else 0.0,
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,16 +11,14 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from torch_pruner import exc
-from torch_pruner.log import logger
+from torch_pruner.dynamo.first_call import FirstCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.dynamo.first_call import Eager, Generators
 
-    _Generators = tuple[torch.Tensor, torch.Tensor | None]
-
-log = logger(__name__)
 aten = torch.ops.aten
 
 # Relative to the largest magnitude of an output: what reordered sums may differ by; a bug differs
@@ -50,7 +48,7 @@ _SHIFT = 1 / 64  # of the bound: by how much inputs are shifted to see how an ou
 _REACTIONS = 4.0  # an output may be off by this many times its reaction
 
 
-class CheckedCall:
+class CheckedCall(FirstCall):
     """Runs ``call``; the first time also ``gm`` in eager, which stays if they differ."""
 
     def __init__(
@@ -60,72 +58,60 @@ class CheckedCall:
         name: str,
         *,
         strict: bool,
-        on_mismatch: Callable[[], None],
+        failed: Callable[[Exception], None],
         on_match: Callable[[], None] = lambda: None,
         least_bound: float = 0.0,
         platform: Platform | None = None,
     ) -> None:
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
-        self._boxed_call = True
-        self._gm: fx.GraphModule | None = gm
-        self._call: Callable[[list[Any]], Any] = call
-        self._name, self._strict, self._on_mismatch = name, strict, on_mismatch
-        self._on_match, self._platform = on_match, platform
+        super().__init__(
+            partial(run_eager, gm), call, name, strict=strict, draws=may_draw(gm), failed=failed,
+            platform=platform,
+        )  # fmt: skip
+        self._on_match = on_match
         self._bounds = [max(bound, least_bound) if bound else bound for bound in bounds_of(gm)]
-        self._draws = any(_may_draw(n.target) for n in gm.graph.nodes if n.op == "call_function")
-        self._lock = threading.Lock()
-        self._checked = False
-
-    def __call__(self, args: list[Any]) -> Any:
-        if self._checked:
-            return self._call(args)
-        with self._lock:
-            if not self._checked:
-                return self._first(args)
-        return self._call(args)
 
     def _first(self, args: list[Any]) -> Any:
-        gm, values = self._gm, list(args)
-        assert gm is not None
+        eager, values = self._eager, list(args)
+        assert eager is not None
         args.clear()
         state = self._generators() if self._draws else None
         with torch.no_grad():
-            expected = run_eager(gm, values)
+            expected = eager(values)
             after = self._generators() if self._draws else None
             self._rewind(state)
-            got = self._call(list(values))
-            error = self._mismatch(gm, values, got, expected, state)
+            got, error = self._attempt(eager, values, expected, state)
         self._rewind(after)
         if error is not None:
-            self._on_mismatch()
             if self._strict:
+                self._failed(error)
                 raise error
-            log.warning("%s; this graph runs in eager from now on", error)
-            self._call, self._checked = _boxed_eager(gm), True
+            self._give_up(error)
             return expected
-        self._checked, self._gm = True, None
+        self._settle()
         self._on_match()
         return got
 
-    def _generators(self) -> _Generators:
-        """What random numbers come next, on the CPU and on the graph's device."""
-        platform = self._platform
-        return torch.get_rng_state(), platform.generator_state() if platform else None
-
-    def _rewind(self, state: _Generators | None) -> None:
-        if state is None:
-            return
-        torch.set_rng_state(state[0])
-        if self._platform is not None and state[1] is not None:
-            self._platform.restore_generator(state[1])
+    def _attempt(
+        self,
+        eager: Eager,
+        values: Sequence[Any],
+        expected: Sequence[Any],
+        state: Generators | None,
+    ) -> tuple[Any, Exception | None]:
+        """The compiled graph's results, or what is wrong with them."""
+        try:
+            got = self._call(list(values))
+            return got, self._mismatch(eager, values, got, expected, state)
+        except Exception as err:
+            return None, err
 
     def _mismatch(
         self,
-        gm: fx.GraphModule,
+        eager: Eager,
         inputs: Sequence[Any],
         got: Sequence[Any],
         expected: Sequence[Any],
-        state: _Generators | None,
+        state: Generators | None,
     ) -> exc.ResultMismatch | None:
         errors = differences(got, expected)
         pairs = zip(errors, self._bounds, strict=True)
@@ -134,13 +120,18 @@ class CheckedCall:
             return None
         # Sums that cancel (the gradient of a bias before a normalisation) are noise in eager too.
         self._rewind(state)
-        reactions = differences(run_eager(gm, [_shifted(v) for v in inputs]), expected)
+        reactions = differences(eager([_shifted(v) for v in inputs]), expected)
         for k in bad:
             reaction = reactions[k] if reactions[k] < math.inf else 0.0
             allowed = max(self._bounds[k], _REACTIONS * reaction)
             if not errors[k] <= allowed:
                 return exc.ResultMismatch(self._name, k, errors[k], allowed)
         return None
+
+
+def may_draw(gm: fx.GraphModule) -> bool:
+    """Whether a graph may use the random number generator."""
+    return any(_may_draw(n.target) for n in gm.graph.nodes if n.op == "call_function")
 
 
 def _may_draw(op: Any) -> bool:
@@ -157,15 +148,6 @@ def _draws(op: torch._ops.OpOverload) -> bool:
 def run_eager(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     """The graph's outputs by its own operators."""
     return list(gm.forward(*args))
-
-
-def _boxed_eager(gm: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
-    def call(args: list[Any]) -> list[Any]:
-        values = list(args)
-        args.clear()
-        return run_eager(gm, values)
-
-    return call
 
 
 def bounds_of(gm: fx.GraphModule) -> list[float]:

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch_pruner import exc, log
@@ -14,8 +15,15 @@ from torch_pruner.compiler import captured, verdicts
 from torch_pruner.config import OPTIONS, Config
 from torch_pruner.dynamo import activations, cuda_graphs, reports, saved, torch_cache
 from torch_pruner.dynamo.build import build_graph
-from torch_pruner.dynamo.checked import INT8_BOUND, TF32_BOUND, CheckedCall, run_eager
+from torch_pruner.dynamo.checked import (
+    INT8_BOUND,
+    TF32_BOUND,
+    CheckedCall,
+    may_draw,
+    run_eager,
+)
 from torch_pruner.dynamo.devices import device_of, platform_of
+from torch_pruner.dynamo.first_call import FirstCall
 from torch_pruner.dynamo.program import describe
 from torch_pruner.dynamo.torch_cache import SavedCall
 from torch_pruner.log import PhaseTimer
@@ -103,7 +111,7 @@ def build(
             captured.keep(compiler, described, result.blob, label)
     except saved.UnsavableError as err:
         result.why = str(err)
-    if config.check == "first-call" and built.compiled:
+    if built.compiled:
         result.call = _compared(gm, call, result.blob, built, compiler, platform, config, label)
     return result
 
@@ -118,13 +126,24 @@ def _compared(
     config: Config,
     label: str,
 ) -> Callable[[list[Any]], Any]:
-    """The call that compares its first result with eager's, unless that was done already."""
+    """The call that compares its first result with eager's, unless that was done already.
+
+    Eager takes over if the first call fails.
+    """
     # Once is once: a process before this one may have compared it, with the same kernels.
     proof = blob and _proof(blob)
-    if proof is not None and verdicts.remembered(compiler, proof, built.compiled):
-        return call
+    known = proof is not None and verdicts.remembered(compiler, proof, built.compiled)
+    if known or config.check != "first-call":
+        return FirstCall(
+            partial(run_eager, gm), call, label, strict=config.strict, draws=may_draw(gm),
+            failed=lambda err: reports.failed(label, f"{type(err).__name__}: {err}"),
+            platform=platform,
+        )  # fmt: skip
 
-    def drop() -> None:
+    def failed(error: Exception) -> None:
+        if not isinstance(error, exc.ResultMismatch):
+            reports.failed(label, f"its first call failed: {type(error).__name__}: {error}")
+            return
         for compiled in built.compiled:
             for task in compiled.tasks:
                 compiler.store.drop_kernel(compiler.context.kernel_key(task.workload))
@@ -136,7 +155,7 @@ def _compared(
 
     least = INT8_BOUND if config.int8_weights else TF32_BOUND if compiler.tf32 else 0.0
     return CheckedCall(
-        gm, call, label, strict=config.strict, on_mismatch=drop, on_match=confirm,
+        gm, call, label, strict=config.strict, failed=failed, on_match=confirm,
         platform=platform, least_bound=least,
     )  # fmt: skip
 

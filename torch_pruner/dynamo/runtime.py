@@ -73,18 +73,20 @@ class RegionCall:
             for j in (s.index,)
         )
         made = {j for j, *_ in self._made}
-        self._copies = tuple(
-            (j, self._source(j, made)) for j in range(len(outputs)) if j not in made
-        )
+        self._copies = tuple((j, self._source(j)) for j in range(len(outputs)) if j not in made)
         self._restride = tuple(j for j in range(len(outputs)) if not self._outputs[j].dense)
         self._workspace_slot = next(k for k, s in enumerate(plan.slots) if s.kind == "workspace")
         self._local = _Local()
         self._simple = all(not isinstance(s, LibraryCall) for s in compiled.steps)
         self._keeps_workspace = device.type in KEEPS_WORKSPACE
 
-    def _source(self, j: int, made: set[int]) -> tuple[str, int]:
-        """Where an output that no kernel writes comes from: another output, or an input."""
+    def _source(self, j: int) -> tuple[str, int]:
+        """Where an output that no kernel writes comes from: an "input", what was "prepared" from
+        parameters, or another "output"; and which one."""
         slot = self.compiled.plan.slots[self.compiled.plan.outputs[j]]
+        assert slot.kind in ("input", "output"), slot
+        if slot.kind == "input" and slot.index >= len(self._inputs):
+            return ("prepared", slot.index - len(self._inputs))
         return (slot.kind, slot.index)
 
     def _start_thread(self) -> _Local:
@@ -133,7 +135,7 @@ class RegionCall:
         else:
             self._run_steps(local, inputs, results)
         if self._copies or self._restride:
-            self._finish(inputs, results)
+            self._finish(snapshot, inputs, results)
         if not self._keeps_workspace:
             local.workspace = None
         return results
@@ -192,9 +194,13 @@ class RegionCall:
         assert prepared is not None
         return prepared
 
-    def _finish(self, inputs: Sequence[torch.Tensor], results: list[Any]) -> None:
+    def _finish(
+        self, snapshot: Snapshot, inputs: Sequence[torch.Tensor], results: list[Any]
+    ) -> None:
+        values = {"input": inputs, "output": results, "prepared": snapshot.prepared}
         for j, (kind, index) in self._copies:
-            source = results[index] if kind == "output" else inputs[index]
+            source = values[kind][index]
+            assert source is not None, "a prepared value that only its packed copy holds"
             spec = self._outputs[j]
             results[j] = self._new(spec).copy_(source)
         for j in self._restride:

@@ -18,7 +18,7 @@ def traced(fn, *args):
 
 def checked(gm, call, strict=True):
     dropped = []
-    found = CheckedCall(gm, call, "g", strict=strict, on_mismatch=lambda: dropped.append(1))
+    found = CheckedCall(gm, call, "g", strict=strict, failed=dropped.append)
     return found, dropped
 
 

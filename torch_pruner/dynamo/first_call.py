@@ -1,0 +1,118 @@
+"""What goes wrong in the first call of a compiled graph never reaches the user: eager runs."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_pruner import exc
+from torch_pruner.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch_pruner.dynamo.devices import Platform
+
+    Generators = tuple[torch.Tensor, torch.Tensor | None]
+    Eager = Callable[[Sequence[Any]], list[Any]]
+
+log = logger(__name__)
+
+
+class FirstCall:
+    """Runs ``call``, and ``eager`` for good if the first call fails where eager does not.
+
+    The failure is said once and handed to ``failed``; under ``strict`` it is raised instead. What
+    eager raises of the same inputs is the user's, and the next call is a first one again. Inputs
+    reach eager as they came: a compiled graph writes into one only what eager would write there,
+    whatever was there before (``dynamo/inplace.py``).
+    """
+
+    def __init__(
+        self,
+        eager: Eager,
+        call: Callable[[list[Any]], Any],
+        name: str,
+        *,
+        strict: bool,
+        draws: bool = True,
+        failed: Callable[[Exception], None] = lambda _: None,
+        platform: Platform | None = None,
+    ) -> None:
+        """``draws``: whether there may be random numbers, which eager would have to draw again."""
+        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        self._boxed_call = True
+        self._eager: Eager | None = eager
+        self._call = call
+        self._name, self._strict, self._draws = name, strict, draws
+        self._failed, self._platform = failed, platform
+        self._lock = threading.Lock()
+        self._settled = False
+
+    def __call__(self, args: list[Any]) -> Any:
+        if self._settled:
+            return self._call(args)
+        with self._lock:
+            if not self._settled:
+                return self._first(args)
+        return self._call(args)
+
+    def _first(self, args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        state = self._generators() if self._draws else None
+        try:
+            got = self._call(list(values))
+        except Exception as err:
+            if self._strict:
+                raise
+            error = err
+        else:
+            self._settle()
+            return got
+        self._rewind(state)
+        assert self._eager is not None
+        result = self._eager(values)
+        self._give_up(error)
+        return result
+
+    def _settle(self) -> None:
+        """The compiled graph is good."""
+        self._settled, self._eager = True, None
+
+    def _give_up(self, error: Exception) -> None:
+        """Eager runs from now on."""
+        eager = self._eager
+        assert eager is not None
+
+        def call(args: list[Any]) -> list[Any]:
+            values = list(args)
+            args.clear()
+            return eager(values)
+
+        self._failed(error)
+        if isinstance(error, exc.ResultMismatch):
+            log.warning("%s; this graph runs in eager from now on", error)
+        else:
+            log.warning(
+                "the first call of compiled graph %s failed, it runs in eager from now on: %s: %s",
+                self._name,
+                type(error).__name__,
+                error,
+            )
+            log.debug("the failure", exc_info=error)
+        self._call, self._settled = call, True
+
+    def _generators(self) -> Generators:
+        """What random numbers come next, on the CPU and on the graph's device."""
+        platform = self._platform
+        return torch.get_rng_state(), platform.generator_state() if platform else None
+
+    def _rewind(self, state: Generators | None) -> None:
+        if state is None:
+            return
+        torch.set_rng_state(state[0])
+        if self._platform is not None and state[1] is not None:
+            self._platform.restore_generator(state[1])
