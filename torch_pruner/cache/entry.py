@@ -15,6 +15,7 @@ from torch_pruner.cache.key import (
     KernelKey,
     canonical_json,
     is_digest,
+    is_number,
     parse_object,
 )
 
@@ -172,6 +173,6 @@ def _seconds(data: Mapping[str, Any], name: str) -> float | None:
     value = data.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not is_number(value) or not value > 0:
         raise ValueError(f"{name} is not a positive number of seconds: {value!r}")
     return float(value)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from filelock import FileLock
 
 from torch_pruner import log
-from torch_pruner.cache.forking import renew_after_fork
+from torch_pruner.cache import salvage, schema
+from torch_pruner.cache.forking import close_at_exit, renew_after_fork
 from torch_pruner.cache.location import FILE_MODE, make_private, shares_memory
 
 if TYPE_CHECKING:
@@ -30,27 +31,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BUSY_S: Final = 60.0
-SCHEMA_VERSION: Final = 1
 MOVED: Final = ".damaged-"  # in the name of an index that was moved aside
-SCHEMA: Final = (
-    """CREATE TABLE kernels (
-        digest TEXT PRIMARY KEY, workload TEXT NOT NULL, target TEXT NOT NULL, device TEXT NOT NULL,
-        threads INTEGER NOT NULL, numerics TEXT NOT NULL, codegen TEXT NOT NULL,
-        entry TEXT NOT NULL, seal TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL)""",
-    "CREATE INDEX kernels_by_workload ON kernels (workload)",
-    "CREATE INDEX kernels_by_device ON kernels (target, device)",
-    """CREATE TABLE graphs (
-        digest TEXT PRIMARY KEY, blob TEXT NOT NULL, bytes INTEGER NOT NULL,
-        entry TEXT NOT NULL, seal TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL)""",
-    "CREATE INDEX graphs_by_blob ON graphs (blob)",
-    """CREATE TABLE tasks (
-        digest TEXT PRIMARY KEY, entry TEXT NOT NULL, seal TEXT NOT NULL, used REAL NOT NULL)""",
-    """CREATE TABLE records (
-        id INTEGER PRIMARY KEY, task TEXT NOT NULL, candidate TEXT NOT NULL, status TEXT NOT NULL,
-        entry TEXT NOT NULL, seal TEXT NOT NULL, UNIQUE (task, candidate))""",
-)
 _DAMAGE: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-_UNKNOWN_SCHEMA: Final = "unknown schema version"
+CHECKPOINT_S: Final = 1.0  # how long what was committed may lie in the write-ahead log alone
+CHECKPOINT_BYTES: Final = 1 << 20
 
 _log = log.logger(__name__)
 _abandoned: list[sqlite3.Connection] = []
@@ -77,7 +61,10 @@ class Index:
         self._lock = threading.RLock()
         self._connected: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
+        self._logs = False  # whether there is a write-ahead log
+        self._settled_s = 0.0  # when it was last empty
         renew_after_fork(self)
+        close_at_exit(self)
 
     def run(
         self, work: Callable[[sqlite3.Connection], T], *, write: bool = False, wait: bool = True
@@ -89,19 +76,25 @@ class Index:
         with self._lock:
             try:
                 return self._attempt(work, write=write, wait=wait)
-            except sqlite3.DatabaseError as err:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as err:
                 if not _is_damage(err) or self.path is None or self.read_only:
                     raise self._unusable(err) from err
-                self._move_aside(self.path, str(err))
+                aside = self._move_aside(self.path, str(err))
             try:
+                if aside is not None:
+                    self._salvage(aside)
                 return self._attempt(work, write=write, wait=wait)
-            except sqlite3.DatabaseError as err:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as err:
                 raise self._unusable(err) from err
 
     def close(self) -> None:
-        """Close the connection; the next ``run`` opens another."""
+        """Close the connection; the next ``run`` opens another. The log is emptied before."""
         with self._lock:
-            if self._connected is not None:
+            if self._connected is not None and self._stale():
+                # Closing it would remove the journals of the file that took this one's name.
+                _abandoned.append(self._connected)
+            elif self._connected is not None:
+                self._settle(self._connected)
                 self._connected.close()
             self._connected = None
 
@@ -149,7 +142,34 @@ class Index:
                 with contextlib.suppress(sqlite3.Error):
                     conn.execute("ROLLBACK")
             raise
+        if time.monotonic() - self._settled_s >= CHECKPOINT_S or self._log_is_long():
+            self._settle(conn)
         return result
+
+    def _settle(self, conn: sqlite3.Connection) -> None:
+        """Move what the write-ahead log holds into the index, unless another process is in the way.
+
+        A log is read up to its first flaw, so what lies in it alone is lost as a whole; and one
+        that was left behind half valid would be mixed with what is newer in the index.
+        """
+        if not self._logs or self.read_only:
+            return
+        with contextlib.suppress(sqlite3.Error):
+            conn.execute("PRAGMA busy_timeout = 0")
+            try:
+                conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                conn.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
+        self._settled_s = time.monotonic()
+
+    def _log_is_long(self) -> bool:
+        try:
+            return self._logs and os.stat(f"{self.path}-wal").st_size > CHECKPOINT_BYTES
+        except OSError:
+            return False
+
+    def _stale(self) -> bool:
+        return self.path is not None and _inode(self.path) != self._inode
 
     def _connection(self) -> sqlite3.Connection:
         """The open connection, if the file under its name is still the one it was opened on."""
@@ -162,13 +182,13 @@ class Index:
 
     def _connect(self) -> sqlite3.Connection:
         if self.path is None:
-            return _create(_open(":memory:"), "MEMORY")
+            return schema.create(_open(":memory:"), "MEMORY")
         if self.read_only:
             return _open_read_only(self.path)
         if self._inode is not None:
             conn = _open(str(self.path))
-            if _version(conn) == SCHEMA_VERSION:
-                return _tuned(conn)
+            if not schema.problem(conn):
+                return self._tuned(conn)
             conn.close()
         return self._start(self.path)
 
@@ -182,31 +202,50 @@ class Index:
             self._inode = _inode(path)
             conn = _open(str(path))
             if fresh:
-                _create(conn, "WAL" if shares_memory(path.parent) else "DELETE")
-            elif (version := _version(conn)) != SCHEMA_VERSION:
+                schema.create(conn, "WAL" if shares_memory(path.parent) else "DELETE")
+            elif reason := schema.problem(conn):
                 conn.close()
-                raise sqlite3.DatabaseError(f"{_UNKNOWN_SCHEMA} {version}")
-            return _tuned(conn)
+                raise sqlite3.DatabaseError(reason)
+            return self._tuned(conn)
 
-    def _move_aside(self, path: Path, reason: str) -> None:
+    def _tuned(self, conn: sqlite3.Connection) -> sqlite3.Connection:
+        (mode,) = conn.execute("PRAGMA journal_mode").fetchone()
+        self._logs = mode == "wal"
+        conn.execute(f"PRAGMA synchronous = {'NORMAL' if self._logs else 'FULL'}")
+        conn.execute("PRAGMA cell_size_check = ON")
+        conn.execute("PRAGMA trusted_schema = OFF")
+        self._settle(conn)  # what a killed process left
+        return conn
+
+    def _move_aside(self, path: Path, reason: str) -> Path | None:
         """Rename the damaged file that this connection was opened on, if nobody else did."""
         damaged = self._inode
-        self.close()
         with self._exclusive():
+            self.close()
             if _inode(path) != damaged:
-                return
+                return None
             aside = f"{path}{MOVED}{time.time_ns()}-{os.getpid()}"
             # The journals go first: sqlite would replay a left-over journal into the fresh file.
             for suffix in ("-wal", "-shm", "-journal", ""):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(f"{path}{suffix}", f"{aside}{suffix}")
         _log.warning("the cache index %s is damaged (%s); moved it to %s", path, reason, aside)
+        return None if reason.startswith(schema.FOREIGN) else Path(aside)
+
+    def _salvage(self, aside: Path) -> None:
+        """Take over what is legible of a damaged file."""
+
+        def carry_over(conn: sqlite3.Connection) -> int:
+            return salvage.carry_over(lambda uri: _open(uri, uri=True), aside, conn)
+
+        count = self._attempt(carry_over, write=True, wait=True)
+        _log.warning("%d rows of the damaged cache index could be read and are kept", count)
 
     def _exclusive(self) -> FileLock:
         assert self._file_lock is not None
         return FileLock(self._file_lock, timeout=BUSY_S, mode=FILE_MODE)
 
-    def _unusable(self, err: sqlite3.DatabaseError) -> Exception:
+    def _unusable(self, err: sqlite3.DatabaseError | UnicodeDecodeError) -> Exception:
         if isinstance(err, sqlite3.ProgrammingError | sqlite3.IntegrityError):
             return err
         return IndexUnusable(f"{err} ({self.path or 'in memory'})")
@@ -236,14 +275,13 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
     else:
         conn = _open(f"{path.as_uri()}?mode=ro", uri=True)
         try:
-            _version(conn)
+            schema.version(conn)
         except sqlite3.OperationalError:
             conn.close()
             conn = _open_without_writer(path)
-    version = _version(conn)
-    if version != SCHEMA_VERSION:
+    if reason := schema.problem(conn):
         conn.close()
-        raise IndexUnusable(f"{_UNKNOWN_SCHEMA} {version} ({path})")
+        raise IndexUnusable(f"{reason} ({path})")
     conn.execute("PRAGMA query_only = ON")
     return conn
 
@@ -263,35 +301,16 @@ def _open_without_writer(path: Path) -> sqlite3.Connection:
     return conn
 
 
-def _create(conn: sqlite3.Connection, journal: str) -> sqlite3.Connection:
-    conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    conn.execute(f"PRAGMA journal_mode = {journal}").fetchall()
-    conn.execute("BEGIN IMMEDIATE")
-    for statement in SCHEMA:
-        conn.execute(statement)
-    conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    conn.execute("COMMIT")
-    return conn
+def _is_damage(err: sqlite3.DatabaseError | UnicodeDecodeError) -> bool:
+    """Whether the file is at fault: no database, malformed, or not with our tables.
 
-
-def _tuned(conn: sqlite3.Connection) -> sqlite3.Connection:
-    (mode,) = conn.execute("PRAGMA journal_mode").fetchone()
-    conn.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
-    conn.execute("PRAGMA cell_size_check = ON")
-    conn.execute("PRAGMA trusted_schema = OFF")
-    return conn
-
-
-def _version(conn: sqlite3.Connection) -> int:
-    (version,) = conn.execute("PRAGMA user_version").fetchone()
-    return int(version)
-
-
-def _is_damage(err: sqlite3.DatabaseError) -> bool:
-    """Whether the file is at fault: no database, malformed, or not with our tables."""
+    An error whose text is no text quotes what lies in the file.
+    """
+    if isinstance(err, UnicodeDecodeError):
+        return True
     if isinstance(err, sqlite3.ProgrammingError | sqlite3.IntegrityError):
         return False
-    if str(err).startswith(("no such table", "no such column", _UNKNOWN_SCHEMA)):
+    if str(err).startswith(("no such table", "no such column", schema.FOREIGN)):
         return True
     code: int = getattr(err, "sqlite_errorcode", sqlite3.SQLITE_OK)
     return code & 0xFF in _DAMAGE
@@ -299,21 +318,15 @@ def _is_damage(err: sqlite3.DatabaseError) -> bool:
 
 def _inode(path: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        found = os.lstat(path)
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
 
 
 def _is_unborn(path: Path) -> bool:
-    """Whether this is what a process leaves that was killed before it had made the tables.
-
-    There is nothing in it that would be worth keeping.
-    """
-    with contextlib.closing(_open(str(path))) as conn, contextlib.suppress(sqlite3.DatabaseError):
-        (tables,) = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        return not tables and not _version(conn)
-    return False
+    with contextlib.closing(_open(str(path))) as conn:
+        return schema.is_unborn(conn)
 
 
 def _create_anew(path: Path) -> bool:

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any, Final, Self
+
+_INT_BOUND: Final = 1 << 63  # sqlite's integers, and those of a kernel
+_INT_DIGITS: Final = 20
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def canonical_json(value: Any) -> str:
@@ -19,14 +26,46 @@ def canonical_json(value: Any) -> str:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Parse JSON that has to be an object. Damage raises ValueError."""
+    """Parse JSON that has to be an object. Damage raises ValueError.
+
+    So does what ``canonical_json`` cannot have written or nobody can keep: NaN and infinities,
+    integers of more than 64 bits, and text that has no UTF-8 form.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(
+            text, parse_constant=_no_number, parse_float=_float, parse_int=_int, strict=True
+        )
     except RecursionError as err:
         raise ValueError("JSON is nested too deeply") from err
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, found {type(value).__name__}")  # noqa: TRY004
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # lone ones raise UnicodeEncodeError
     return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"a number out of range: {text[:24]}")
+    return value
+
+
+def _int(text: str) -> int:
+    value = int(text) if len(text) <= _INT_DIGITS else _INT_BOUND
+    if not -_INT_BOUND <= value < _INT_BOUND:
+        raise ValueError(f"a number out of range: {text[:24]}")
+    return value
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a number that a float can hold."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -sys.float_info.max <= value <= sys.float_info.max  # type: ignore[operator]
 
 
 def is_digest(text: object) -> bool:

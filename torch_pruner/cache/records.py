@@ -7,11 +7,10 @@ model can be trained.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.cache.key import KernelKey, canonical_json, parse_object
+from torch_pruner.cache.key import KernelKey, canonical_json, is_number, parse_object
 from torch_pruner.cache.seal import seal, unseal
 
 if TYPE_CHECKING:
@@ -60,8 +59,10 @@ class TuningRecord:
             if not isinstance(data.get(name), kind):
                 raise ValueError(f"record field {name!r} is {data.get(name)!r}")  # noqa: TRY004
         run_secs = tuple(data["run_secs"])
-        if not all(isinstance(s, float | int) and 0 < s < math.inf for s in run_secs):
+        if not all(is_number(s) and s > 0 for s in run_secs):
             raise ValueError(f"run_secs are not positive seconds: {run_secs!r}")
+        if not is_number(data["time"]):
+            raise ValueError(f"time is no number of seconds: {data['time']!r}")
         return TuningRecord(
             digest=data["digest"],
             candidate=data["candidate"],
@@ -71,6 +72,11 @@ class TuningRecord:
             time=float(data["time"]),
             provenance=data["provenance"],
         )
+
+
+def sound(record: TuningRecord) -> TuningRecord:
+    """``record`` as it will be read back. Raises ValueError if it could not be."""
+    return TuningRecord.from_json(parse_object(canonical_json(record.to_json())))
 
 
 def insert(

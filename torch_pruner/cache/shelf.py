@@ -14,6 +14,7 @@ from torch_pruner import exc, log
 from torch_pruner.cache import records as tuning_records
 from torch_pruner.cache.blobs import BlobDir, sha256
 from torch_pruner.cache.entry import GraphEntry, KernelEntry, keep_best
+from torch_pruner.cache.key import is_number
 from torch_pruner.cache.seal import seal, unseal
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Shelf:
             old, created = None, self.clock()
             if (row := conn.execute(query, (digest,)).fetchone()) is not None:
                 try:
-                    old, created = KernelEntry.from_text(unseal(digest, row[0], row[1])), row[2]
+                    old = KernelEntry.from_text(unseal(digest, row[0], row[1]))
+                    created = row[2] if is_number(row[2]) else created
                 except ValueError as err:
                     _log.warning("replacing damaged cache entry %s: %s", digest, err)
             best = keep_best(old, entry, chosen=chosen)
@@ -199,7 +201,7 @@ class Shelf:
     def _touch(self, table: Table, digest: str, used: float) -> None:
         """Remember that a row was used, seldom and only if nobody has to wait for it."""
         now = self.clock()
-        if abs(now - used) >= TOUCH_S:
+        if not is_number(used) or abs(now - used) >= TOUCH_S:
             self._try_write(f"UPDATE {table} SET used = ? WHERE digest = ?", (now, digest))
 
     def _try_write(self, statement: str, values: tuple[Any, ...]) -> None:

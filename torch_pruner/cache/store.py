@@ -21,7 +21,7 @@ from torch_pruner.cache import location, upkeep
 from torch_pruner.cache.claims import Claims
 from torch_pruner.cache.entry import GraphEntry, KernelEntry, keep_best
 from torch_pruner.cache.forking import renew_after_fork
-from torch_pruner.cache.records import TuningRecord, as_json_lines
+from torch_pruner.cache.records import TuningRecord, as_json_lines, sound
 from torch_pruner.cache.shelf import Shelf, Table
 from torch_pruner.cache.tiers import Tiers
 
@@ -180,7 +180,7 @@ class KernelStore:
 
     def add_records(self, key: KernelKey, records: Sequence[TuningRecord]) -> None:
         """Append what was measured for ``key``. A candidate keeps its record; ok beats failed."""
-        checked = [TuningRecord.from_json(record.to_json()) for record in records]
+        checked = [sound(record) for record in records]
         self._tiers.write(lambda shelf: shelf.add_records(key, checked))
 
     def records(self, key: KernelKey) -> list[TuningRecord]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch_pruner.cache.entry import GraphEntry, KernelEntry
 from torch_pruner.cache.index import MOVED
-from torch_pruner.cache.key import KernelKey, is_digest, parse_object
+from torch_pruner.cache.key import KernelKey, is_digest, is_number, parse_object
 from torch_pruner.cache.records import TuningRecord
 from torch_pruner.cache.seal import unseal
 from torch_pruner.cache.shelf import Shelf, delete_records
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STALE_S: Final = 3600.0
+_LATEST_S: Final = 1e11  # seconds since the epoch, of the year 5138
 _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "kernels": KernelEntry.from_text,
     "graphs": GraphEntry.from_text,
@@ -104,7 +105,7 @@ def listing(shelf: Shelf) -> list[Listed]:
             with contextlib.suppress(ValueError):
                 plain = unseal(digest, text, sealed)
                 parse = KernelEntry.from_text if table == "kernels" else GraphEntry.from_text
-                found.append(Listed(digest, parse(plain), n, created, used))
+                found.append(Listed(digest, parse(plain), _size(n), _when(created), _when(used)))
     return found
 
 
@@ -215,7 +216,7 @@ def _evict(shelf: Shelf, excess: int, tally: _Tally) -> bool:
             if freed >= excess:
                 break
             if _remove_entry(shelf, conn, table, digest, blob, unnamed):
-                freed, gone = freed + size, gone + 1
+                freed, gone = freed + _size(size), gone + 1
                 tally.graphs += table == "graphs"
                 tally.kernels += table == "kernels"
             else:
@@ -258,6 +259,17 @@ def _remove_entry(
             unnamed.append(blob)
     conn.execute(f"DELETE FROM {table} WHERE digest = ?", (digest,))
     return True
+
+
+def _size(found: object) -> int:
+    """A sum of a row's sizes, one of which has no seal."""
+    return max(0, int(found)) if is_number(found) else 0  # type: ignore[call-overload]
+
+
+def _when(found: object) -> float:
+    """A row's time, which has no seal: 0 if it is none."""
+    sound = is_number(found) and 0 <= found < _LATEST_S  # type: ignore[operator]
+    return float(found) if sound else 0.0  # type: ignore[arg-type]
 
 
 def _missing(shelf: Shelf, present: set[str]) -> list[str]:
