@@ -209,6 +209,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "seed": _integer(0),
         "check": _choice("first-call", "off"),
         "fast_math": _boolean(),
+        "weights": _choice("checked", "live", "frozen"),
         "int8_weights": _boolean(),
         "strict": _boolean(),
         "debug_dir": _optional(_path()),
@@ -252,6 +253,7 @@ class Config:
     seed: int = 0
     check: str = "first-call"
     fast_math: bool = False
+    weights: str = "checked"
     int8_weights: bool = False
     strict: bool = False
     debug_dir: str | None = None
@@ -272,6 +274,9 @@ class Config:
         if self.executor == "rpc" and self.tracker is None:
             problem = "executor='rpc' needs it: 'host:port/device_key' of a TVM RPC tracker"
             raise OptionError("tracker", problem)
+        if self.int8_weights and self.weights == "live":
+            problem = "'live' keeps nothing of weights, int8_weights=True keeps them rounded"
+            raise OptionError("weights", problem)
 
     @staticmethod
     def from_options(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch_pruner.codegen._tvm import tvm
 from torch_pruner.codegen.build import Call, compile_module, export_library, program_module
+from torch_pruner.codegen.checksum import checksum_functions
 from torch_pruner.codegen.kernel import schedule
 from torch_pruner.codegen.stock import schedule_stock
 
@@ -24,7 +26,7 @@ def build_program(
     slots: int,
     target: TargetSpec,
 ) -> Any:
-    """Machine code with one entry per key of ``calls``; ``kernels`` by workload.
+    """Machine code with one entry per key of ``calls``, and ``CHECKSUMS``; ``kernels`` by workload.
 
     Raises ``CompileError``.
     """
@@ -43,7 +45,9 @@ def build_program(
         entry: [Call(f"kernel_{workload[:16]}", places) for workload, places in sequence]
         for entry, sequence in calls.items()
     }
-    return compile_module(program_module(scheduled, programs, slots), target)
+    module = program_module(scheduled, programs, slots)
+    module.update(tvm.IRModule(checksum_functions()))
+    return compile_module(module, target)
 
 
 def link(library: Any, path: Path) -> None:

@@ -21,7 +21,7 @@ from torch_pruner.compiler.kernels import LIBRARY, Choice, Vendor
 from torch_pruner.compiler.toolchain import HostToolchain, Library, Toolchain
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
-from torch_pruner.graph.hoist import Hoisted, hoist_static
+from torch_pruner.graph.hoist import Hoisted, hoist_static, with_changing_inputs
 from torch_pruner.graph.memory import MemoryPlan, Place, plan_memory
 from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
@@ -69,6 +69,8 @@ class CompiledGraph:
     tasks: tuple[TaskReport, ...]
     digest: str
     keep: Any = None  # the library, where it was never written to disk
+    checksums: tuple[Entry, ...] = ()  # see ``graph.memory.CHECKSUMS``; none without a library
+    weights: str = "checked"  # the option
 
 
 @dataclass(slots=True)
@@ -106,6 +108,8 @@ class Compiler:
                 small = quantize_weights(small)
             if not self.context.target.is_gpu:  # whose products want operands of one dtype
                 small = keep_int8(small)
+            if self.config.weights == "live":
+                small = with_changing_inputs(small)
             hoisted = hoist_static(small)
             main = allow_tf32(hoisted.graph, self.tf32)
             fixed = _demanded(main, inputs, outputs)
@@ -169,6 +173,8 @@ class Compiler:
             reports,
             key.digest(),
             keep,
+            tuple(entries),
+            self.config.weights,
         )
 
     def _graph_key(self, lowered: Lowered, choices: Mapping[str, Choice]) -> GraphKey:
@@ -187,7 +193,10 @@ class Compiler:
         plan: MemoryPlan,
         segments: Sequence[int | tuple[int, ...]],
     ) -> tuple[list[Entry], Any]:
-        """The entry of every segment, from the cache or built now and published."""
+        """The entry of every segment, from the cache or built now and published.
+
+        Behind them are the toolchain's own.
+        """
         names = [f"segment{i}" for i, s in enumerate(segments) if not isinstance(s, int)]
         if not names:
             return [], None
@@ -195,7 +204,7 @@ class Compiler:
         toolchain.prepare()
         if (found := self.store.get_graph(key)) is not None:
             try:
-                return toolchain.load(found[1], names), None
+                return toolchain.load(found[1], [*names, *toolchain.own]), None
             except exc.CorruptEntry as err:
                 log.warning("rebuilding a library that cannot be loaded: %s", err)
                 self.store.drop_graph(key)

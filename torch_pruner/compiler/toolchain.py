@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner import exc
 from torch_pruner.codegen.gpu.driver import CudaDriver
 from torch_pruner.codegen.load import Entry, load_entries, set_threads
+from torch_pruner.graph.memory import CHECKSUMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Machine code in this process: entries in the order asked for, and how to write it down.
+    """Machine code in this process: entries in the order asked for (then those of the toolchain's
+    own), and how to write it down.
 
     ``save`` raises ``CompileError`` or ``OSError``. ``keep`` must live as long as the entries.
     """
@@ -49,6 +51,9 @@ class Toolchain(ABC):
     Contract: what ``load`` gives for a file that ``save`` wrote does what ``build``'s entries do,
     and loading needs no compiler. Entries may be called from any thread.
     """
+
+    own: tuple[str, ...] = ()
+    """Entries that every library has beside those asked for."""
 
     def prepare(self) -> None:
         """Called before entries are loaded or built. Default: nothing to do."""
@@ -67,6 +72,7 @@ class HostToolchain(Toolchain):
     """Shared libraries by TVM and a C compiler, run on TVM's threads."""
 
     threads: int
+    own: tuple[str, ...] = CHECKSUMS
 
     def prepare(self) -> None:
         set_threads(self.threads)
@@ -75,7 +81,7 @@ class HostToolchain(Toolchain):
         from torch_pruner.codegen.program import build_program, link
 
         library = build_program(kernels, calls, slots, target)
-        entries = tuple(library[name] for name in calls)
+        entries = tuple(library[name] for name in (*calls, *self.own))
         return Library(entries, lambda path: link(library, path), library)
 
     def load(self, path: Path, names: Sequence[str]) -> list[Entry]:

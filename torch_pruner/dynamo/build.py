@@ -112,6 +112,8 @@ def _region_call(
     compiled = compiler.compile(region.graph, orders[0], orders[1])
     nodes = region.graph.nodes
     static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
+    if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
+        static = []
     ends = (region.inputs, region.outputs)
     return RegionCall(name, compiled, *ends, static, platform.device)
 

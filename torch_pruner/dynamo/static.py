@@ -2,15 +2,18 @@
 
 They are renewed when a parameter changes. A parameter counts as unchanged while it is the same
 tensor object with the same storage address and the same version, which every in-place operation
-raises. (Writing through ``.data`` or numpy does not raise it.)
+raises, no optimizer made a step with it (``steps``), and a sample of its memory holds what it held
+(``contents``): writing through ``.data`` or numpy raises no version. Of what is read where it lies
+the address is all that counts.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +21,16 @@ import numpy.typing as npt
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torch_pruner.dynamo.contents import Contents, Watch, read_contents, span_of
+from torch_pruner.dynamo.steps import steps, storage_key
 from torch_pruner.dynamo.tensors import DTYPES
+from torch_pruner.graph.memory import ALIGNMENT
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
+    from torch_pruner.codegen.load import Entry
     from torch_pruner.compiler.driver import CompiledGraph
     from torch_pruner.graph.packing import PackLayout
 
@@ -31,13 +38,23 @@ Array = npt.NDArray[Any]
 
 _Layout = tuple["PackLayout", tuple[int, ...] | None]
 _Wanted = tuple[torch.Tensor, "PackLayout", tuple[int, ...] | None]
-_Memory = tuple[torch.UntypedStorage, int, int | None]
+_Memory = tuple[torch.UntypedStorage, int, int | None, int]
 
 WORTH_THREADS = 1 << 20  # bytes to pack: less is done before a thread has started
 _shared_lock = threading.Lock()
-# For each tensor and layout, the memory that was packed and the packed copy.
-_shared: MutableMapping[torch.Tensor, dict[_Layout, tuple[_Memory, torch.Tensor]]]
-_shared = WeakIdKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is known of one parameter: its memory, what that held, and copies made from it."""
+
+    memory: _Memory
+    contents: Contents | None  # None on devices whose memory is not looked at
+    copies: dict[_Layout, torch.Tensor] = field(default_factory=dict)
+
+
+# Of each parameter that is kept in another form, shared between all graphs that read it.
+_shared: MutableMapping[torch.Tensor, _Held] = WeakIdKeyDictionary()
 
 
 def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -90,24 +107,51 @@ class Snapshot:
 
     tensors: tuple[torch.Tensor, ...]
     storages: tuple[torch.UntypedStorage, ...]
-    versions: tuple[int | None, ...]
     addresses: tuple[int, ...]
+    derived: tuple[torch.Tensor, ...]  # of ``tensors``, those that are kept in another form
+    memories: tuple[_Memory, ...]  # theirs
+    versions: tuple[int | None, ...]  # theirs
+    watch: Watch | None  # over them; None where memory is not looked at
+    stepped: list[int]  # one number: of optimizer steps, when they were last asked about
     table: tuple[tuple[int, int], ...]  # (slot, address)
     kept: tuple[torch.Tensor, ...]
     prepared: tuple[torch.Tensor | None, ...]  # None: only its packed copy is read
 
-    def valid(self, inputs: Sequence[torch.Tensor], pick: Callable[..., Any]) -> bool:
-        """Whether the parameters among ``inputs`` are those of the snapshot, unchanged.
+    def same_tensors(self, inputs: Sequence[torch.Tensor], pick: Callable[..., Any]) -> bool:
+        """Whether the parameters among ``inputs`` are those of the snapshot.
 
         Asked at every call about every parameter: the loops are the interpreter's own.
         """
-        if not all(map(operator.is_, pick(inputs), self.tensors)):
+        return all(map(operator.is_, pick(inputs), self.tensors))
+
+    def same_memory(self) -> bool:
+        """Whether they lie where they lay, and nobody says that they were written."""
+        if self.addresses != tuple(map(_address, self.tensors)):
             return False
-        try:
-            versions = tuple(map(_version, self.tensors))
-        except RuntimeError:  # an inference tensor has no version: it may have changed
+        if not self.derived:
+            return True
+        if self.stepped[0] != steps.count and self._stepped():
             return False
-        return versions == self.versions and self.addresses == tuple(map(_address, self.tensors))
+        if None in self.versions:
+            return self.versions == tuple(map(version_of, self.derived))
+        return self.versions == tuple(map(_version, self.derived))
+
+    def same_contents(self) -> bool:
+        """Whether the memory of what is derived holds what it held, as far as this call looks."""
+        if None not in self.versions:
+            return self.watch is None or self.watch.unchanged()
+        # A tensor of inference mode has no version: all of it is read.
+        return self.watch is not None and self.watch.all_unchanged()
+
+    def _stepped(self) -> bool:
+        """Whether an optimizer wrote to one of them since it was packed."""
+        count = steps.count
+        last = steps.by_storage()
+        pairs = zip(self.derived, self.memories, strict=True)
+        if any(last.get(storage_key(t), 0) > m[3] for t, m in pairs):
+            return True
+        self.stepped[0] = count
+        return False
 
 
 class StaticInputs:
@@ -132,6 +176,7 @@ class StaticInputs:
             if slot.kind in ("input", "packed")
             and (slot.index in set(static) or slot.index >= n_inputs)
         ]
+        self._frozen = compiled.weights == "frozen"
         self._lock = threading.Lock()
         self._current: Snapshot | None = None
         self._stays = False
@@ -142,23 +187,56 @@ class StaticInputs:
 
     def current(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
         """The snapshot for ``inputs``, made anew when a parameter changed."""
-        snapshot = self._current
-        if snapshot is not None and snapshot.valid(inputs, self._pick):
-            return snapshot
+        snapshot, distrust = self._current, False
+        if snapshot is not None and snapshot.same_tensors(inputs, self._pick):
+            if self._frozen:
+                return snapshot
+            if snapshot.same_memory():
+                if not snapshot.derived or snapshot.same_contents():
+                    return snapshot
+                distrust = True
         with self._lock:
-            snapshot = self._current
-            if snapshot is None or not snapshot.valid(inputs, self._pick):
-                made = self._make(inputs)
-                stays = self._stays and self._current is not None
-                snapshot = self._current = _moved(made, self._current) if stays else made
-        return snapshot
+            if snapshot is not self._current:  # another thread was here
+                return self._valid(inputs) or self._renewed(inputs, distrust)
+            return self._renewed(inputs, distrust)
+
+    def _valid(self, inputs: Sequence[torch.Tensor]) -> Snapshot | None:
+        found = self._current
+        same = found is not None and found.same_tensors(inputs, self._pick) and found.same_memory()
+        return found if same and found.same_contents() else None
+
+    def _renewed(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
+        made, old = self._make(inputs, distrust), self._current
+        self._current = _moved(made, old) if self._stays and old is not None else made
+        return self._current
 
     @property
     def nbytes(self) -> int:
         """Bytes held beside the parameters themselves."""
         return sum(t.nbytes for t in self._current.kept) if self._current else 0
 
-    def _make(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
+    def _derived(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Parameters that are not read where they lie, each once."""
+        packed = {s.index for _, s in self._slots if s.pack is not None}
+        copied = {
+            s.index
+            for _, s in self._slots
+            if s.index < self._n_inputs and not self._as_it_lies(inputs[s.index], s.index)
+        }
+        positions = packed | copied | set(self._compiled.sources)
+        tensors = {id(inputs[i]): inputs[i] for i in sorted(positions) if i < self._n_inputs}
+        return list(tensors.values())
+
+    def _as_it_lies(self, tensor: torch.Tensor, index: int) -> bool:
+        dense = tensor.permute(self._orders[index])
+        return dense.is_contiguous() and not tensor.data_ptr() % ALIGNMENT and not tensor.is_neg()
+
+    def _make(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
+        """``distrust``: memory does not hold what it held though nobody said so."""
+        counted = steps.count
+        derived = self._derived(inputs)
+        watched = self._compiled.checksums if self._device.type == "cpu" else None
+        held = _held(derived, None if self._frozen else watched, distrust)
         prepared: list[torch.Tensor] = []
         compiled = self._compiled
         if compiled.prepare is not None:
@@ -180,7 +258,8 @@ class StaticInputs:
                 )
                 for _, s in self._slots
                 if s.pack is not None
-            ]
+            ],
+            held,
         )
         for k, slot in self._slots:
             own = slot.index < self._n_inputs
@@ -191,20 +270,57 @@ class StaticInputs:
             elif not own:
                 kept.append(tensor)
                 plain.add(slot.index - self._n_inputs)
-            else:
-                dense = tensor.permute(self._orders[slot.index])
-                if not dense.is_contiguous() or tensor.data_ptr() % 64 or tensor.is_neg():
-                    dense = dense.detach()
-                    tensor = torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
-                    tensor.copy_(dense)
-                    kept.append(tensor)
+            elif not self._as_it_lies(tensor, slot.index):
+                dense = tensor.permute(self._orders[slot.index]).detach()
+                tensor = torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
+                tensor.copy_(dense)
+                kept.append(tensor)
             table.append((k, tensor.data_ptr()))
         mine = tuple(inputs[i] for i in self.indices)
+        memories = tuple(held[id(t)].memory for t in derived)
+        contents = [held[id(t)].contents for t in derived]
+        whole = [c for c in contents if c is not None]
         return Snapshot(
-            mine, tuple(t.untyped_storage() for t in mine), tuple(version_of(t) for t in mine),
-            tuple(t.data_ptr() for t in mine), tuple(table), tuple(kept),
+            mine, tuple(t.untyped_storage() for t in mine), tuple(map(_address, mine)),
+            tuple(derived), memories, tuple(m[2] for m in memories),
+            Watch(whole, compiled.checksums) if len(whole) == len(contents) else None, [counted],
+            tuple(table), tuple(kept),
             tuple(t if j in plain else None for j, t in enumerate(prepared)),
         )  # fmt: skip
+
+
+def _held(
+    tensors: Sequence[torch.Tensor], entries: Sequence[Entry] | None, distrust: bool
+) -> dict[int, _Held]:
+    """What is known of each parameter, by its ``id``; what its memory holds is read where needed.
+
+    It is read before anything is made of it: a write in between is then seen as a change later.
+    """
+    last = steps.by_storage()
+    found: dict[int, _Held] = {}
+    unread: list[torch.Tensor] = []
+    for tensor in tensors:
+        step = last.get(storage_key(tensor), 0)
+        memory = tensor.untyped_storage(), tensor.data_ptr(), version_of(tensor), step
+        with _shared_lock:
+            known = _shared.get(tensor)
+        if known is not None and memory[2] is not None and known.memory == memory:
+            found[id(tensor)] = known
+            if entries is None or not (distrust or known.contents is None):
+                continue
+        else:
+            found[id(tensor)] = _Held(memory, None)
+        if entries is not None:
+            unread.append(tensor)
+    read = read_contents([span_of(t) for t in unread], entries or ()) if unread else []
+    for tensor, contents in zip(unread, read, strict=True):
+        known = found[id(tensor)]
+        if known.contents != contents:
+            found[id(tensor)] = _Held(known.memory, contents)
+    with _shared_lock:
+        for tensor in tensors:
+            _shared[tensor] = found[id(tensor)]
+    return found
 
 
 def _moved(new: Snapshot, old: Snapshot | None) -> Snapshot:
@@ -222,32 +338,31 @@ def _moved(new: Snapshot, old: Snapshot | None) -> Snapshot:
     return replace(new, kept=old.kept, table=table, prepared=prepared)
 
 
-def _all_packed(wanted: Sequence[_Wanted]) -> Iterator[torch.Tensor]:
+def _all_packed(wanted: Sequence[_Wanted], held: dict[int, _Held]) -> Iterator[torch.Tensor]:
     """The packed copy of each. New memory is what takes the time, and every core gets its share."""
     unique = {(id(w[0]), w[1], w[2]): w for w in wanted}
     order = sorted(unique.values(), key=lambda w: -w[1].nbytes)
     threads = min(torch.get_num_threads(), len(order))
+    pack = functools.partial(_packed, held=held)
     if threads > 1 and sum(w[1].nbytes for w in order) >= WORTH_THREADS:
         with ThreadPoolExecutor(threads) as pool:
-            results = list(pool.map(_packed, order))
+            results = list(pool.map(pack, order))
     else:
-        results = [_packed(w) for w in order]
+        results = [pack(w) for w in order]
     made = {(id(w[0]), w[1], w[2]): packed for w, packed in zip(order, results, strict=True)}
     return (made[id(w[0]), w[1], w[2]] for w in wanted)
 
 
-def _packed(wanted: _Wanted) -> torch.Tensor:
+def _packed(wanted: _Wanted, held: dict[int, _Held]) -> torch.Tensor:
     """The packed copy, shared between all graphs that want this layout of the parameter."""
     tensor, layout, order = wanted
-    memory = tensor.untyped_storage(), tensor.data_ptr(), version_of(tensor)
-    with _shared_lock:
-        known = _shared.get(tensor, {}).get((layout, order))
-    if known is not None and memory[2] is not None and known[0] == memory:
-        return known[1]
+    copies = held[id(tensor)].copies if id(tensor) in held else {}
+    known = copies.get((layout, order))
+    if known is not None:
+        return known
     dense = tensor if order is None else tensor.detach().permute(order)
     packed = torch.empty(layout.shape, dtype=tensor.dtype)
     layout.pack(to_numpy(dense), to_numpy(packed))
     packed = packed.to(tensor.device)
-    with _shared_lock:
-        _shared.setdefault(tensor, {})[layout, order] = (memory, packed)
+    copies[layout, order] = packed
     return packed

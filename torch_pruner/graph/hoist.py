@@ -22,6 +22,17 @@ class Hoisted:
     sources: tuple[int, ...]
 
 
+def with_changing_inputs(graph: Graph) -> Graph:
+    """``graph`` with no static input: nothing is kept of what may change from call to call."""
+    builder = Builder()
+    for node in graph.nodes:
+        if node.op == "input":
+            builder.input(node.attr("index"), node.shape, node.dtype)
+        else:
+            builder.append(node.op, node.inputs, node.shape, node.dtype, **dict(node.attrs))
+    return builder.finish(graph.outputs)
+
+
 def hoist_static(graph: Graph) -> Hoisted:
     """Move computed static values out of ``graph``.
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.signature import Signature
 
 ALIGNMENT = 64
+CHECKSUMS = ("checksum", "checksums")
+"""Entries of a program that look at what parameters hold: on one thread, and on all of them."""
 
 
 @dataclass(frozen=True, slots=True)
