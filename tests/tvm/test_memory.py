@@ -17,8 +17,8 @@ def test_one_copy_of_each_weight_is_held_and_reported(backend, monkeypatch):
     made = []
     original = static.StaticInputs._make
 
-    def keep(self, inputs):
-        made.append(original(self, inputs))
+    def keep(self, *given):
+        made.append(original(self, *given))
         return made[-1]
 
     monkeypatch.setattr(static.StaticInputs, "_make", keep)

@@ -278,3 +278,8 @@ def test_c_compiler_prefers_cc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_docs_list_every_variable_and_no_other() -> None:
     rows = re.findall(r"^\| `(TORCH_PRUNER_\w+)` \|", ENV_MD.read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(config.ENV_VARS)
+
+
+def test_rounded_weights_are_kept_and_so_cannot_be_live():
+    with pytest.raises(OptionError, match="int8_weights"):
+        Config(weights="live", int8_weights=True)

@@ -11,12 +11,12 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from torch_pruner.graph.checksum import BLOCKS, PHASES, Span, checksums, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     Entry = Callable[[int], object]
 

@@ -14,6 +14,7 @@ import operator
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from torch_pruner.graph.memory import ALIGNMENT
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
     from torch_pruner.codegen.load import Entry
     from torch_pruner.compiler.driver import CompiledGraph
@@ -202,8 +203,9 @@ class StaticInputs:
 
     def _valid(self, inputs: Sequence[torch.Tensor]) -> Snapshot | None:
         found = self._current
-        same = found is not None and found.same_tensors(inputs, self._pick) and found.same_memory()
-        return found if same and found.same_contents() else None
+        if found is None or not found.same_tensors(inputs, self._pick):
+            return None
+        return found if found.same_memory() and found.same_contents() else None
 
     def _renewed(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
         made, old = self._make(inputs, distrust), self._current
@@ -338,8 +340,13 @@ def _moved(new: Snapshot, old: Snapshot | None) -> Snapshot:
     return replace(new, kept=old.kept, table=table, prepared=prepared)
 
 
-def _all_packed(wanted: Sequence[_Wanted], held: dict[int, _Held]) -> Iterator[torch.Tensor]:
-    """The packed copy of each. New memory is what takes the time, and every core gets its share."""
+def _all_packed(
+    wanted: Sequence[_Wanted], held: Mapping[int, _Held] = MappingProxyType({})
+) -> Iterator[torch.Tensor]:
+    """The packed copy of each, which ``held`` keeps for other graphs.
+
+    New memory is what takes the time, and every core gets its share.
+    """
     unique = {(id(w[0]), w[1], w[2]): w for w in wanted}
     order = sorted(unique.values(), key=lambda w: -w[1].nbytes)
     threads = min(torch.get_num_threads(), len(order))
@@ -353,7 +360,7 @@ def _all_packed(wanted: Sequence[_Wanted], held: dict[int, _Held]) -> Iterator[t
     return (made[id(w[0]), w[1], w[2]] for w in wanted)
 
 
-def _packed(wanted: _Wanted, held: dict[int, _Held]) -> torch.Tensor:
+def _packed(wanted: _Wanted, held: Mapping[int, _Held]) -> torch.Tensor:
     """The packed copy, shared between all graphs that want this layout of the parameter."""
     tensor, layout, order = wanted
     copies = held[id(tensor)].copies if id(tensor) in held else {}

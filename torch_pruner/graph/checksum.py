@@ -1,10 +1,11 @@
 """Checksums of the memory of parameters that are kept in another form: a sample at every call.
 
-Writes that torch's version counter does not see (through ``.data``, numpy, a view of a flat buffer,
-another process) are found by content. Reading all of it would cost as much as the network, so memory
-is read in turns: in each of ``PHASES`` turns one line of every ``PHASES``, so all of it once a round.
-What changes a stretch of a page or more changes a line of every turn. The distance between lines is a
-prime number of them, so that columns of a matrix, a regular distance apart, do not all lie between.
+Writes that torch's version counter does not see (through ``.data``, numpy, a view of a flat
+buffer, another process) are found by content. Reading all of it would cost as much as the network,
+so memory is read in turns: in each of ``PHASES`` turns one line of every ``PHASES``, so all of it
+once a round. What changes a stretch of a page or more changes a line of every turn. The distance
+between lines is a prime number of them, so that columns of a matrix, a regular distance apart, do
+not all lie between.
 
 numpy only: what a compiled program computes (``codegen.checksum``), the plan that both share, and
 where there is no program, this.
@@ -33,8 +34,13 @@ WORDS = LINE // 8
 FIELDS = 4
 """Numbers of one row of the plan: address, words, distance between lines, first line over it."""
 LINE_KEY = 0x9E3779B97F4A7C15
-LANE_KEYS = tuple((LINE_KEY * (2 * k + 3) ^ 0x5851F42D4C957F2D << k) % (1 << 64) for k in range(WORDS))
-"""Keys by which lines and words are told apart: the same words elsewhere are another checksum."""
+LANE_KEYS = tuple(
+    (LINE_KEY * (2 * k + 3) ^ 0x5851F42D4C957F2D << k) % (1 << 64) | 1 for k in range(WORDS)
+)
+"""Keys by which lines and words are told apart: the same words elsewhere are another checksum.
+
+Odd: what lanes are multiplied by loses nothing.
+"""
 
 Array = npt.NDArray[Any]
 
@@ -86,7 +92,8 @@ def plan_of(spans: Sequence[Span]) -> Array:
 
 def checksums(plan: Array, phase: int) -> Array:
     """uint64 of each row in one turn, as the compiled program computes them."""
-    return np.array([_row(*map(int, row), phase) for row in plan], dtype=np.uint64)
+    rows = [[int(field) for field in row] for row in plan]
+    return np.array([_row(a, w, d, first, phase) for a, w, d, first in rows], dtype=np.uint64)
 
 
 @functools.cache

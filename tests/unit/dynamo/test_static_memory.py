@@ -11,7 +11,9 @@ from torch_pruner.dynamo import static
 def snapshot(values: list[float], slot: int = 3) -> static.Snapshot:
     tensors = [torch.full((4,), v) for v in values]
     table = tuple((slot + k, t.data_ptr()) for k, t in enumerate(tensors))
-    return static.Snapshot((), (), (), (), (*table, (9, 1234)), tuple(tensors), (tensors[0], None))
+    nothing = ((), (), (), (), (), (), None, [0])
+    prepared = (tensors[0], None)
+    return static.Snapshot(*nothing, (*table, (9, 1234)), tuple(tensors), prepared)
 
 
 def test_new_values_move_into_the_old_memory() -> None:

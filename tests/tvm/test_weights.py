@@ -1,0 +1,132 @@
+"""Weights that change behind torch's version counter, and the option that says how to look."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.suites import weights as suite
+from torch_pruner.dynamo import static
+from torch_pruner.graph.checksum import PHASES, Span, checksums, plan_of
+
+pytestmark = pytest.mark.tvm
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(96, 160), nn.ReLU(), nn.Linear(160, 64)).eval()
+
+
+def agrees(compiled, network, x) -> bool:
+    with torch.no_grad():
+        return torch.allclose(compiled(x), network(x), rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_checksums_are_those_of_the_reference():
+    from torch_pruner.codegen._tvm import tvm
+    from torch_pruner.codegen.build import compile_module
+    from torch_pruner.codegen.checksum import checksum_functions
+    from torch_pruner.graph.memory import CHECKSUMS
+    from torch_pruner.target import TargetSpec
+
+    library = compile_module(tvm.IRModule(checksum_functions()), TargetSpec.resolve("auto"))
+    random = np.random.default_rng(0)
+    arrays = [random.integers(0, 255, n, np.uint8) for n in (64, 71, 4000, 3904, 3905, 1 << 21)]
+    plan = plan_of([Span.of(a.ctypes.data + k % 3, a.nbytes - k % 3) for k, a in enumerate(arrays)])
+    for name in CHECKSUMS:
+        for phase in (0, 1, 17, PHASES - 1):
+            results = np.zeros(len(plan), np.uint64)
+            given = (ctypes.c_int64 * 4)(plan.ctypes.data, len(plan), phase, results.ctypes.data)
+            library[name](ctypes.addressof(given))
+            assert np.array_equal(results, checksums(plan, phase)), (name, phase)
+
+
+@pytest.mark.parametrize("mode", ["checked", "live"])
+def test_a_write_that_raises_no_version_is_seen_at_the_next_call(backend, network, mode):
+    compiled, x = backend.compile(network, weights=mode), torch.randn(32, 96)
+    assert all(agrees(compiled, network, x) for _ in range(3))
+    network[2].weight.data.mul_(1.5)
+    assert agrees(compiled, network, x)
+    torch.from_dlpack(network[0].weight.detach()).neg_()
+    assert agrees(compiled, network, x)
+
+
+def test_fused_optimizers_are_seen_without_looking(backend, network, monkeypatch):
+    """A step of a fused optimizer moves no version: evaluation ran on the weights of the past."""
+    compiled, x = backend.compile(network), torch.randn(32, 96)
+    assert all(agrees(compiled, network, x) for _ in range(3))
+    monkeypatch.setattr(static.Snapshot, "same_contents", lambda self: True)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, fused=True)
+    for _ in range(2):
+        network(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert agrees(compiled, network, x)
+
+
+def test_another_optimizers_step_renews_nothing(backend, network, monkeypatch):
+    compiled, x = backend.compile(network), torch.randn(32, 96)
+    assert all(agrees(compiled, network, x) for _ in range(3))
+    made = []
+    original = static.StaticInputs._make
+    monkeypatch.setattr(
+        static.StaticInputs, "_make", lambda *given: made.append(1) or original(*given)
+    )
+    other = nn.Parameter(torch.ones(3))
+    other.grad = torch.ones(3)
+    torch.optim.SGD([other], lr=0.1).step()
+    assert agrees(compiled, network, x)
+    assert not made
+
+
+def test_live_weights_are_kept_nowhere(backend, network, monkeypatch):
+    kept = []
+    original = static.StaticInputs._make
+
+    def keep(self, *given):
+        kept.append(original(self, *given))
+        return kept[-1]
+
+    monkeypatch.setattr(static.StaticInputs, "_make", keep)
+    compiled, x = backend.compile(network, weights="live"), torch.randn(32, 96)
+    assert all(agrees(compiled, network, x) for _ in range(3))
+    network[0].weight.data[5, 7] += 100  # less than a sample sees for sure
+    assert agrees(compiled, network, x)
+    assert sum(t.nbytes for snapshot in kept for t in snapshot.kept) == 0
+
+
+def test_frozen_weights_are_looked_at_once(backend, network):
+    """The user promises that nothing changes; another module's weights are others all the same."""
+    compiled, x = backend.compile(network, weights="frozen"), torch.randn(32, 96)
+    with torch.no_grad():
+        before = [compiled(x) for _ in range(3)][-1]
+        network[0].weight.data.mul_(1.5)
+        assert torch.equal(compiled(x), before)
+        network.load_state_dict(
+            {k: v.clone() for k, v in network.state_dict().items()}, assign=True
+        )
+    assert agrees(compiled, network, x)
+
+
+def test_weights_of_inference_mode_are_read_whole(backend):
+    """They have no version counter, so one element counts at the next call."""
+    with torch.inference_mode():
+        network = nn.Linear(96, 160).eval()
+        compiled, x = backend.compile(network), torch.randn(32, 96)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), network(x), rtol=1e-4, atol=1e-4)
+        network.weight[3, 5] += 10
+        torch.testing.assert_close(compiled(x), network(x), rtol=1e-4, atol=1e-4)
+
+
+def test_ways_of_the_suite(monkeypatch, shared_cache):
+    monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(shared_cache))
+    suite.subject.cache_clear()
+    for way in ("SGD(fused=True)", "p.data.neg_", "views-of-a-flat-buffer", "another-process"):
+        outcome = suite.check(f"bert_tiny:{way}")
+        assert outcome.status == "compiled", (way, outcome.reason)
