@@ -31,8 +31,8 @@ from torch_pruner.graph.reference import evaluate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
-    from torch_pruner.codegen.load import Entry
     from torch_pruner.compiler.driver import CompiledGraph
+    from torch_pruner.dynamo.contents import Entry
     from torch_pruner.graph.packing import PackLayout
 
 Array = npt.NDArray[Any]
