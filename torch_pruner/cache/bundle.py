@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner import exc
+from torch_pruner import exc, log
 from torch_pruner.cache import archive as archives
 from torch_pruner.cache.archive import refuse
 from torch_pruner.cache.entry import GraphEntry, KernelEntry
@@ -26,7 +26,7 @@ from torch_pruner.cache.key import canonical_json, is_digest, parse_object
 from torch_pruner.cache.records import TuningRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from torch_pruner.cache.store import KernelStore
 
@@ -35,6 +35,10 @@ MANIFEST, SIGNATURE = "manifest.json", "signature.json"
 KERNELS, GRAPHS, RECORDS = "kernels.jsonl", "graphs.jsonl", "records.jsonl"
 BLOBS, SUFFIX = "blobs/", ".so"
 MIN_KEY_BYTES = 16
+
+Stamp = tuple[int, ...]
+
+_log = log.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,12 @@ class Manifest:
                 for name, entry in data["files"].items()
             }
             return Manifest(
-                Origin(dict(origin["device"]), _digest(origin["digest"]), str(origin["codegen"])),
-                str(data["made_by"]),
+                Origin(
+                    _device(origin["device"]),
+                    _digest(origin["digest"]),
+                    _plain(str(origin["codegen"])),
+                ),
+                _plain(str(data["made_by"])),
                 _count(data["kernels"]),
                 _count(data["graphs"]),
                 _count(data["records"]),
@@ -100,12 +108,7 @@ class Contents:
     graphs: tuple[GraphEntry, ...]
     records: Mapping[str, tuple[TuningRecord, ...]] = field(default_factory=dict)  # by key digest
 
-    def library(self, blob: str) -> bytes:
-        """The bytes of a library, checked again. Raises ``IncompatibleBundle`` if they changed."""
-        name = f"{BLOBS}{blob}{SUFFIX}"
-        with archives.opened(self.path) as archive:
-            expected = self.manifest.files[name]
-            return archives.member_of(self.path, archive, name, expected, parsed=False)
+    file: Stamp = field(default=(), compare=False)  # which one was read
 
 
 def create(
@@ -152,7 +155,10 @@ def read(path: str | os.PathLike[str], *, key: bytes | None = None) -> Contents:
     with ``key``.
     """
     where = Path(path)
+    if key is not None:
+        _check_key(key)
     with archives.opened(where) as archive:
+        stamp = _stamp(archive)
         manifest = _manifest(where, archive, key)
         _check_names(where, archive, manifest)
         for name, expected in manifest.files.items():
@@ -162,17 +168,21 @@ def read(path: str | os.PathLike[str], *, key: bytes | None = None) -> Contents:
             name: archives.member_of(where, archive, name, manifest.files[name], parsed=True)
             for name in (KERNELS, GRAPHS, RECORDS)
         }
+    if sum(map(archives.values_in, text.values())) > archives.MAX_VALUES:
+        refuse(where, f"its entries hold more than {archives.MAX_VALUES} values")
     try:
-        kernels = tuple(map(KernelEntry.from_text, _split(text[KERNELS])))
-        graphs = tuple(map(GraphEntry.from_text, _split(text[GRAPHS])))
+        kernels = tuple(KernelEntry.from_text(t) for t in _split(text[KERNELS], manifest.kernels))
+        graphs = tuple(GraphEntry.from_text(t) for t in _split(text[GRAPHS], manifest.graphs))
         records: dict[str, list[TuningRecord]] = {k.key.digest(): [] for k in kernels}
-        for line in _split(text[RECORDS]):
+        for line in _split(text[RECORDS], manifest.records):
             data = parse_object(line)
             records[data["kernel"]].append(TuningRecord.from_json(data["record"]))
         _check_entries(manifest, kernels, graphs)
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         refuse(where, f"an entry is damaged: {err}")
-    return Contents(where, manifest, kernels, graphs, {k: tuple(r) for k, r in records.items()})
+    return Contents(
+        where, manifest, kernels, graphs, {k: tuple(r) for k, r in records.items()}, stamp
+    )
 
 
 def load(store: KernelStore, contents: Contents, here: Origin) -> None:
@@ -195,8 +205,14 @@ def load(store: KernelStore, contents: Contents, here: Origin) -> None:
     if store.read_only or store.degraded:
         reason = store.degraded or "it is read-only"
         raise exc.CacheDirectoryError(str(store.root or "in memory"), reason)
-    for graph in contents.graphs:
-        store.put_graph(graph.key, contents.library(graph.blob), graph.meta)
+    with archives.opened(contents.path) as archive:
+        if _stamp(archive) != contents.file:
+            refuse(contents.path, "it changed while it was read", "try again")
+        for graph in contents.graphs:
+            name = f"{BLOBS}{graph.blob}{SUFFIX}"
+            expected = contents.manifest.files[name]
+            data = archives.member_of(contents.path, archive, name, expected, parsed=False)
+            store.put_graph(graph.key, data, graph.meta)
     for kernel in contents.kernels:
         store.put_kernel(kernel)
         if records := contents.records.get(kernel.key.digest()):
@@ -225,17 +241,31 @@ def _fill(
         graphs.append(found[0])
         if (name := f"{BLOBS}{found[0].blob}{SUFFIX}") not in files:
             add(name, found[1].read_bytes())
-    records = [
-        canonical_json({"kernel": kernel.key.digest(), "record": record.to_json()})
-        for kernel in kernels
-        for record in store.records(kernel.key)
-    ]
-    add(KERNELS, _lines([k.to_text() for k in kernels]))
-    add(GRAPHS, _lines([g.to_text() for g in graphs]))
+    own = _lines([k.to_text() for k in kernels])
+    built = _lines([g.to_text() for g in graphs])
+    records = _records(store, kernels, archives.values_in(own) + archives.values_in(built))
+    add(KERNELS, own)
+    add(GRAPHS, built)
     add(RECORDS, _lines(records))
     return replace(
         manifest, kernels=len(kernels), graphs=len(graphs), records=len(records), files=files
     )
+
+
+def _records(store: KernelStore, kernels: list[KernelEntry], values: int) -> list[str]:
+    """Records of ``kernels``, as many as a bundle may hold beside so many ``values``."""
+    found: list[str] = []
+    size = 0
+    for kernel in kernels:
+        name = kernel.key.digest()
+        for record in store.records(kernel.key):
+            line = canonical_json({"kernel": name, "record": record.to_json()})
+            size, values = size + len(line) + 1, values + archives.values_in(line.encode()) + 1
+            if size > archives.MAX_TEXT_BYTES or values > archives.MAX_VALUES:
+                _log.warning("only %d of the tuning records fit into the bundle", len(found))
+                return found
+            found.append(line)
+    return found
 
 
 def _selected(
@@ -260,13 +290,31 @@ def _lines(lines: list[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _split(data: bytes) -> list[str]:
-    return data.decode().split("\n")[:-1]
+def _split(data: bytes, count: int) -> Iterator[str]:
+    """The lines, one at a time. Raises ValueError unless there are ``count``, each with its end."""
+    if data.count(b"\n") != count or data[-1:] not in (b"", b"\n"):
+        raise ValueError("its lines are not as many as the manifest says")
+    start = 0
+    while start < len(data):
+        end = data.index(b"\n", start)
+        yield data[start:end].decode()
+        start = end + 1
+
+
+def _stamp(archive: zipfile.ZipFile) -> Stamp:
+    """What tells one state of one file from others."""
+    assert archive.fp is not None
+    found = os.fstat(archive.fp.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) < MIN_KEY_BYTES:
+        raise ValueError(f"a signing key has at least {MIN_KEY_BYTES} bytes")
 
 
 def _signature(manifest: bytes, key: bytes) -> bytes:
-    if len(key) < MIN_KEY_BYTES:
-        raise ValueError(f"a signing key has at least {MIN_KEY_BYTES} bytes")
+    _check_key(key)
     mac = hmac.new(key, manifest, hashlib.sha256).hexdigest()
     return canonical_json({"algorithm": "hmac-sha256", "mac": mac}).encode()
 
@@ -327,6 +375,19 @@ def _digest(value: object) -> str:
     if not is_digest(value):
         raise ValueError(f"not a sha256: {value!r}")
     return str(value)
+
+
+def _device(value: Mapping[str, Any]) -> dict[str, Any]:
+    for name, fact in value.items():
+        _plain(f"{name} {fact}")
+    return dict(value)
+
+
+def _plain(text: str) -> str:
+    """What is shown on terminals. Raises ValueError for characters that would command one."""
+    if not text.isprintable():
+        raise ValueError(f"its manifest is damaged: {text[:40]!r}")
+    return text
 
 
 def _count(value: object) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Self
 
+MAX_DEPTH: Final = 64
 _INT_BOUND: Final = 1 << 63  # sqlite's integers, and those of a kernel
 _INT_DIGITS: Final = 20
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
@@ -29,7 +30,7 @@ def parse_object(text: str) -> dict[str, Any]:
     """Parse JSON that has to be an object. Damage raises ValueError.
 
     So does what ``canonical_json`` cannot have written or nobody can keep: NaN and infinities,
-    integers of more than 64 bits, and text that has no UTF-8 form.
+    integers of more than 64 bits, text that has no UTF-8 form, and what is nested too deeply.
     """
     try:
         value = json.loads(
@@ -39,9 +40,20 @@ def parse_object(text: str) -> dict[str, Any]:
         raise ValueError("JSON is nested too deeply") from err
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, found {type(value).__name__}")  # noqa: TRY004
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
+        raise ValueError(f"JSON is nested more than {MAX_DEPTH} times")
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # lone ones raise UnicodeEncodeError
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    level, depth = [value], 0
+    while level := [v for v in level if isinstance(v, dict | list)]:
+        if (depth := depth + 1) > MAX_DEPTH:
+            return True
+        level = [v for held in level for v in (held.values() if isinstance(held, dict) else held)]
+    return False
 
 
 def _no_number(name: str) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
+from torch_pruner.cache.files import read_bounded
 from torch_pruner.cli import arguments
 from torch_pruner.report import bytes_text
 
@@ -129,8 +130,7 @@ def _key(flag: str, path: Path | None) -> bytes | None:
     from torch_pruner.cache.bundle import MIN_KEY_BYTES
 
     try:
-        with path.open("rb") as file:
-            key = file.read(MAX_KEY_BYTES).rstrip(b"\r\n")
+        key = read_bounded(path, MAX_KEY_BYTES).rstrip(b"\r\n")
     except OSError as err:
         raise exc.OptionError(flag, f"cannot read {path}: {err.strerror or err}") from err
     if len(key) < MIN_KEY_BYTES:
@@ -140,9 +140,7 @@ def _key(flag: str, path: Path | None) -> bytes | None:
 
 def _workloads(path: Path) -> set[str]:
     try:
-        if path.stat().st_size > MAX_REPORT_BYTES:
-            raise ValueError(f"larger than {MAX_REPORT_BYTES >> 20} MiB")
-        data: Any = json.loads(path.read_text())
+        data: Any = json.loads(read_bounded(path, MAX_REPORT_BYTES))
         return {str(task["workload"]) for task in data["tasks"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
         raise exc.OptionError("--report", f"{path} is not a report: {err}") from err

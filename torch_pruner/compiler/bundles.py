@@ -7,7 +7,7 @@ device and this version are; ``cache.bundle`` knows the file. Imports neither to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_pruner import __version__, exc
 from torch_pruner.cache import KernelStore, bundle
@@ -21,6 +21,7 @@ from torch_pruner.task import Candidate, MeasureStatus
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from torch_pruner.cache.bundle import Contents, Origin
     from torch_pruner.cache.bundle import Manifest as Manifest
@@ -131,13 +132,19 @@ def _check(contents: Contents) -> None:
     """Whether the schedules are schedules, before anything of them is kept."""
     try:
         for entry in contents.kernels:
-            Candidate.from_json(entry.candidate)
+            _candidate(entry.candidate)
         for record in (r for own in contents.records.values() for r in own):
-            Candidate.from_json(record.candidate)
+            _candidate(record.candidate)
             if record.status != history.SEED:
                 MeasureStatus(record.status)
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise exc.IncompatibleBundle(contents.path, f"an entry is damaged: {err!r}") from err
+
+
+def _candidate(data: Mapping[str, Any]) -> None:
+    if not all(isinstance(n, int) for n in data["decisions"].values()):
+        raise ValueError("a decision is no integer")
+    Candidate.from_json(data)
 
 
 def _seed(store: KernelStore, contents: Contents, place: Place) -> None:

@@ -1,0 +1,39 @@
+"""Files from places that others may have filled: regular ones only, and opening never waits.
+
+In: paths. Out: descriptors of files whose kind, and where it counts whose owner, was checked on the
+descriptor itself, so that nothing can be put in its place in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
+    """A descriptor to read a regular file by. Raises OSError for a pipe, a device or a directory,
+    and without ``follow`` for a link."""
+    # Without O_NONBLOCK, opening a pipe waits for somebody who writes.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    except ValueError as err:  # a NUL in the name
+        raise OSError(errno.EINVAL, str(err), os.fspath(path)) from err
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return fd
+
+
+def read_bounded(path: Path, most: int, *, follow: bool = True) -> bytes:
+    """The bytes of a regular file. Raises OSError, also for one that has more than ``most``."""
+    with open(open_regular(path, follow=follow), "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
+    return data
