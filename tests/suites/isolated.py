@@ -218,6 +218,18 @@ def compare_gradients(
             assert all(g is None or not g.any() for g in (x, y)), "a gradient that is not there"
 
 
+def write_section(page: Path, heading: str, text: str) -> None:
+    """Puts ``text`` under a heading of the second level, in place of what is there."""
+    lines = page.read_text().splitlines() if page.exists() else []
+    title = f"## {heading}"
+    begin = lines.index(title) if title in lines else len(lines)
+    rest = [k for k in range(begin + 1, len(lines)) if lines[k].startswith("## ")]
+    end = rest[0] if rest else len(lines)
+    before = [*lines[:begin], *([""] if begin == len(lines) and lines and lines[-1] else [])]
+    after = ["", *lines[end:]] if rest else []
+    page.write_text("\n".join([*before, title, "", *text.strip().splitlines(), *after]) + "\n")
+
+
 def report_progress(done: int, of: int) -> None:
     print(f"{done} of {of}", file=sys.stderr, flush=True)
 

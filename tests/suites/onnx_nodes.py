@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.suites.isolated import write_section
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -124,11 +126,9 @@ def compare(mine: Any, theirs: Any, rtol: float, atol: float) -> None:
 
 
 def table(outcomes: Sequence[Outcome], how: str) -> Iterator[str]:
-    """The Markdown page."""
+    """The Markdown section."""
     count = collections.Counter(o.status for o in outcomes)
     tried = count["passed"] + count["failed"]
-    yield "# ONNX node tests"
-    yield ""
     yield f"Written by `python -m tests.suites.onnx_nodes`; models run {how}."
     yield ""
     share = 100 * count["passed"] / max(tried, 1)
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--eager", action="store_true", help="operator by operator")
     parser.add_argument("--sample", type=int, help="about so many tests, evenly spread")
     parser.add_argument("--match", default="", help="only names with this in them")
-    parser.add_argument("--out", help="write the Markdown page there")
+    parser.add_argument("--out", help="write the section of this Markdown page")
     given = parser.parse_args(arguments)
     chosen = [c for c in cases() if given.match in c.name]
     if given.sample:
@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     how = "operator by operator" if given.eager else "compiled"
     text = "\n".join(table(outcomes, how)) + "\n"
     if given.out:
-        Path(given.out).write_text(text)
+        write_section(Path(given.out), "ONNX's node tests", text)
     print(text)
     return 0
 

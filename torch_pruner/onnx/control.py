@@ -6,139 +6,147 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from onnx import AttributeProto, helper, numpy_helper
 
 from torch_pruner.exc import UnsupportedModel
+from torch_pruner.onnx.bounds import nbytes
 from torch_pruner.onnx.operators.types import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onnx import GraphProto, NodeProto
+    from torch_pruner.onnx.graph import Step, Type
+    from torch_pruner.onnx.interpreter import Env, Interpreter, Value
 
-    from torch_pruner.onnx.interpreter import Interpreter, Value
-
-    Env = dict[str, Value | None]
     Values = Sequence[Value | None]
-    Control = Callable[[Interpreter, NodeProto, Values, Env, int], Values]
-
-
-def _attrs(node: NodeProto) -> dict[str, AttributeProto]:
-    return {a.name: a for a in node.attribute}
+    Control = Callable[[Interpreter, Step, Values, Env, int, int], Values]
 
 
 def _number(value: Value | None, default: int | None = None) -> int:
     if value is None:
-        assert default is not None
+        if default is None:
+            raise TypeError("nothing where a number should be")
         return default
     return int(np.asarray(value.numbers()).reshape(-1)[0])
 
 
-def _constant(run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int) -> Values:
+def _constant(
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+) -> Values:
     from torch_pruner.onnx.interpreter import Value
 
-    (a,) = node.attribute
-    value = helper.get_attribute_value(a)
-    if a.type == AttributeProto.TENSOR:
-        return [Value.of(numpy_helper.to_array(value))]
-    if a.type in (AttributeProto.INT, AttributeProto.INTS):
+    ((name, value),) = step.attrs.items()
+    if isinstance(value, np.ndarray):
+        return [Value.of(value)]
+    if name in ("value_int", "value_ints"):
         return [Value.of(np.array(value, dtype=np.int64))]
-    if a.type in (AttributeProto.FLOAT, AttributeProto.FLOATS):
+    if name in ("value_float", "value_floats"):
         return [Value.of(np.array(value, dtype=np.float32))]
-    raise UnsupportedModel(run.name, f"a constant given as {a.name}", "")
+    raise UnsupportedModel(run.name, f"a constant given as {name}", "")
 
 
-def _inside(
-    run: Interpreter, graph: GraphProto, env: Env, given: Mapping[str, Any], depth: int
-) -> Values:
-    """A subgraph, which sees what is outside of it."""
-    own: Env = {**env, **given}
-    for tensor in graph.initializer:
+def _if(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int) -> Values:
+    taken = step.attrs["then_branch" if _number(inputs[0]) else "else_branch"]
+    return run.inside(taken, env, {}, depth)
+
+
+class _Rows:
+    """What the steps of a loop make of one output, together no more than one tensor may be."""
+
+    def __init__(self, run: Interpreter, kind: Type) -> None:
+        self._run, self._kind = run, kind
+        self._rows: list[torch.Tensor] = []
+        self._bytes = 0
+
+    def add(self, value: Value | None) -> None:
+        row = _present(value).tensor()
+        self._bytes += row.numel() * row.element_size()
+        self._run.memory.afford(self._bytes)
+        self._rows.append(row)
+
+    @property
+    def rank(self) -> int:
+        return self._rows[0].dim() if self._rows else len(self._kind.shape)
+
+    def stacked(self, axis: int = 0, *, backwards: bool = False) -> Value:
         from torch_pruner.onnx.interpreter import Value
 
-        own[tensor.name] = Value.of(numpy_helper.to_array(tensor))
-    run.run(graph, own, depth + 1)
-    return [own[o.name] for o in graph.output]
+        if not self._rows:
+            empty = [*self._kind.shape]
+            empty.insert(axis, 0)
+            return Value(device=torch.zeros(empty, dtype=torch_dtype(self._kind.element)))
+        rows = self._rows[::-1] if backwards else self._rows
+        return Value(device=torch.stack(rows, dim=axis))
 
 
-def _if(run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int) -> Values:
-    attrs = _attrs(node)
-    taken = attrs["then_branch" if _number(inputs[0]) else "else_branch"].g
-    return _inside(run, taken, env, {}, depth)
-
-
-def _loop(run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int) -> Values:
-    from torch_pruner.onnx.interpreter import MAX_STEPS, Value
-
-    body = _attrs(node)["body"].g
-    most = MAX_STEPS if inputs[0] is None else min(_number(inputs[0]), MAX_STEPS)
+def _loop(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int) -> Values:
+    """Runs until its count is reached or its condition fails; how long that may be is the
+    interpreter's to say."""
+    body = step.attrs["body"]
+    most = None if inputs[0] is None else _number(inputs[0])
     going: Value | None = inputs[1] if len(inputs) > 1 else None
-    going = Value.of(np.array(True)) if going is None else going
+    going = _true() if going is None else going
     state = list(inputs[2:])
-    scans: list[list[torch.Tensor]] = [[] for _ in range(len(body.output) - 1 - len(state))]
-    names = [i.name for i in body.input]
-    step = 0
-    while step < most and _number(going):
-        given = dict(
-            zip(names, [Value.of(np.array(step, dtype=np.int64)), going, *state], strict=True)
-        )
-        going, *results = _inside(run, body, env, given, depth)
-        state, made = results[: len(state)], results[len(state) :]
-        for rows, value in zip(scans, made, strict=True):
-            assert value is not None
-            rows.append(value.tensor())
-        step += 1
-    stacked = [
-        Value(device=torch.stack(rows) if rows else _nothing(o))
-        for rows, o in zip(scans, body.output[1 + len(state) :], strict=True)
-    ]
-    return [*state, *stacked]
+    made = [_Rows(run, body.types[name]) for name in body.outputs[1 + len(state) :]]
+    if most is not None and run.tracing:
+        run.steps.foresee(most * (1 + len(body.steps)))  # the condition may end it before, rarely
+    done = 0
+    while (most is None or done < most) and _number(going):
+        run.steps.take()
+        given = dict(zip(body.inputs, [run.counter(done), going, *state], strict=True))
+        going, *results = run.repeated(body, env, given, depth)
+        state, rows = results[: len(state)], results[len(state) :]
+        for kept, value in zip(made, rows, strict=True):
+            kept.add(value)
+        done += 1
+    return [*state, *(rows.stacked() for rows in made)]
 
 
-def _nothing(output: Any) -> torch.Tensor:
-    """No rows of what would have been stacked."""
-    kind = output.type.tensor_type
-    shape = [d.dim_value for d in kind.shape.dim]
-    return torch.zeros([0, *shape], dtype=torch_dtype(kind.elem_type))
-
-
-def _scan(run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int) -> Values:
+def _true() -> Value:
     from torch_pruner.onnx.interpreter import Value
 
-    if run.opset < 9:
+    return Value.of(np.array(True))
+
+
+def _scan(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int) -> Values:
+    from torch_pruner.onnx.interpreter import Value
+
+    if opset < 9:
         raise UnsupportedModel(run.name, "Scan of opset 8", "")
-    attrs = _attrs(node)
-    body, count = attrs["body"].g, attrs["num_scan_inputs"].i
+    body, count = step.attrs["body"], step.attrs["num_scan_inputs"]
     n_state = len(inputs) - count
-    state, scanned = list(inputs[:n_state]), [v.tensor() for v in inputs[n_state:] if v]
-    n_out = len(body.output) - n_state
-
-    def given(name: str, n: int) -> list[int]:
-        return list(attrs[name].ints) if name in attrs else [0] * n
-
-    in_axes, out_axes = given("scan_input_axes", count), given("scan_output_axes", n_out)
-    back_in, back_out = (
-        given("scan_input_directions", count),
-        given("scan_output_directions", n_out),
-    )
+    n_out = len(body.outputs) - n_state
+    if count < 1 or n_state < 0 or n_out < 0:
+        raise ValueError(f"{count} of {len(inputs)} inputs are scanned")
+    state = list(inputs[:n_state])
+    scanned = [_present(v).tensor() for v in inputs[n_state:]]
+    in_axes, back_in = (step.attrs.get(f"scan_input_{k}", [0] * count) for k in _SCANS)
+    out_axes, back_out = (step.attrs.get(f"scan_output_{k}", [0] * n_out) for k in _SCANS)
     steps = scanned[0].shape[in_axes[0]]
-    rows: list[list[torch.Tensor]] = [[] for _ in range(n_out)]
-    names = [i.name for i in body.input]
+    run.steps.foresee(steps)
+    made = [_Rows(run, body.types[name]) for name in body.outputs[n_state:]]
     for t in range(steps):
+        run.steps.take()
         now = [
             Value(device=x.select(axis, steps - 1 - t if back else t))
             for x, axis, back in zip(scanned, in_axes, back_in, strict=True)
         ]
-        results = _inside(run, body, env, dict(zip(names, [*state, *now], strict=True)), depth)
+        given = dict(zip(body.inputs, [*state, *now], strict=True))
+        results = run.repeated(body, env, given, depth)
         state = list(results[:n_state])
-        for kept, value in zip(rows, results[n_state:], strict=True):
-            assert value is not None
-            kept.append(value.tensor())
+        for kept, value in zip(made, results[n_state:], strict=True):
+            kept.add(value)
     stacked = [
-        Value(device=torch.stack(kept[::-1] if back else kept, dim=axis))
-        for kept, axis, back in zip(rows, out_axes, back_out, strict=True)
+        rows.stacked(_from_front(axis, rows), backwards=bool(back))
+        for rows, axis, back in zip(made, out_axes, back_out, strict=True)
     ]
     return [*state, *stacked]
+
+
+_SCANS = ("axes", "directions")
+
+
+def _from_front(axis: int, rows: _Rows) -> int:
+    return axis + rows.rank + 1 if axis < 0 else axis
 
 
 def _sequence(items: list[Value | None]) -> Value:
@@ -148,34 +156,37 @@ def _sequence(items: list[Value | None]) -> Value:
 
 
 def _present(value: Value | None) -> Value:
-    assert value is not None
+    if value is None:
+        raise TypeError("nothing where a tensor should be")
     return value
 
 
 def _items(value: Value | None) -> list[Value | None]:
-    assert value is not None
-    assert value.items is not None
+    if value is None or value.items is None:
+        raise TypeError("a tensor where a sequence should be")
     return value.items
 
 
 def _sequence_construct(
-    run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     return [_sequence(list(inputs))]
 
 
 def _sequence_empty(
-    run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     return [_sequence([])]
 
 
-def _sequence_at(run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int) -> Values:
+def _sequence_at(
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+) -> Values:
     return [_items(inputs[0])[_number(inputs[1])]]
 
 
 def _sequence_length(
-    run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     from torch_pruner.onnx.interpreter import Value
 
@@ -183,7 +194,7 @@ def _sequence_length(
 
 
 def _sequence_insert(
-    run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     items = list(_items(inputs[0]))
     at = _number(inputs[2], len(items)) if len(inputs) > 2 else len(items)
@@ -192,7 +203,7 @@ def _sequence_insert(
 
 
 def _sequence_erase(
-    run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     items = list(_items(inputs[0]))
     items.pop(_number(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else -1)
@@ -200,24 +211,22 @@ def _sequence_erase(
 
 
 def _concat_from_sequence(
-    run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     from torch_pruner.onnx.interpreter import Value
 
-    attrs = _attrs(node)
     tensors = [v.tensor() for v in _items(inputs[0]) if v is not None]
-    join = torch.stack if "new_axis" in attrs and attrs["new_axis"].i else torch.cat
-    return [Value(device=join(tensors, dim=attrs["axis"].i))]
+    run.memory.afford(nbytes(tensors))
+    join = torch.stack if step.attrs.get("new_axis", 0) else torch.cat
+    return [Value(device=join(tensors, dim=step.attrs["axis"]))]
 
 
 def _split_to_sequence(
-    run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     from torch_pruner.onnx.interpreter import Value
 
-    attrs = _attrs(node)
-    axis = attrs["axis"].i if "axis" in attrs else 0
-    keep = attrs["keepdims"].i if "keepdims" in attrs else 1
+    axis, keep = step.attrs.get("axis", 0), step.attrs.get("keepdims", 1)
     x = _present(inputs[0]).tensor()
     if len(inputs) < 2 or inputs[1] is None:
         ones = torch.split(x, 1, dim=axis)
@@ -229,30 +238,36 @@ def _split_to_sequence(
 
 
 def _sequence_map(
-    run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    body = _attrs(node)["body"].g
-    names = [i.name for i in body.input]
-    made: list[list[Any]] = [[] for _ in body.output]
+    body = step.attrs["body"]
+    made: list[list[Any]] = [[] for _ in body.outputs]
     for k in range(len(_items(inputs[0]))):
         now = [v if v is None or v.items is None else v.items[k] for v in inputs]
-        given = dict(zip(names, now, strict=True))
-        for kept, value in zip(made, _inside(run, body, env, given, depth), strict=True):
+        run.steps.take()
+        given = dict(zip(body.inputs, now, strict=True))
+        for kept, value in zip(made, run.repeated(body, env, given, depth), strict=True):
             kept.append(value)
     return [_sequence(kept) for kept in made]
 
 
-def _optional(run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int) -> Values:
+def _optional(
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+) -> Values:
     return [inputs[0] if inputs else None]
 
 
-def _has_element(run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int) -> Values:
+def _has_element(
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+) -> Values:
     from torch_pruner.onnx.interpreter import Value
 
     return [Value.of(np.array(bool(inputs) and inputs[0] is not None))]
 
 
-def _identity(run: Interpreter, node: NodeProto, inputs: Values, env: Env, depth: int) -> Values:
+def _identity(
+    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+) -> Values:
     return [inputs[0]]
 
 

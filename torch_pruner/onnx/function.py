@@ -3,8 +3,8 @@
 For new shapes the model is traced once: the interpreter runs on fake tensors while torch records
 ATen operators, and ``torch.compile(backend="pruner")`` takes it from there, with the partitions,
 tasks and cache that any module has. Where shapes depend on the integers in short inputs, it is
-compiled for those integers. A model whose shapes depend on more (NonZero, loops over data) cannot
-be traced; it runs operator by operator, with one warning.
+compiled for those integers. A model whose shapes depend on more (NonZero, loops over data), or
+whose loops are long, is compiled in pieces (``pieces.py``), with one warning.
 """
 
 from __future__ import annotations
@@ -12,24 +12,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
 
 from torch_pruner import log
 from torch_pruner.config import Config
-from torch_pruner.onnx.interpreter import Interpreter, Value, array_of, tensor_of
-from torch_pruner.onnx.load import Model, load
+from torch_pruner.exc import UnsupportedModel
+from torch_pruner.onnx import tracing
+from torch_pruner.onnx.boundary import unsupported
+from torch_pruner.onnx.bounds import Memory, Steps, Trials, nbytes
+from torch_pruner.onnx.interpreter import Derived, Env, Interpreter, Value, array_of, tensor_of
+from torch_pruner.onnx.load import MAX_STEPS, Model, load
 from torch_pruner.onnx.operators import DataDependentError
 from torch_pruner.onnx.operators.types import torch_dtype
+from torch_pruner.onnx.pieces import SHAPE_NUMEL, Pieces, Plan
+from torch_pruner.onnx.tensors import elements
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
     from onnx import ModelProto
+    from torch import fx
 
 _log = log.logger(__name__)
 MAX_SHAPES = 256  # sets of shapes that are compiled; any more run operator by operator
-SHAPE_NUMEL = 64  # so few numbers may be shapes, axes, limits or scales
 
 Signature = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
@@ -60,7 +65,6 @@ class OnnxFunction:
         self.model = model
         self.inputs, self.outputs = model.inputs, model.outputs
         self._mode, self._options = mode, dict(options or {})
-        self._interpreter = Interpreter(model.opset, model.functions, model.name)
         self._weights: dict[str, torch.Tensor] = {}
         self._numbers: dict[str, Value] = {}
         for name, array in model.weights.items():
@@ -71,11 +75,14 @@ class OnnxFunction:
         self._arrays = {name: model.weights[name] for name in self._weights}
         self._compiled: dict[tuple[Signature, Any], Callable[..., Any] | None] = {}
         self._fixed: dict[Signature, frozenset[int]] = {}  # inputs that count as numbers
+        self._plan = Plan(frozenset(map(id, self._weights.values())), self._compile)
+        self._derived, self._trials = Derived(), Trials()
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         values = self._bound(args, named)
         plain = all(isinstance(v, torch.Tensor) for v in values)
-        results = self._call(values) if plain else self.eager(values)
+        with unsupported(self.model.name, "running it"):
+            results = self._call(values) if plain else self._in_pieces(values)
         return results[0] if len(self.outputs) == 1 else tuple(results)
 
     def _bound(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -101,16 +108,38 @@ class OnnxFunction:
                 return self._call(values)  # by the numbers of some inputs, it turned out
         compiled = self._compiled[key]
         if compiled is None:
-            return self.eager(values)
+            return self._in_pieces(values)
         return list(compiled(*(v for k, v in enumerate(values) if k not in fixed)))
 
     def eager(self, values: Sequence[Any]) -> list[Any]:
-        """The outputs by torch's operators, one after another. Takes sequences (lists) as well."""
+        """The outputs by torch's operators, one after another. Takes sequences (lists) as well.
+
+        Raises:
+            UnsupportedModel: An operator is not known or refuses its inputs, or the model takes
+                more steps or memory than it may.
+        """
+        with unsupported(self.model.name, "running it"):
+            run = Interpreter(self.model, self._steps(), self._memory(values), self._derived)
+            return self._outputs(run, values)
+
+    def _in_pieces(self, values: Sequence[Any]) -> list[Any]:
+        """The outputs where the model is no single graph."""
+        limits = self._steps(), self._memory(values)
+        return self._outputs(Pieces(self.model, *limits, self._derived, self._plan), values)
+
+    def _outputs(self, interpreter: Interpreter, values: Sequence[Any]) -> list[Any]:
         env = self._known(list(self._weights.values()))
         env |= dict(zip(self.inputs, map(_value, values), strict=True))
         with torch.no_grad():
-            self._interpreter.run(self.model.graph, env)
+            interpreter.run(self.model.graph, env)
             return [_result(env[name]) for name in self.outputs]
+
+    def _steps(self) -> Steps:
+        reason = f"more than {MAX_STEPS} nodes run in one call, a loop's at each of its steps"
+        return Steps(MAX_STEPS, lambda: UnsupportedModel(self.model.name, reason))
+
+    def _memory(self, values: Sequence[Any]) -> Memory:
+        return Memory(self.model.name, nbytes([*self._weights.values(), *values]), self._trials)
 
     def examples(self, batch: int, other: int) -> tuple[torch.Tensor, ...]:
         """Made-up inputs: ``batch`` for a dynamic first axis, ``other`` for any other dynamic one.
@@ -119,16 +148,15 @@ class OnnxFunction:
         """
         generator = torch.Generator().manual_seed(0)
         made = []
-        for info in self.model.graph.input:
-            if info.name not in self.inputs:
-                continue
-            kind = info.type.tensor_type
-            shape = [d.dim_value or (other if k else batch) for k, d in enumerate(kind.shape.dim)]
-            dtype = torch_dtype(kind.elem_type)
-            floating = dtype.is_floating_point
+        for name in self.inputs:
+            kind = self.model.types[name]
+            shape = [d or (other if k else batch) for k, d in enumerate(kind.shape)]
+            dtype = torch_dtype(kind.element)
+            count = elements(self.model.name, f"input {name!r}", shape)
+            self._memory([]).afford(count * max(dtype.itemsize, 4))
             values = (
                 torch.randn(shape, generator=generator)
-                if floating
+                if dtype.is_floating_point
                 else torch.randint(0, 2, shape, generator=generator)
             )
             made.append(values.to(dtype))
@@ -145,32 +173,29 @@ class OnnxFunction:
         Raises:
             DataDependentError: It needs to know more than shapes.
         """
-        from torch.fx.experimental.proxy_tensor import make_fx
-
         names = list(self._weights)
         free = [k for k in range(len(values)) if k not in fixed]
         numbers = {self.inputs[k]: Value.of(array_of(values[k])) for k in fixed}
+        memory, budget = self._memory(values), tracing.steps(self.model)
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             env = self._known(tensors[: len(names)])
             env |= numbers
             rest = zip(free, tensors[len(names) :], strict=True)
             env |= {self.inputs[k]: Value(device=t) for k, t in rest}
-            self._interpreter.run(self.model.graph, env)
+            plain = Interpreter(self.model, budget, memory, self._derived, tracing=True)
+            plain.run(self.model.graph, env)
             results = [env[name] for name in self.outputs]
             if any(r is None or r.items is not None for r in results):
                 raise DataDependentError("an output is a sequence, or absent")
             return [r.tensor() for r in results if r is not None]
 
-        with torch.no_grad():
-            weights = [self._weights[n] for n in names]
-            tracer = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)
-            gm = tracer(*weights, *(values[k] for k in free))
-        return _with_parameters(gm, weights)
+        weights = [self._weights[n] for n in names]
+        return tracing.record(run, weights, [values[k] for k in free], memory)
 
-    def _known(self, weights: Sequence[torch.Tensor]) -> dict[str, Value | None]:
+    def _known(self, weights: Sequence[torch.Tensor]) -> Env:
         """What is known before any input: numbers, and weights, of which few are numbers, too."""
-        env: dict[str, Value | None] = dict(self._numbers)
+        env: Env = dict(self._numbers)
         for (name, array), tensor in zip(self._arrays.items(), weights, strict=True):
             few = array.size <= SHAPE_NUMEL and array.dtype.kind in "iubf"
             env[name] = Value(device=tensor, host=array if few else None)
@@ -183,14 +208,17 @@ class OnnxFunction:
         which is then noted."""
         try:
             module = self.traced(values, fixed)
-        except DataDependentError as err:
+        except (DataDependentError, UnsupportedModel) as err:
             few = frozenset(k for k, v in enumerate(values) if _may_be_shape(v))
             if few != fixed:
                 self._fixed[tuple((tuple(v.shape), v.dtype) for v in values)] = few
                 return None
-            message = "%s runs operator by operator: %s"
+            message = "%s is compiled in pieces; what depends on numbers operator by operator: %s"
             log.warn_once(_log, f"onnx {self.model.name}", message, self.model.name, err)
             return None
+        return self._compile(module)
+
+    def _compile(self, module: torch.nn.Module) -> Callable[..., Any]:
         compiled: Callable[..., Any] = torch.compile(
             module, backend="pruner", dynamic=False, mode=self._mode, options=self._options or None
         )
@@ -218,16 +246,3 @@ def _result(value: Value | None) -> Any:
     if value.items is not None:
         return [_result(v) for v in value.items]
     return value.tensor()
-
-
-def _with_parameters(gm: fx.GraphModule, weights: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """Its first placeholders become parameters, so that the compiler knows that they stay."""
-    places = list(gm.graph.find_nodes(op="placeholder"))
-    for k, (node, weight) in enumerate(zip(places, weights, strict=False)):
-        name = f"weight{k}"
-        setattr(gm, name, nn.Parameter(weight, requires_grad=False))
-        with gm.graph.inserting_before(node):
-            node.replace_all_uses_with(gm.graph.get_attr(name))
-        gm.graph.erase_node(node)
-    gm.recompile()
-    return gm

@@ -7,30 +7,33 @@ outside of any tracing, so that a traced graph holds no arithmetic on shapes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, helper, numpy_helper
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx.bodies import body_of
+from torch_pruner.onnx.boundary import ERRORS, raise_typed
+from torch_pruner.onnx.graph import MAX_DEPTH, Graph, Reader, Step
 from torch_pruner.onnx.operators import TABLE, DataDependentError, Node
 from torch_pruner.onnx.operators.types import TORCH_DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch_pruner.onnx.bounds import Memory, Steps
+    from torch_pruner.onnx.load import Model
 
 HOST_NUMEL = 4096  # numbers of larger tensors are nobody's shape
-MAX_DEPTH = 16  # of subgraphs and functions in each other
-MAX_STEPS = 1_000_000  # of one loop
 
 Array = np.ndarray[Any, Any]
+Env = dict[str, "Value | None"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Value:
     """A tensor, numbers, or both; or a sequence of values.
 
@@ -48,7 +51,8 @@ class Value:
 
     def tensor(self) -> torch.Tensor:
         if self.device is None:
-            assert self.host is not None
+            if self.host is None:
+                raise TypeError("a sequence where a tensor should be")
             with _disable_current_modes():  # a real one, also while torch traces
                 self.device = tensor_of(self.host)
         return self.device
@@ -56,7 +60,8 @@ class Value:
     def numbers(self) -> Array:
         """The numbers. Raises ``DataDependentError`` where only a real run has them."""
         if self.host is None:
-            assert self.device is not None
+            if self.device is None:
+                raise TypeError("a sequence where a tensor should be")
             self.host = array_of(self.device)
         return self.host
 
@@ -91,108 +96,155 @@ def array_of(tensor: torch.Tensor) -> Array:
     return np.asarray(kept.cpu().numpy())
 
 
+@dataclass(slots=True, eq=False)
+class Derived:
+    """What interpreters of one model have made of it, for all of them and all calls.
+
+    By the id of what it was made of, which stands beside it and so stays.
+    """
+
+    bodies: dict[Any, tuple[Step, Graph]] = field(default_factory=dict)
+    bound: dict[int, tuple[Step, Graph]] = field(default_factory=dict)
+    initial: dict[int, tuple[Graph, Env]] = field(default_factory=dict)
+
+
 class Interpreter:
-    """Runs the nodes of one model."""
+    """Runs the nodes of one model, as many as ``steps`` allows, with tensors no larger than
+    ``memory`` does.
+
+    Whatever a node raises is an ``UnsupportedModel`` with the node's name. When ``tracing``, what
+    runs is to be one graph.
+    """
 
     def __init__(
         self,
-        opset: int,
-        functions: Mapping[tuple[str, str], FunctionProto],
-        name: str = "the model",
+        model: Model,
+        steps: Steps,
+        memory: Memory,
+        derived: Derived,
+        *,
+        tracing: bool = False,
     ) -> None:
-        self.opset, self.functions, self.name = opset, functions, name
+        self.model, self.name, self.steps, self.memory = model, model.name, steps, memory
+        self.derived, self.tracing = derived, tracing
 
-    def run(
-        self, graph: GraphProto | FunctionProto, env: dict[str, Value | None], depth: int = 0
-    ) -> None:
+    def run(self, graph: Graph, env: Env, depth: int = 0) -> None:
         """Run all nodes; ``env`` holds what is known by name and takes what is computed."""
-        if depth > MAX_DEPTH:
-            raise UnsupportedModel(self.name, f"subgraphs more than {MAX_DEPTH} deep", "")
-        for node in graph.node:
-            results = self.node(node, env, depth)
-            pairs = zip(node.output, results, strict=False)
+        if depth > 2 * MAX_DEPTH:
+            raise UnsupportedModel(self.name, f"subgraphs more than {2 * MAX_DEPTH} deep", "")
+        self.run_steps(graph.steps, env, graph.opset, depth)
+
+    def run_steps(self, steps: Iterable[Step], env: Env, opset: int, depth: int) -> None:
+        """Some of a graph's nodes, in order."""
+        for step in steps:
+            self.steps.take()
+            try:
+                results = self.node(step, env, opset, depth)
+            except DataDependentError:
+                raise
+            except ERRORS as err:
+                raise_typed(self.name, f"node {(step.name or step.op)[:100]!r} ({step.op})", err)
+            pairs = zip(step.outputs, results, strict=False)
             env.update({name: value for name, value in pairs if name})
 
-    def node(
-        self, node: NodeProto, env: dict[str, Value | None], depth: int
-    ) -> Sequence[Value | None]:
+    def inside(self, graph: Graph, env: Env, given: Mapping[str, Any], depth: int) -> list[Any]:
+        """The outputs of a subgraph, which sees what is outside of it."""
+        own = {name: env[name] for name in graph.outside} | self.initial(graph) | dict(given)
+        self.run(graph, own, depth + 1)
+        return [own[name] for name in graph.outputs]
+
+    def repeated(self, graph: Graph, env: Env, given: Mapping[str, Any], depth: int) -> list[Any]:
+        """``inside``, of a body that runs once for every step."""
+        return self.inside(graph, env, given, depth)
+
+    def initial(self, graph: Graph) -> Env:
+        """The weights of a subgraph."""
+        known = self.derived.initial
+        if id(graph) not in known:
+            made: Env = {name: Value.of(array) for name, array in graph.initial.items()}
+            known[id(graph)] = graph, made
+        return known[id(graph)][1]
+
+    def counter(self, number: int) -> Value:
+        """The number of a loop's step."""
+        return Value.of(np.array(number, dtype=np.int64))
+
+    def node(self, step: Step, env: Env, opset: int, depth: int) -> Sequence[Value | None]:
         """The results of one node."""
         from torch_pruner.onnx import control
 
-        inputs = [env[name] if name else None for name in node.input]
-        if node.op_type in control.TABLE and node.domain in ("", "ai.onnx"):
-            return control.TABLE[node.op_type](self, node, inputs, env, depth)
-        key = (node.domain, node.op_type)
-        if key in self.functions:
-            return self._call(self.functions[key], node, inputs, depth)
-        if node.domain not in ("", "ai.onnx") or node.op_type not in TABLE:
-            tensors = [None if v is None or v.items is not None else v.tensor() for v in inputs]
-            types = [None if t is None else (t.dtype, t.shape) for t in tensors]
-            if (body := body_of(node, self.opset, types)) is not None:
-                return self._call(body, node, inputs, depth)
-            what = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-            raise UnsupportedModel(self.name, f"operator {what} is not known", "")
-        return self._operator(node, inputs)
+        inputs = [env[name] if name else None for name in step.inputs]
+        if not step.domain and step.op in control.TABLE:
+            return control.TABLE[step.op](self, step, inputs, env, opset, depth)
+        if step.key in self.model.functions:
+            return self._call(self.bound(step), inputs, depth)
+        if step.domain or step.op not in TABLE:
+            return self._call(self._body(step, inputs, opset), inputs, depth)
+        return self._operator(step, inputs, opset)
 
-    def _operator(self, node: NodeProto, inputs: Sequence[Value | None]) -> Sequence[Value | None]:
-        attrs = {a.name: attribute(a) for a in node.attribute}
+    def bound(self, step: Step) -> Graph:
+        """The body of the function that ``step`` calls."""
+        known = self.derived.bound
+        if id(step) not in known:
+            known[id(step)] = step, self.model.functions[step.key].bound(step)
+        return known[id(step)][1]
+
+    def _body(self, step: Step, inputs: Sequence[Value | None], opset: int) -> Graph:
+        """The nodes by which ONNX defines the operator."""
+        tensors = [None if v is None or v.items is not None else v.tensor() for v in inputs]
+        types = [None if t is None else (t.dtype, tuple(t.shape)) for t in tensors]
+        key = id(step), opset, *types
+        known = self.derived.bodies
+        if key not in known:
+            proto = body_of(step.proto(), opset, types)
+            if proto is None:
+                what = f"{step.domain}::{step.op}" if step.domain else step.op
+                raise UnsupportedModel(self.name, f"operator {what} is not known", "")
+            graph = Reader(self.name, None, opset).function(proto).bound(step)
+            known[key] = step, graph
+        return known[key][1]
+
+    def _operator(
+        self, step: Step, inputs: Sequence[Value | None], opset: int
+    ) -> Sequence[Value | None]:
         numbers = tuple(None if v is None else v.numbers for v in inputs)
-        given = Node(node.op_type, attrs, self.opset, len(node.output), numbers)
-        function = TABLE[node.op_type]
-        if node.op_type in ("Shape", "Size"):
+        afford, spend = self.memory.afford, self.steps.take
+        given = Node(
+            step.op, step.attrs, opset, len(step.outputs), numbers, spend=spend, afford=afford
+        )
+        function = TABLE[step.op]
+        if step.op in ("Shape", "Size"):
             (x,) = inputs
-            assert x is not None
+            if x is None:
+                raise TypeError("without an input")
             shape = x.host.shape if x.host is not None else x.tensor().shape
             return [Value.of(_shape(given, tuple(int(d) for d in shape)))]
         if all(v is None or _small(v) for v in inputs) and any(v is not None for v in inputs):
             with _disable_current_modes(), torch.no_grad():
                 real = [None if v is None else tensor_of(v.numbers()) for v in inputs]
+                self.memory.try_out(step, step.op, lambda *a: function(given, *a), real)
                 return [_folded(r) for r in _listed(function(given, *real))]
-        made = function(given, *(None if v is None else v.tensor() for v in inputs))
+        tensors = [None if v is None else v.tensor() for v in inputs]
+        if _plain(tensors):
+            self.memory.try_out(step, step.op, lambda *a: function(given, *a), tensors)
+        made = function(given, *tensors)
         return [None if t is None else Value(device=t) for t in _listed(made)]
 
     def _call(
-        self, function: FunctionProto, node: NodeProto, inputs: Sequence[Value | None], depth: int
+        self, function: Graph, inputs: Sequence[Value | None], depth: int
     ) -> Sequence[Value | None]:
-        """A function of the model: its nodes with the caller's attributes in their places."""
-        given = {a.name: a for a in (*function.attribute_proto, *node.attribute)}
-        body = FunctionProto()
-        body.CopyFrom(function)
-        for inner in body.node:
-            _substitute(inner, given)
-        env = dict.fromkeys(function.input, None) | dict(zip(function.input, inputs, strict=False))
-        opset = next((o.version for o in function.opset_import if not o.domain), self.opset)
-        Interpreter(opset, self.functions, self.name).run(body, env, depth + 1)
-        return [env.get(name) for name in function.output]
+        """A function's results."""
+        env: Env = dict.fromkeys(function.inputs, None)
+        env |= dict(zip(function.inputs, inputs, strict=False))
+        self.run(function, env, depth + 1)
+        return [env.get(name) for name in function.outputs]
 
 
-def _substitute(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:
-    kept = []
-    for a in node.attribute:
-        if not a.ref_attr_name:
-            kept.append(a)
-        elif a.ref_attr_name in given:
-            copy = AttributeProto()
-            copy.CopyFrom(given[a.ref_attr_name])
-            copy.name = a.name
-            kept.append(copy)
-    copies = [AttributeProto.FromString(a.SerializeToString()) for a in kept]
-    del node.attribute[:]
-    node.attribute.extend(copies)
-
-
-def attribute(a: AttributeProto) -> Any:
-    """An attribute as Python's own; a tensor as an array."""
-    value = helper.get_attribute_value(a)
-    if a.type == AttributeProto.TENSOR:
-        return numpy_helper.to_array(value)
-    if a.type == AttributeProto.STRING:
-        return value.decode()
-    if a.type == AttributeProto.STRINGS:
-        return [v.decode() for v in value]
-    if a.type in (AttributeProto.INTS, AttributeProto.FLOATS):
-        return list(value)
-    return value
+def _plain(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether all are real, so that what is computed from them takes memory now."""
+    real = (torch.Tensor, torch.nn.Parameter)
+    known = [t for t in tensors if t is not None]
+    return all(type(t) in real for t in known) and not torch._C._len_torch_dispatch_stack()
 
 
 def _shape(n: Node, shape: tuple[int, ...]) -> Array:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
-from onnx import numpy_helper
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+from onnx import TensorProto
+from onnx.external_data_helper import uses_external_data
 
 from torch_pruner.exc import UnsupportedModel
+from torch_pruner.onnx.boundary import unsupported
+from torch_pruner.onnx.files import Folder, content
+from torch_pruner.onnx.graph import ONNX_DOMAINS, Graph, Key, Reader, Type, unfolded
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping
 
-    from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
+    from onnx import ModelProto
 
-MAX_FILE_BYTES = 2 << 30  # what a protobuf can be
-MAX_WEIGHT_BYTES = 256 << 30
+    from torch_pruner.onnx.tensors import Array
+
 OLDEST = 7
-
-Array = np.ndarray[Any, Any]
+MAX_STEPS = 100_000  # nodes that one call may run, of all its functions, branches and loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,131 +32,114 @@ class Model:
     """A model ready to run: nodes, weights by name, and what goes in and comes out."""
 
     name: str
-    graph: GraphProto
-    opset: int
-    functions: Mapping[tuple[str, str], FunctionProto]
+    graph: Graph
+    functions: Mapping[Key, Graph]
     weights: Mapping[str, Array]
     inputs: tuple[str, ...]
     optional: frozenset[str]  # inputs that a weight stands in for
     outputs: tuple[str, ...]
+    nodes: int  # in the file
+    unfolded: int  # with every function where it is called
+    sizes: Mapping[Key, int]  # of functions, unfolded
+
+    @property
+    def types(self) -> Mapping[str, Type]:
+        return self.graph.types
 
 
 def load(source: str | os.PathLike[str] | bytes | ModelProto) -> Model:
     """The model in a file, in bytes, or given.
 
-    External data is read from the model's own folder only.
+    External data, of whatever tensor, is read from the model's own folder only.
 
     Raises:
-        UnsupportedModel: It is damaged, too large, of an opset that is not known, or its data lies
-            outside of its folder.
+        UnsupportedModel: It is damaged, too large, of an opset that is not known, calls its
+            functions in a circle or too often, or its data lies outside of its folder.
     """
-    folder: Path | None = None
     if isinstance(source, onnx.ModelProto):
-        name, proto = source.graph.name or "the model", source
-    elif isinstance(source, bytes):
-        name, proto = "the model", _parsed("the model", source)
-    else:
-        path = Path(source)
-        name, folder = str(path), path.resolve().parent
-        proto = _parsed(name, _content(path))
-    opset = _opset(name, proto)
-    weights = {t.name: _array(name, t, folder) for t in _initializers(name, proto, folder)}
-    _check(name, proto)
-    given = [i.name for i in proto.graph.input]
-    functions = {(f.domain, f.name): f for f in proto.functions}
+        with unsupported("the model", "reading it"):
+            name = source.graph.name[:100] or "the model"
+        return _model(name, source, None)
+    if isinstance(source, bytes):
+        return _model("the model", _parsed("the model", source), None)
+    path = Path(source)
+    name = str(path)
+    return _model(name, _parsed(name, content(path)), Folder(name, path))
+
+
+def _model(name: str, proto: ModelProto, folder: Folder | None) -> Model:
+    with unsupported(name, "reading it"):
+        reader = Reader(name, folder, _opset(name, proto))
+        graph = reader.graph(proto.graph)
+        functions = {(f.domain, f.name): reader.function(f) for f in proto.functions}
+        if len(functions) < len(proto.functions):
+            raise UnsupportedModel(name, "two functions have the same name")
+        total, sizes = unfolded(name, graph, functions, MAX_STEPS)
+        _check(name, proto)
+    weights, given = graph.initial, graph.inputs
     return Model(
         name,
-        proto.graph,
-        opset,
+        graph,
         functions,
         weights,
         tuple(n for n in given if n not in weights),
         frozenset(n for n in given if n in weights),
-        tuple(o.name for o in proto.graph.output),
+        graph.outputs,
+        reader.count,
+        total,
+        sizes,
     )
 
 
-def _content(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise UnsupportedModel(str(path), f"the file has {size} bytes", "use external data")
-        return path.read_bytes()
-    except OSError as err:
-        raise UnsupportedModel(str(path), err.strerror or str(err), "check the path") from err
-
-
-def _parsed(name: str, content: bytes) -> ModelProto:
+def _parsed(name: str, data: bytes) -> ModelProto:
     from google.protobuf.message import DecodeError
 
     try:
-        return onnx.load_model_from_string(content)
+        return onnx.load_model_from_string(data)
     except DecodeError as err:
         raise UnsupportedModel(name, f"this is no ONNX model: {err}", "") from err
 
 
 def _check(name: str, proto: ModelProto) -> None:
+    """ONNX's own checker. It would look for external data in the working directory; that was read
+    already, so it is shown a model with empty tensors in those places."""
+    if any(uses_external_data(t) for t in _tensors(proto)):
+        shown = onnx.ModelProto()
+        shown.CopyFrom(proto)
+        for tensor in _tensors(shown):
+            if uses_external_data(tensor):
+                kept = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0])
+                kept.raw_data = b""
+                tensor.CopyFrom(kept)
+        proto = shown
     try:
         onnx.checker.check_model(proto)
     except (onnx.checker.ValidationError, ValueError) as err:
-        # Data in other files was read by us already; the checker cannot find it without a path.
-        if any(uses_external_data(t) for t in proto.graph.initializer):
-            return
-        reason = str(err).strip().splitlines()[0]
-        raise UnsupportedModel(name, f"the checker refuses it: {reason}", "") from err
+        lines = str(err).strip().splitlines() or [type(err).__name__]
+        raise UnsupportedModel(name, f"the checker refuses it: {lines[0]}", "") from err
+
+
+def _tensors(message: Any) -> Iterator[TensorProto]:
+    """Every tensor in a message, at any depth."""
+    if isinstance(message, TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for inner in value if _several(value) else (value,):
+            yield from _tensors(inner)
+
+
+def _several(value: Any) -> bool:
+    return hasattr(value, "extend")
 
 
 def _opset(name: str, proto: ModelProto) -> int:
     newest = onnx.defs.onnx_opset_version()
-    versions = [o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")]
+    versions = [o.version for o in proto.opset_import if o.domain in ONNX_DOMAINS]
     opset = versions[0] if versions else newest
     if not OLDEST <= opset <= newest:
         reason = f"opset {opset}; {OLDEST} to {newest} are known"
         raise UnsupportedModel(name, reason, "convert it with onnx.version_converter")
     return int(opset)
-
-
-def _initializers(name: str, proto: ModelProto, folder: Path | None) -> Iterator[TensorProto]:
-    total = 0
-    for tensor in proto.graph.initializer:
-        total += int(np.prod(tensor.dims, dtype=np.int64)) * 8
-        if any(d < 0 for d in tensor.dims) or total > MAX_WEIGHT_BYTES * 8:
-            raise UnsupportedModel(name, f"the size of {tensor.name!r} makes no sense", "")
-        yield tensor
-    if proto.graph.sparse_initializer:
-        raise UnsupportedModel(name, "it has sparse weights", "make them dense")
-
-
-def _array(name: str, tensor: TensorProto, folder: Path | None) -> Array:
-    if uses_external_data(tensor):
-        return _external(name, tensor, folder)
-    try:
-        found: Array = numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError) as err:
-        raise UnsupportedModel(name, f"weight {tensor.name!r} is damaged: {err}", "") from err
-    return found
-
-
-def _external(name: str, tensor: TensorProto, folder: Path | None) -> Array:
-    try:
-        info = ExternalDataInfo(tensor)
-    except ValueError as err:
-        raise UnsupportedModel(name, f"weight {tensor.name!r}: {err}", "") from err
-    if folder is None:
-        raise UnsupportedModel(name, f"weight {tensor.name!r} is in another file", "give the path")
-    path = (folder / info.location).resolve()
-    inside = path.is_relative_to(folder) and path.is_file()
-    if not inside or not info.location or os.path.isabs(info.location):
-        reason = f"weight {tensor.name!r} is said to be in {info.location!r}"
-        raise UnsupportedModel(name, reason, "external data lies in the model's folder")
-    kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    count = int(np.prod(tensor.dims, dtype=np.int64))
-    begin = int(info.offset or 0)
-    size = count * kind.itemsize
-    if (info.length is not None and int(info.length) != size) or begin < 0:
-        raise UnsupportedModel(name, f"weight {tensor.name!r} has not the length it should", "")
-    if begin + size > path.stat().st_size:
-        raise UnsupportedModel(name, f"{info.location!r} ends before weight {tensor.name!r}", "")
-    with path.open("rb") as file:
-        file.seek(begin)
-        return np.frombuffer(file.read(size), dtype=kind).reshape(tuple(tensor.dims))

@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from torch_pruner import exc
-from torch_pruner.onnx import load as loading
+from torch_pruner.onnx import files
 from torch_pruner.onnx.function import OnnxFunction
 from torch_pruner.onnx.load import load
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "model.onnx"
     onnx.save_model(linear(), path)
-    monkeypatch.setattr(loading, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 10)
     with pytest.raises(exc.UnsupportedModel, match="bytes"):
         load(path)
 

@@ -43,6 +43,7 @@ def _deformable(
     images, channels, *extent = x.shape
     kernel, out, groups = weight.shape[2:], offset.shape[2:], n.attr("group", 1)
     sharing, taps = n.attr("offset_group", 1), math.prod(kernel)
+    n.spend(taps * len(extent))
     moved = offset.reshape(images, sharing, taps, len(extent), *out)
     places = _places(n, extent, list(kernel), list(out)).to(offset) + moved
     read = _between(x.reshape(images, sharing, channels // sharing, *extent), places)

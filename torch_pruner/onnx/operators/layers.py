@@ -86,6 +86,7 @@ def _mean_variance(n: Node, x: Tensor) -> Tensor:
 def _lrn(n: Node, x: Tensor) -> Tensor:
     size = n.attr("size")
     alpha, beta, bias = n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0)
+    n.spend(size)
     low = (size - 1) // 2
     square = F.pad((x * x).unsqueeze(1), [0, 0] * (x.dim() - 2) + [low, size - 1 - low])[:, 0]
     total = sum(square.narrow(1, k, x.shape[1]) for k in range(size))
@@ -113,11 +114,11 @@ def _pool_geometry(n: Node, x: Tensor) -> tuple[list[int], ...]:
     return kernel, stride, dilation, low, high
 
 
-def _windows(x: Tensor, geometry: tuple[list[int], ...], fill: float) -> list[Tensor]:
+def _windows(n: Node, x: Tensor, geometry: tuple[list[int], ...], fill: float) -> list[Tensor]:
     """``x`` as seen by each position of the window, all of the shape of the result."""
     kernel, stride, dilation, low, high = geometry
-    pads = [p for pair in zip(low[::-1], high[::-1], strict=True) for p in pair]
-    grown = F.pad(x, pads, value=fill)
+    n.spend(len(kernel) * math.prod(kernel))
+    grown = F.pad(x, _pads(low, high), value=fill)
     sizes = [
         (g - d * (k - 1) - 1) // s + 1
         for g, d, k, s in zip(grown.shape[2:], dilation, kernel, stride, strict=True)
@@ -132,6 +133,28 @@ def _windows(x: Tensor, geometry: tuple[list[int], ...], fill: float) -> list[Te
     return seen
 
 
+def _pads(low: list[int], high: list[int]) -> list[int]:
+    """Padding as ``F.pad`` takes it."""
+    return [p for pair in zip(low[::-1], high[::-1], strict=True) for p in pair]
+
+
+def _many(kernel: list[int]) -> bool:
+    """Whether a window has so many positions that each is no longer an operator of its own."""
+    return math.prod(kernel) > _FEW_POSITIONS and len(kernel) <= 3
+
+
+_FEW_POSITIONS = 16
+
+
+def _sums(n: Node, x: Tensor, geometry: tuple[list[int], ...]) -> Tensor:
+    """Sums over windows, of zeros outside."""
+    kernel, stride, dilation, low, high = geometry
+    if not _many(kernel) or any(d != 1 for d in dilation):
+        return torch.stack(_windows(n, x, geometry, 0.0)).sum(0)
+    pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(kernel) - 1]
+    return pool(F.pad(x, _pads(low, high)), kernel, stride) * math.prod(kernel)
+
+
 @op("MaxPool")
 def _max_pool(n: Node, x: Tensor) -> Result:
     geometry = _pool_geometry(n, x)
@@ -142,7 +165,12 @@ def _max_pool(n: Node, x: Tensor) -> Result:
         pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
         return pool(x, kernel, stride, low, dilation)
     least = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
-    stacked = torch.stack(_windows(x, geometry, least))
+    if _many(kernel) and n.n_outputs == 1 and x.is_floating_point():
+        grown = F.pad(x, _pads(low, high), value=least)
+        return (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1](
+            grown, kernel, stride, 0, dilation
+        )
+    stacked = torch.stack(_windows(n, x, geometry, least))
     best = stacked.amax(dim=0)
     if n.n_outputs == 1:
         return best
@@ -151,7 +179,7 @@ def _max_pool(n: Node, x: Tensor) -> Result:
     if n.attr("storage_order", 0):
         place = place.reshape(extent[::-1]).permute(*range(rank)[::-1])
     where = place.reshape(1, 1, *extent).expand(x.shape)
-    places = torch.stack(_windows(where, geometry, 0))
+    places = torch.stack(_windows(n, where, geometry, 0))
     first = (stacked == best).to(torch.uint8).argmax(dim=0, keepdim=True)
     offset = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], *([1] * rank))
     return best, torch.gather(places, 0, first)[0] + offset * math.prod(extent)
@@ -163,19 +191,18 @@ def _average_pool(n: Node, x: Tensor) -> Tensor:
     kernel, stride, dilation, low, high = geometry
     if n.op == "LpPool":
         p = n.attr("p", 2)
-        total = torch.stack([part.abs() ** p for part in _windows(x, geometry, 0.0)]).sum(0)
+        total = torch.stack([part.abs() ** p for part in _windows(n, x, geometry, 0.0)]).sum(0)
         return total ** (1.0 / p)
-    total = torch.stack(_windows(x, geometry, 0.0)).sum(0)
+    total = _sums(n, x, geometry)
     inside = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
     if n.attr("count_include_pad", 0):
         # What the model pads counts; what ceil_mode adds behind it does not.
         pads = n.attr("pads") or [0] * (2 * len(kernel))
         after = list(pads[len(kernel) :]) if n.attr("auto_pad", "NOTSET") == "NOTSET" else high
-        grow = [p for pair in zip(low[::-1], after[::-1], strict=True) for p in pair]
-        inside = F.pad(inside, grow, value=1.0)
+        inside = F.pad(inside, _pads(low, after), value=1.0)
         left = [h - a for h, a in zip(high, after, strict=True)]
         geometry = kernel, stride, dilation, [0] * len(kernel), left
-    return total / torch.stack(_windows(inside, geometry, 0.0)).sum(0)
+    return total / _sums(n, inside, geometry)
 
 
 @op("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     Function = Callable[[Tensor], Tensor]
     Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
+_NODES_PER_STEP = 10
 _ACTIVATIONS = {
     "Sigmoid": torch.sigmoid,
     "Tanh": torch.tanh,
@@ -53,6 +54,8 @@ def _recurrent(
     defaults = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
     functions = _activations(n, defaults[n.op])
     each = len(functions) // directions
+    n.spend(_NODES_PER_STEP * directions * x.shape[0])
+    n.afford(x.element_size() * x.shape[0] * x.shape[1] * directions * r.shape[-2])
     outputs, hidden, cells = [], [], []
     for d in range(directions):
         backwards = n.attr("direction") == "reverse" or d == 1

@@ -36,6 +36,8 @@ class Node:
     n_outputs: int
     numbers: Sequence[Callable[[], np.ndarray[Any, Any]] | None] = ()
     training: bool = False
+    spend: Callable[[int], None] = lambda _: None  # for what takes many steps: how many
+    afford: Callable[[int], None] = lambda _: None  # before an array is made: its bytes
 
     def attr(self, name: str, default: Any = None) -> Any:
         return self.attrs.get(name, default)

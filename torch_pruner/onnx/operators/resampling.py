@@ -24,8 +24,10 @@ def _upsample(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
     mode = n.attr("mode", "nearest")
     for axis, scale in enumerate(scales):
         size = math.floor(x.shape[axis] * scale)
+        n.afford(8 * size)
         place = np.arange(size) / scale
-        x = _taken(x, axis, place, "linear" if mode == "linear" else "nearest", "floor", -0.75)
+        kind = "linear" if mode == "linear" else "nearest"
+        x = _taken(n, x, axis, place, kind, "floor", -0.75)
     return x
 
 
@@ -72,6 +74,7 @@ def _resized(
     n: Node, x: Tensor, axis: int, factor: float, size: int, bounds: tuple[float, float] | None
 ) -> Tensor:
     length = x.shape[axis]
+    n.afford(8 * size)
     out = np.arange(size, dtype=np.float64)
     how = n.attr("coordinate_transformation_mode", "half_pixel" if n.opset >= 11 else "asymmetric")
     if how == "align_corners":
@@ -96,6 +99,7 @@ def _resized(
     else:
         place = (out + 0.5) / factor - 0.5
     result = _taken(
+        n,
         x,
         axis,
         place,
@@ -123,6 +127,7 @@ _ROUNDINGS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def _taken(
+    n: Node,
     x: Tensor,
     axis: int,
     place: Array,
@@ -140,6 +145,7 @@ def _taken(
         return x.index_select(axis, torch.from_numpy(where))
     half = {"linear": 1, "cubic": 2}[mode]
     reach = math.ceil(half / antialias)
+    n.afford(8 * len(place) * max(length, 2 * reach))
     base = np.floor(place)
     offsets = np.arange(-reach + 1, reach + 1)
     where = base[:, None] + offsets[None, :]
@@ -193,6 +199,8 @@ def _roi_align(n: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
             w, h = max(w, 1.0), max(h, 1.0)
         down = ratio or math.ceil(h / height)
         across = ratio or math.ceil(w / width)
+        n.afford(8 * (height * down * x.shape[2] + width * across * x.shape[3]))
+        n.afford(x.element_size() * x.shape[1] * height * down * width * across)
         ys = y1 + (np.arange(height * down) + 0.5) * h / (height * down)
         xs = x1 + (np.arange(width * across) + 0.5) * w / (width * across)
         points = _bilinear(x[image], ys, xs)
@@ -264,15 +272,15 @@ def _non_max_suppression(n: Node, boxes: Tensor, scores: Tensor, *_: Tensor | No
             for k in np.argsort(-values[batch, kind], kind="stable"):
                 if len(kept) >= most or (least is not None and values[batch, kind, k] <= least):
                     break
-                if all(_overlap(low[batch], high[batch], k, j) <= overlap for j in kept):
+                if (_overlaps(low[batch], high[batch], k, kept) <= overlap).all():
                     kept.append(int(k))
             chosen += [(batch, kind, k) for k in kept]
     return torch.tensor(chosen, dtype=torch.int64).reshape(-1, 3)
 
 
-def _overlap(low: Array, high: Array, a: int, b: int) -> float:
-    """Intersection over union of two boxes."""
-    sides = np.minimum(high[a], high[b]) - np.maximum(low[a], low[b])
-    common = float(np.prod(np.maximum(sides, 0.0)))
-    areas = sum(float(np.prod(high[k] - low[k])) for k in (a, b))
-    return common / (areas - common) if common else 0.0
+def _overlaps(low: Array, high: Array, a: int, others: list[int]) -> Array:
+    """Intersection over union of one box with others."""
+    sides = np.minimum(high[a], high[others]) - np.maximum(low[a], low[others])
+    common = np.maximum(sides, 0.0).prod(axis=-1)
+    areas = (high[a] - low[a]).prod() + (high[others] - low[others]).prod(axis=-1)
+    return np.divide(common, areas - common, out=np.zeros_like(common), where=common > 0)

@@ -98,7 +98,9 @@ def _slice(n: Node, x: Tensor, *_: Tensor) -> Tensor:
             where = slice(picked.start, picked.stop, step) if len(picked) else slice(0, 0)
             x = x[(slice(None),) * axis + (where,)]
         else:
-            x = x.index_select(axis, torch.tensor(list(picked), dtype=torch.int64))
+            n.afford(8 * len(picked))
+            backwards = np.arange(picked.start, picked.stop, picked.step)
+            x = x.index_select(axis, torch.from_numpy(backwards))
     return x
 
 
@@ -200,11 +202,11 @@ def _pad(n: Node, x: Tensor, *_: Tensor) -> Tensor:
     mode, half = n.attr("mode", "constant"), len(pads) // 2
     for k, axis in enumerate(axes):
         low, high = pads[k], pads[k + half]
-        x = _padded(x, axis, low, high, mode, fill)
+        x = _padded(n, x, axis, low, high, mode, fill)
     return x
 
 
-def _padded(x: Tensor, axis: int, low: int, high: int, mode: str, fill: float) -> Tensor:
+def _padded(n: Node, x: Tensor, axis: int, low: int, high: int, mode: str, fill: float) -> Tensor:
     size = x.shape[axis]
     if low < 0 or high < 0:  # cut
         begin, end = max(-low, 0), size - max(-high, 0)
@@ -219,6 +221,7 @@ def _padded(x: Tensor, axis: int, low: int, high: int, mode: str, fill: float) -
             shape[axis] = count
             parts.append(torch.full(shape, fill, dtype=x.dtype, device=x.device))
         return torch.cat([parts[0], x, parts[1]], dim=axis)
+    n.afford(8 * (low + size + high))
     where = np.arange(-low, size + high)
     if mode == "edge":
         where = where.clip(0, size - 1)
@@ -365,7 +368,7 @@ def _center_crop_pad(n: Node, x: Tensor, _: Tensor) -> Tensor:
             x = x.narrow(axis, (have - size) // 2, size)
         elif size > have:
             low = (size - have) // 2
-            x = _padded(x, axis, low, size - have - low, "constant", 0)
+            x = _padded(n, x, axis, low, size - have - low, "constant", 0)
     return x
 
 

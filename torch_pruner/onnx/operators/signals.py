@@ -66,6 +66,7 @@ def _mel(n: Node, *_: Tensor) -> Tensor:
     bins, length, rate, low, high = (n.scalar(k) for k in range(5))
     count = int(bins) + 2
     spectrum = int(length) // 2 + 1
+    n.afford(8 * spectrum * count)
     first, last = (2595 * np.log10(1 + f / 700) for f in (low, high))
     step = (last - first) / count
     hertz = 700 * (10 ** ((np.arange(count) * step + first) / 2595) - 1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx.operators.registry import Node, Tensor, op
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ TORCH_DTYPES: Mapping[int, torch.dtype] = {
 }  # fmt: skip
 
 
-class UnknownTypeError(TypeError):
+class UnknownTypeError(UnsupportedModel, TypeError):
     """torch has no such element type (strings, integers of four bits)."""
 
 
 def torch_dtype(number: int) -> torch.dtype:
     """The dtype behind a number of ``TensorProto.DataType``."""
     if number not in TORCH_DTYPES:
-        raise UnknownTypeError(f"element type {number} of ONNX")
+        raise UnknownTypeError("the model", f"torch has no element type {number} of ONNX")
     return TORCH_DTYPES[number]
 
 
