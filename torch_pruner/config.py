@@ -357,6 +357,11 @@ def set_thread_defaults(threads: int) -> None:
     os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
+def use_one_thread() -> None:
+    """Let kernels run on the thread that calls them, whatever was set before."""
+    os.environ["TVM_NUM_THREADS"] = "1"
+
+
 def c_compiler() -> str | None:
     """The program that links kernels: ``CC`` where set, else the first of ``COMPILERS`` found."""
     named = os.environ.get("CC")

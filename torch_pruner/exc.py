@@ -78,9 +78,9 @@ class CorruptEntry(PrunerError):
 class CacheDirectoryError(PrunerError):
     """The cache directory cannot be used at all."""
 
-    def __init__(self, path: str | Path, reason: str) -> None:
+    def __init__(self, path: str | Path, reason: str, fix: str = "") -> None:
         self.path, self.reason = str(path), reason
-        fix = "set TORCH_PRUNER_CACHE_DIR to a directory that this user may write"
+        fix = fix or "set TORCH_PRUNER_CACHE_DIR to a directory that this user may write"
         super().__init__(f"cannot use the cache directory {self.path}: {reason}; {fix}")
 
 

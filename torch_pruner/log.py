@@ -1,17 +1,21 @@
 """Loggers under ``torch_pruner``, warnings that appear once, and seconds by phase.
 
-Silent unless asked: the root logger of the package has a ``NullHandler``, and only ``configure``
-(called with the value of ``TORCH_PRUNER_LOG``) adds one that writes to standard error.
+Warnings reach the user: where no handler of the application's would take them they go to standard
+error, as Python's own last resort does. All else is silent unless asked: only ``configure`` (called
+with the value of ``TORCH_PRUNER_LOG``) adds a handler that writes to standard error.
 ``TORCH_LOGS="+torch_pruner"`` needs nothing of this.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from torch_pruner import forking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,9 +24,18 @@ ROOT = "torch_pruner"
 LEVELS = ("debug", "info", "warning", "error", "critical")
 PHASES = ("capture", "lower", "draft", "verify", "build", "measure", "train", "other")
 
+
+class _LastResort(logging.Handler):
+    """Writes a warning that nobody else takes, with the package's name before it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is not None and not logging.root.handlers and _root.handlers == [self]:
+            sys.stderr.write(f"{ROOT}: {record.getMessage()}\n")
+
+
 _root = logging.getLogger(ROOT)
-_root.addHandler(logging.NullHandler())
-_lock = threading.Lock()
+_root.addHandler(_LastResort(logging.WARNING))
+_lock = forking.lock()
 _warned: set[tuple[str, str]] = set()
 _handler: logging.Handler | None = None
 

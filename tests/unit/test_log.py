@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -113,3 +115,22 @@ def test_one_thread_s_phase_is_not_interrupted_by_another_s() -> None:
         thread.join()
     assert timer.seconds["draft"] == 2.0
     assert timer.seconds["measure"] == 2.0
+
+
+SILENT = """
+import logging, sys
+from torch_pruner import log
+log.logger("x").info("nobody asked")
+log.logger("x").warning("hear %s", "this")
+logging.basicConfig(format="app: %(message)s")
+log.logger("x").warning("and this")
+"""
+
+
+def test_a_warning_reaches_a_user_who_set_up_no_logging() -> None:
+    """An unusable cache directory said nothing: the package's handler took it, and dropped it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == ""
+    assert done.stderr == "torch_pruner: hear this\napp: and this\n"

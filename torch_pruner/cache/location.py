@@ -75,6 +75,26 @@ def absolute(root: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(root)))
 
 
+def expect(root: Path) -> None:
+    """Raise CacheDirectoryError where there is no cache at ``root``. Makes nothing."""
+    if not Layout(root).home.is_dir():
+        what = "nothing" if not os.path.lexists(root) else "no cache"
+        raise exc.CacheDirectoryError(
+            root, f"there is {what} there", "`torch-pruner tune MODEL --cache-dir DIR` makes one"
+        )
+
+
+def usable(root: Path, *, read_only: bool = False) -> bool:
+    """``prepare`` for who has no use for a cache in memory: what is wrong is raised.
+
+    Raises CacheDirectoryError.
+    """
+    try:
+        return prepare(Layout(root), read_only=read_only)
+    except OSError as err:
+        raise exc.CacheDirectoryError(root, err.strerror or str(err)) from err
+
+
 def prepare(layout: Layout, *, read_only: bool) -> bool:
     """Make the directories of ``layout`` and say whether they can be written.
 

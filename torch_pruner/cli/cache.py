@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.cache import KernelEntry, KernelStore, PruneReport
+from torch_pruner.cache import KernelEntry, KernelStore, PruneReport, location
 from torch_pruner.cli import arguments, explain, model
 from torch_pruner.config import EFFORT, Config
 from torch_pruner.fingerprint import DeviceFingerprint
@@ -173,13 +173,21 @@ def why(args: argparse.Namespace) -> int:
 def _open(
     args: argparse.Namespace, *, read_only: bool = False, max_bytes: int | None = None
 ) -> KernelStore:
+    """The store to look into or after.
+
+    Raises ``CacheDirectoryError`` where the directory cannot be used, or was named and is not
+    there: then none is made.
+    """
     options = {} if args.cache_dir is None else {"cache_dir": args.cache_dir}
     config = Config.from_options(options=options)
     if max_bytes is not None:
         config = config.replace(cache_max_bytes=max_bytes)
     root = config.cache_root
-    # To look at a cache that is not there yet is no error: an empty one is made.
+    if args.cache_dir is not None:
+        location.expect(root)
+    # To look at the user's own cache before it is there is no error: an empty one is made.
     looking = read_only and root.exists()
+    location.usable(root, read_only=looking)
     return KernelStore.open(root, max_bytes=config.cache_max_bytes, read_only=looking)
 
 

@@ -10,8 +10,10 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from torch_pruner.cache import location
 from torch_pruner.cli import arguments, explain, model
-from torch_pruner.exc import UnsupportedModel
+from torch_pruner.config import Config
+from torch_pruner.exc import CacheDirectoryError, UnsupportedModel
 
 if TYPE_CHECKING:
     import argparse
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise UnsupportedModel("tune", "--seen goes with neither --dry-run nor --train")
     if args.dry_run:
         return _dry_run(args, options)
+    _expect_cache(options)
     with arguments.clean_stdout(args.json):
         report, interrupted = _tune(args, options)
     if report is not None:
@@ -59,6 +62,13 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"\n{verdict(report)}")
     return int(not report.complete)
+
+
+def _expect_cache(options: dict[str, Any]) -> None:
+    """Raise ``CacheDirectoryError`` where nothing that is tuned would be kept."""
+    config = Config.from_options(options=options)
+    if not location.usable(config.cache_root):
+        raise CacheDirectoryError(config.cache_root, "it is read-only")
 
 
 def verdict(report: Report) -> str:

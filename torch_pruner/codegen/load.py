@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from torch_pruner import exc
-from torch_pruner.config import set_thread_defaults
+from torch_pruner.config import set_thread_defaults, use_one_thread
+from torch_pruner.log import logger
 from torch_pruner.versions import check_tvm_versions
 
 Entry = Callable[[int], Any]
+
+log = logger(__name__)
 
 
 @cache
@@ -30,7 +34,19 @@ def _runtime() -> Any:
         raise exc.IncompatibleTVM("no apache-tvm", "apache-tvm", "pip install apache-tvm")
     library = Path(spec.submodule_search_locations[0]) / "lib" / "libtvm_runtime.so"
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    os.register_at_fork(after_in_child=_without_pool)
     return tvm_ffi
+
+
+def _without_pool() -> None:
+    """In a child that was forked: only the thread that forked goes on, and TVM's pool, which waits
+    for threads that are gone, is not asked where there is one thread to run on."""
+    use_one_thread()
+    log.info(
+        "process %d was forked from one that had loaded kernels: they run on one thread here;"
+        " start processes by spawn or forkserver for more",
+        os.getpid(),
+    )
 
 
 def set_threads(threads: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import __version__, exc
-from torch_pruner.cache import KernelStore, bundle
+from torch_pruner.cache import KernelStore, bundle, location
 from torch_pruner.compiler import history
 from torch_pruner.compiler.context import Context, codegen_version
 from torch_pruner.compiler.kernels import LIBRARY
@@ -106,7 +106,7 @@ def create(
     place: Place | None = None,
 ) -> Manifest:
     """``save_bundle`` of some ``workloads``, or of all."""
-    store = store_at(cache_dir)
+    store = store_at(cache_dir, reads=True)
     made_by = f"torch-pruner {__version__}"
     try:
         here = origin(place)
@@ -121,11 +121,19 @@ def origin(place: Place | None = None) -> Origin:
     return bundle.Origin(device.to_json(), device.digest(), codegen_version())
 
 
-def store_at(cache_dir: str | os.PathLike[str] | None) -> KernelStore:
-    """A store of its own: closing it closes nobody else's."""
+def store_at(cache_dir: str | os.PathLike[str] | None, *, reads: bool = False) -> KernelStore:
+    """A store of its own: closing it closes nobody else's.
+
+    Raises ``CacheDirectoryError`` where it cannot be used, and with ``reads`` where it was named
+    and is not there: none is made.
+    """
     options = {} if cache_dir is None else {"cache_dir": cache_dir}
     config = Config.from_options(options=options)
-    return KernelStore.open(config.cache_root, max_bytes=config.cache_max_bytes)
+    root = config.cache_root
+    if reads and cache_dir is not None:
+        location.expect(root)
+    location.usable(root)
+    return KernelStore.open(root, max_bytes=config.cache_max_bytes)
 
 
 def _check(contents: Contents) -> None:

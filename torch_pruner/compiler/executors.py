@@ -6,8 +6,11 @@ They are slow to start, so they outlive one graph.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from typing import TYPE_CHECKING
+
+from torch_pruner import forking
 
 if TYPE_CHECKING:
     from torch_pruner.config import Config
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 30.0  # workers hold memory; without work for this long they are let go
 
-_lock = threading.RLock()
+_lock = forking.rlock()
 _running: dict[tuple[str, int, int, str, str], MeasureExecutor] = {}
 _timer: threading.Timer | None = None
 
@@ -78,4 +81,12 @@ def _cancel() -> None:
         _timer = None
 
 
+def _after_fork() -> None:
+    """The workers are the parent's: a child that wrote to them would disturb it."""
+    global _timer
+    _timer = None
+    _running.clear()
+
+
 atexit.register(close_all)
+os.register_at_fork(after_in_child=_after_fork)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
+from torch_pruner import forking
 from torch_pruner.cache import KernelStore
 
 if TYPE_CHECKING:
     from torch_pruner.config import Config
 
-_lock = threading.Lock()
+_lock = forking.lock()
 _stores: dict[tuple[str, int, bool], KernelStore] = {}
 
 

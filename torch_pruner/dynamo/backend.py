@@ -19,6 +19,7 @@ from torch_pruner.config import Config
 from torch_pruner.dynamo import (
     buckets,
     captures,
+    forked,
     graphs,
     ranks,
     reports,
@@ -67,6 +68,7 @@ def compile_dynamo_graph(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+    forked.watch()
     timer = PhaseTimer()
     name = next_name()
     reports.begin()

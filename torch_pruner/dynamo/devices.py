@@ -22,6 +22,7 @@ from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.driver import Compiler
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.compiler.toolchain import GpuToolchain
+from torch_pruner.dynamo import forked
 from torch_pruner.dynamo.importer import DEFAULT_DTYPES
 from torch_pruner.dynamo.vendor import AtenVendor
 from torch_pruner.exc import OptionError
@@ -87,7 +88,7 @@ class CpuPlatform(Platform):
     def compiler(self, config: Config, timer: PhaseTimer | None = None) -> Compiler:
         if config.target == ANY_GPU:  # of a model on a GPU, the graph that stayed behind
             config = config.replace(target="auto")
-        context = Context.make(config, config.threads or torch.get_num_threads())
+        context = Context.make(config, config.threads or forked.threads())
         return Compiler(config, store_for(config), context, AtenVendor(), timer or PhaseTimer())
 
 

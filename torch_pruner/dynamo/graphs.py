@@ -6,14 +6,13 @@ import functools
 import hashlib
 import itertools
 import json
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from torch_pruner import exc, log
+from torch_pruner import exc, forking, log
 from torch_pruner.compiler import captured, verdicts
 from torch_pruner.config import OPTIONS, Config
-from torch_pruner.dynamo import activations, cuda_graphs, reports, saved, torch_cache
+from torch_pruner.dynamo import activations, cuda_graphs, forked, reports, saved, torch_cache
 from torch_pruner.dynamo.build import build_graph
 from torch_pruner.dynamo.checked import (
     INT8_BOUND,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.ends import Ends
 
 _counter = itertools.count()
-_compile_lock = threading.RLock()
+_compile_lock = forking.rlock()
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -200,6 +199,7 @@ def _restored_alone(given: SavedCall) -> Callable[[list[Any]], list[Any]]:
 
     There is no graph to compare with, and no other way to run it: nothing is checked.
     """
+    forked.watch()
     config = Config.from_options(None, {**json.loads(given.settings), "check": "off"})
     log.configure(config.log)
     return restored(given, config=config, name=next_name(), timer=PhaseTimer())

@@ -7,10 +7,10 @@ it, which tlparse shows beside Dynamo's graphs.
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from torch_pruner import forking
 from torch_pruner.log import logger
 from torch_pruner.report import GraphReport, Report
 
@@ -24,7 +24,7 @@ except ImportError:  # another version of torch
 
 ARTIFACT = "torch_pruner_report"
 log = logger("torch_pruner")
-_lock = threading.Lock()
+_lock = forking.lock()
 _current: list[GraphReport] = []
 _collecting: list[list[GraphReport]] = []
 

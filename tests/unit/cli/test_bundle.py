@@ -97,3 +97,12 @@ def test_what_cannot_be_read_or_written_is_status_2(run: Run, tuned: Any, tmp_pa
         status, _, err = run("bundle", command, str(junk))
         assert (status, len(err.splitlines())) == (2, 1)
         assert "cannot load bundle" in err
+
+
+def test_a_named_directory_without_a_cache_is_said_and_not_made(run: Run, tmp_path: Path) -> None:
+    missing, file = tmp_path / "missing", tmp_path / "kernels.tpb"
+    status, out, err = run("bundle", "create", str(file), "--cache-dir", str(missing))
+    assert (status, out) == (2, "")
+    assert f"{missing}: there is nothing there" in err
+    assert not missing.exists()
+    assert not file.exists()

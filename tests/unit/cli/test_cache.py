@@ -210,3 +210,30 @@ def test_long_digests_are_shortened_in_text(
     store.put_kernel(entry(replace(key, device="c" * 64)))
     text = run("cache", "why", "net.py:make")[1]
     assert f"  device: {key.device[:12]}... is wanted, cccccccccccc... is stored" in text
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "verify", "prune", "clear"])
+def test_a_named_directory_without_a_cache_is_said_and_not_made(
+    run: Run, tmp_path: Path, command: str
+) -> None:
+    """It answered "0 kernels" and made one."""
+    missing = tmp_path / "missing"
+    status, out, err = run("cache", command, "--cache-dir", str(missing))
+    assert (status, out) == (2, "")
+    assert f"{missing}: there is nothing there" in err
+    assert len(err.splitlines()) == 1
+    assert not missing.exists()
+    (tmp_path / "other").mkdir()
+    assert run("cache", command, "--cache-dir", str(tmp_path / "other"))[0] == 2
+    assert not list((tmp_path / "other").iterdir())
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "verify", "prune", "clear"])
+def test_a_directory_that_cannot_be_used_is_an_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", "/proc/nope")
+    status, out, err = run("cache", command)
+    assert (status, out) == (2, "")
+    assert err.startswith("torch-pruner: cannot use the cache directory /proc/nope: ")
+    assert len(err.splitlines()) == 1

@@ -179,3 +179,11 @@ def test_a_model_or_what_was_seen(run: Run, fake_api: Any, words: tuple[str, ...
     status, _, err = run("tune", *words)
     assert status == 2
     assert "--seen" in err
+
+
+def test_nothing_is_tuned_into_a_directory_that_cannot_be_used(fake_api: Any, run: Run) -> None:
+    """It was tuned into memory, which ended with the process."""
+    status, out, err = run("tune", "net.py:make", "--cache-dir", "/proc/nope")
+    assert (status, out) == (2, "")
+    assert err.startswith("torch-pruner: cannot use the cache directory /proc/nope: ")
+    assert not fake_api.calls
