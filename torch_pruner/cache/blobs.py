@@ -17,9 +17,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from torch_pruner import exc
+from torch_pruner.cache.files import open_regular
 from torch_pruner.cache.forking import renew_after_fork
 from torch_pruner.cache.key import is_digest
 from torch_pruner.cache.location import make_private
+from torch_pruner.cache.trust import doubt, doubt_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +56,9 @@ class BlobDir:
     def publish(self, digest: str, data: bytes) -> None:
         """Write ``data`` under its digest (temporary file, fsync, rename) unless it is there."""
         path = self.path(digest)
-        with contextlib.suppress(OSError):
-            if _hash_file(path) == digest:
-                os.utime(path)
+        with contextlib.suppress(OSError, exc.CorruptEntry), _opened(path) as fd:
+            if _hash_fd(fd) == digest:
+                os.utime(fd)
                 return
         for directory in (self.root, path.parent):
             make_private(directory)
@@ -76,7 +78,8 @@ class BlobDir:
         """The path of a verified blob, which is then in use by this process.
 
         Raises FileNotFoundError when it is gone (or going), CorruptEntry when its bytes are not
-        what it is named after, and any other OSError when it cannot be read.
+        what it is named after or others can change them, and any other OSError when it cannot be
+        read.
         """
         path = self.path(digest)
         fd = self._open_shared(path)
@@ -93,15 +96,18 @@ class BlobDir:
     def verify(self, digest: str) -> str:
         """What is wrong with the bytes of a blob, in words; "" if nothing is, or it is gone."""
         try:
-            found = _hash_file(self.path(digest))
+            with _opened(self.path(digest)) as fd:
+                found = _hash_fd(fd)
         except FileNotFoundError:
             return ""
         except OSError as err:
             return f"blob {digest}: {err.strerror or err}"
+        except exc.CorruptEntry as err:
+            return f"blob {digest}: {err.reason}"
         return "" if found == digest else f"blob {digest}: its sha256 is {found}"
 
     def exists(self, digest: str) -> bool:
-        return self.path(digest).exists()
+        return os.path.lexists(self.path(digest))
 
     def __iter__(self) -> Iterator[tuple[str, os.stat_result]]:
         """Digest and stat of every file that has a blob's name."""
@@ -109,14 +115,14 @@ class BlobDir:
             digest = path.name.removesuffix(SUFFIX)
             if path.name.endswith(SUFFIX) and is_digest(digest) and path == self.path(digest):
                 with contextlib.suppress(FileNotFoundError):
-                    yield digest, os.stat(path)
+                    yield digest, os.lstat(path)
 
     def temporaries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Files that writers are filling, or left behind when they were killed."""
         for path in self._files():
             if path.name.startswith(_TEMP):
                 with contextlib.suppress(FileNotFoundError):
-                    yield path, os.stat(path)
+                    yield path, os.lstat(path)
 
     def unused(self, digest: str) -> bool:
         """Whether ``remove_unused`` would remove a blob now."""
@@ -132,7 +138,7 @@ class BlobDir:
 
     def _unused(self, digest: str, *, remove: bool) -> int:
         try:
-            fd = os.open(self.path(digest), os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(self.path(digest), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return 0
         try:
@@ -181,7 +187,7 @@ class BlobDir:
         lost its name to an equal one: then that one is opened.
         """
         for _ in range(_MAX_REPLACED):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _open_trusted(path)
             try:
                 if self._share(fd, path):
                     return fd
@@ -215,9 +221,24 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _hash_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return _hash_fd(file.fileno())
+def _open_trusted(path: Path) -> int:
+    """A descriptor of a blob. Raises OSError, and CorruptEntry where others can change it."""
+    if found := doubt(path) or doubt(path.parent):
+        raise exc.CorruptEntry(found.path, found.reason)
+    fd = open_regular(path, follow=False)
+    if found := doubt_of(path, os.fstat(fd)):
+        os.close(fd)
+        raise exc.CorruptEntry(path, found.reason)
+    return fd
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = _open_trusted(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _hash_fd(fd: int) -> str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from torch_pruner import log
+from torch_pruner.cache.files import FILE_MODE, no_link
 from torch_pruner.cache.forking import renew_after_fork
 from torch_pruner.cache.key import is_digest
-from torch_pruner.cache.location import FILE_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,8 +93,8 @@ class Claims:
             yield True
             return
         left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
-        lock = FileLock(self.directory / f"{digest}.lock", mode=FILE_MODE)
         try:
+            lock = FileLock(no_link(self.directory / f"{digest}.lock"), mode=FILE_MODE)
             lock.acquire(timeout=left)
         except Timeout:
             yield False

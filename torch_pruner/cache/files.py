@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+FILE_MODE: Final = 0o600
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
@@ -28,6 +31,13 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return fd
+
+
+def no_link(path: Path) -> Path:
+    """``path``. Raises OSError where a link lies there."""
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "a symbolic link lies where a file should", str(path))
+    return path
 
 
 def read_bounded(path: Path, most: int, *, follow: bool = True) -> bytes:

@@ -22,8 +22,10 @@ from filelock import FileLock
 
 from torch_pruner import log
 from torch_pruner.cache import salvage, schema
+from torch_pruner.cache.files import FILE_MODE, no_link
 from torch_pruner.cache.forking import close_at_exit, renew_after_fork
-from torch_pruner.cache.location import FILE_MODE, make_private, shares_memory
+from torch_pruner.cache.location import make_private, shares_memory
+from torch_pruner.cache.trust import JOURNALS, doubt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +111,7 @@ class Index:
         if self.path is None:
             return 0
         total = 0
-        for suffix in ("", "-wal", "-shm", "-journal"):
+        for suffix in ("", *JOURNALS):
             with contextlib.suppress(FileNotFoundError):
                 total += os.stat(f"{self.path}{suffix}").st_size
         return total
@@ -183,6 +185,9 @@ class Index:
     def _connect(self) -> sqlite3.Connection:
         if self.path is None:
             return schema.create(_open(":memory:"), "MEMORY")
+        for suffix in ("", *JOURNALS):
+            if found := doubt(self.path.with_name(f"{self.path.name}{suffix}")):
+                raise IndexUnusable(f"{found.path}: {found.reason}")
         if self.read_only:
             return _open_read_only(self.path)
         if self._inode is not None:
@@ -226,7 +231,7 @@ class Index:
                 return None
             aside = f"{path}{MOVED}{time.time_ns()}-{os.getpid()}"
             # The journals go first: sqlite would replay a left-over journal into the fresh file.
-            for suffix in ("-wal", "-shm", "-journal", ""):
+            for suffix in (*JOURNALS, ""):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(f"{path}{suffix}", f"{aside}{suffix}")
         _log.warning("the cache index %s is damaged (%s); moved it to %s", path, reason, aside)
@@ -243,7 +248,7 @@ class Index:
 
     def _exclusive(self) -> FileLock:
         assert self._file_lock is not None
-        return FileLock(self._file_lock, timeout=BUSY_S, mode=FILE_MODE)
+        return FileLock(no_link(self._file_lock), timeout=BUSY_S, mode=FILE_MODE)
 
     def _unusable(self, err: sqlite3.DatabaseError | UnicodeDecodeError) -> Exception:
         if isinstance(err, sqlite3.ProgrammingError | sqlite3.IntegrityError):
@@ -331,7 +336,7 @@ def _is_unborn(path: Path) -> bool:
 
 def _create_anew(path: Path) -> bool:
     _log.warning("the cache index %s is empty; it is begun anew", path)
-    for suffix in ("-wal", "-shm", "-journal", ""):
+    for suffix in (*JOURNALS, ""):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{path}{suffix}")
     return _create_private(path)

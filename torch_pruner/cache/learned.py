@@ -10,7 +10,8 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from torch_pruner.cache.location import FILE_MODE, Layout, make_private
+from torch_pruner.cache.files import FILE_MODE, read_bounded
+from torch_pruner.cache.location import Layout, make_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,15 +25,12 @@ def path_of(root: Path, name: str) -> Path:
 
 
 def read(path: Path) -> bytes | None:
-    """The content, or None where there is no file. Raises OSError for one that is too large."""
+    """The content, or None where there is no file. Raises OSError for one that is too large, or no
+    regular file."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        return read_bounded(path, MAX_BYTES, follow=False)
     except FileNotFoundError:
         return None
-    if len(content) > MAX_BYTES:
-        raise OSError(f"{path} has more than {MAX_BYTES} bytes")
-    return content
 
 
 def write(path: Path, content: bytes) -> None:

@@ -1,26 +1,43 @@
 """Where the cache is, and whether this process may use it.
 
 In: a directory or nothing. Out: a directory with our layout, private to its user, and whether it
-can be written. A directory that another user could have filled is refused, because libraries are
-loaded from it.
+can be written. What another user could have filled is not used, because libraries are loaded from
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import stat
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
-from torch_pruner import exc
+from torch_pruner import exc, log
+from torch_pruner.cache import trust
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch_pruner.cache.trust import Doubt
+
+_log = log.logger(__name__)
 
 FORMAT = "v1"
+ASIDE = ".untrusted-"  # in the name of a version directory that was set aside
 DIR_MODE = 0o700
-FILE_MODE = 0o600
+
+_REMEDY = (
+    "give a directory that this user owns and nobody else can write to; if nobody else has written"
+    " to this one, `chmod -R go-w` makes it one"
+)
 
 # sqlite's write-ahead log needs memory that all its users share, which network mounts cannot give.
 _NETWORK = (
@@ -98,22 +115,25 @@ def usable(root: Path, *, read_only: bool = False) -> bool:
 def prepare(layout: Layout, *, read_only: bool) -> bool:
     """Make the directories of ``layout`` and say whether they can be written.
 
-    Raises OSError when there is nothing to use, CacheDirectoryError when another user owns it.
+    What others could have written until now is set aside, and the cache begun afresh; where that is
+    not possible, CacheDirectoryError says why it is not used. OSError when there is nothing to use.
     """
     if not read_only:
-        try:
+        with contextlib.suppress(OSError):
             os.makedirs(layout.root.parent, exist_ok=True)
+            make_private(layout.root)
+    if (doubts := _doubts(layout)) and (read_only or not _begin_afresh(layout)):
+        raise exc.CacheDirectoryError(doubts[0].path, doubts[0].reason, _REMEDY)
+    if not read_only:
+        try:
             for path in (layout.root, layout.home, layout.blobs, layout.locks):
                 make_private(path)
         except OSError:
             if not layout.home.is_dir():
                 raise
-    _refuse_others(layout.root)
-    _refuse_others(layout.home)
     if read_only or not _writable(layout):
         os.listdir(layout.home)
         return False
-    _close_to_others(layout.home)
     return True
 
 
@@ -122,8 +142,17 @@ def make_private(path: Path) -> None:
     try:
         os.mkdir(path, DIR_MODE)
     except FileExistsError:
-        if not path.is_dir():
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise NotADirectoryError(f"not a directory: {path}") from None
+
+
+def remove_set_aside(layout: Layout) -> None:
+    """Remove version directories that are not used because others could have written to them."""
+    for path in layout.root.glob(f"{FORMAT}{ASIDE}*"):
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def shares_memory(path: Path) -> bool:
@@ -152,19 +181,56 @@ def _writable(layout: Layout) -> bool:
     )
 
 
-def _refuse_others(path: Path) -> None:
-    found = os.stat(path)
-    if found.st_uid in (os.geteuid(), 0):
-        foreign = found.st_uid != os.geteuid()
-        if not (foreign and path.name == FORMAT and found.st_mode & stat.S_IWOTH):
-            return
-        raise exc.CacheDirectoryError(path, "every user of this machine can write to it")
-    raise exc.CacheDirectoryError(
-        path, f"it belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
-    )
+def _doubts(layout: Layout) -> list[Doubt]:
+    found = trust.doubt(layout.root)
+    if found is not None:
+        return [found]
+    inside = {"index": layout.index, "blobs": layout.blobs, "locks": layout.locks}
+    return list(trust.doubts(layout.home, **inside))
 
 
-def _close_to_others(path: Path) -> None:
-    found = os.stat(path)
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and found.st_uid == os.geteuid():
-        os.chmod(path, found.st_mode & ~(stat.S_IWGRP | stat.S_IWOTH) & 0o777)
+def _begin_afresh(layout: Layout) -> bool:
+    """Put what others could have written beside the cache; False if that cannot be done here.
+
+    Permissions are taken away first, and files moved instead of being closed in place: whoever has
+    one open can write to it for good.
+    """
+    root, me = layout.root, os.geteuid()
+    with contextlib.suppress(OSError), _locked(root) as fd:
+        found = trust.doubt(root)
+        if os.fstat(fd).st_uid != me or (found is not None and not found.closable):
+            return False
+        names = set(os.listdir(root))
+        if found is not None and any(not name.startswith(FORMAT) for name in names):
+            return False  # it is somebody's folder for other things, too
+        reason = _doubts(layout)[:1]  # another process may have been faster
+        if found is not None:
+            trust.close_to_others(root)
+        if reason and _is_empty(layout.home):
+            trust.close_to_others(layout.home)
+        elif reason and layout.home.name in names:
+            aside = root / f"{FORMAT}{ASIDE}{time.time_ns()}-{os.getpid()}"
+            os.rename(layout.home, aside)
+            where, why = reason[0].path, reason[0].reason
+            msg = "others could have written to the cache: %s: %s; it is moved to %s and begun anew"
+            _log.warning(msg, where, why, aside)
+        return not _doubts(layout)
+    return False
+
+
+def _is_empty(home: Path) -> bool:
+    """Whether nobody has put anything into a version directory of this user."""
+    found = trust.doubt(home)
+    return (found is None or found.closable) and home.is_dir() and not os.listdir(home)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[int]:
+    """A descriptor of a directory that one process has at a time, where locks work."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)

@@ -248,8 +248,13 @@ class KernelStore:
         return self._look_after(lambda shelf: upkeep.prune(shelf, self.max_bytes), writes=True)
 
     def clear(self) -> upkeep.PruneReport:
-        """Remove everything. Raises CacheDirectoryError if the root cannot be written."""
+        """Remove everything, also what was set aside.
+
+        Raises CacheDirectoryError if the root cannot be written.
+        """
         report = self._look_after(upkeep.clear, writes=True)
+        if self.root is not None:
+            location.remove_set_aside(location.Layout(self.root))
         self._tiers.clear_memory()
         return report
 
