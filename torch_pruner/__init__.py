@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch_pruner import onnx
     from torch_pruner.dynamo.api import (
         Report,
+        check_ready,
         explain,
         last_report,
         load_bundle,
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Report",
     "__version__",
+    "check_ready",
     "exc",
     "explain",
     "last_report",

@@ -49,21 +49,38 @@ class OptionError(PrunerError, ValueError):
 
 
 class CacheMiss(PrunerError):
-    """No tuned kernel for ``key``. ``nearest`` maps each differing key field to (wanted, found)."""
+    """No tuned kernel for ``key``. ``nearest`` maps each differing key field to (wanted, found).
+
+    ``missing`` names all that was found missing with it, ``key`` first.
+    """
 
     def __init__(
         self,
         key: str,
         nearest: Mapping[str, tuple[str, str]] | None = None,
         hint: str = "torch-pruner tune MODEL",
+        others: Sequence[str] = (),
     ) -> None:
         self.key, self.nearest, self.hint = key, dict(nearest or {}), hint
+        self.missing = (key, *others)
         if self.nearest:
             fields = ", ".join(f"{k} ({a} vs {b})" for k, (a, b) in self.nearest.items())
             reason = f"the nearest entry differs in: {fields}"
         else:
             reason = "the cache holds no entry like it"
-        super().__init__(f"no tuned kernel for {key}; {reason}; tune it with: {hint}")
+        more = f" and {len(others)} more" if others else ""
+        listing = "".join(f"\n  missing: {name}" for name in self.missing) if others else ""
+        super().__init__(
+            f"no tuned kernel for {key}{more}; {reason}; tune it with: {hint}{listing}"
+        )
+
+    @classmethod
+    def of(cls, misses: Sequence[CacheMiss]) -> CacheMiss:
+        """One for all of ``misses``, of which there is at least one; it explains the first."""
+        first = misses[0]
+        names = dict.fromkeys(name for miss in misses for name in miss.missing)
+        others = [name for name in names if name != first.key]
+        return cls(first.key, first.nearest, first.hint, others)
 
 
 class CorruptEntry(PrunerError):

@@ -77,7 +77,8 @@ def _pruner_error(err: BaseException | None) -> exc.PrunerError | None:
     """The exception of ours that ``err`` is or wraps: torch wraps what a backend raises."""
     while err is not None and not isinstance(err, exc.PrunerError):
         err = err.__cause__ or err.__context__
-    return err
+    inner = getattr(err, "inner_exception", None)  # of one that is torch's, too
+    return inner if isinstance(inner, exc.PrunerError) else err
 
 
 def _say(reason: str) -> None:

@@ -177,6 +177,22 @@ class Compiler:
             self.config.weights,
         )
 
+    def missing(
+        self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]
+    ) -> list[exc.CacheMiss]:
+        """What ``compile`` would have to tune or to build. Does neither."""
+        lowered = self.lower(graph, inputs, outputs)
+        choices = kernels.look_up(lowered.tasks, self.config, self.store, self.context)
+        absent = [t for t in lowered.tasks if t.workload not in choices]
+        if absent:
+            return [kernels.miss([task], self.store, self.context) for task in absent]
+        key = self._graph_key(lowered, choices)
+        built = all(isinstance(segment, int) for segment in _segments(lowered, choices))
+        return [] if built or self.store.get_graph(key) is not None else [self._no_library(key)]
+
+    def _no_library(self, key: GraphKey) -> exc.CacheMiss:
+        return exc.CacheMiss(f"library of graph {key.digest()[:12]}", {}, self.context.hint)
+
     def _graph_key(self, lowered: Lowered, choices: Mapping[str, Choice]) -> GraphKey:
         orders = sorted((i, list(o)) for i, o in lowered.fused.orders.items())
         text = json.dumps(
@@ -209,7 +225,7 @@ class Compiler:
                 log.warning("rebuilding a library that cannot be loaded: %s", err)
                 self.store.drop_graph(key)
         if self.config.on_miss == "error":
-            raise exc.CacheMiss(f"library of graph {key.digest()[:12]}", {}, self.context.hint)
+            raise self._no_library(key)
         with self.timer.phase("build"):
             distinct = {t.workload: (t.spec, choices[t.workload].candidate) for t in lowered.tasks}
             calls = {

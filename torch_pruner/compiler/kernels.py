@@ -92,7 +92,7 @@ def choose(
     if not missing:
         return choices
     if config.on_miss == "error":
-        raise _miss(missing[0], store, context)
+        raise miss(missing, store, context)
     if (
         config.on_miss == "fallback"
         or config.budget.trials_per_task == 0
@@ -100,7 +100,7 @@ def choose(
     ):
         return choices | _draft(missing, config, store, context, timer)
     if not may_tune:
-        raise _miss(missing[0], store, context)
+        raise miss(missing, store, context)
     with store.claim(_claim_name(missing, context)):  # whoever comes second finds the work done
         choices |= look_up(missing, config, store, context)
         missing = [t for t in missing if t.workload not in choices]
@@ -135,10 +135,13 @@ def _usable(candidate: Candidate, config: Config) -> bool:
     return candidate.sketch != TILES or tiles_allowed()
 
 
-def _miss(task: Task, store: KernelStore, context: Context) -> exc.CacheMiss:
-    key = context.kernel_key(task.workload)
+def miss(tasks: Sequence[Task], store: KernelStore, context: Context) -> exc.CacheMiss:
+    """Says that these kernels are missing, and how the nearest entry differs from the first."""
+    key = context.kernel_key(tasks[0].workload)
     nearest = store.nearest(key)
-    return exc.CacheMiss(task.name, key.diff(nearest) if nearest else {}, context.hint)
+    differs = key.diff(nearest) if nearest else {}
+    others = [task.name for task in tasks[1:]]
+    return exc.CacheMiss(tasks[0].name, differs, context.hint, others)
 
 
 def _claim_name(tasks: Sequence[Task], context: Context) -> str:

@@ -18,6 +18,7 @@ from torch_pruner.dynamo import backend, ends, reports
 from torch_pruner.dynamo.devices import device_of, place_of, platform_of
 from torch_pruner.dynamo.partition import Region, partition
 from torch_pruner.dynamo.ranks import sync_cache
+from torch_pruner.dynamo.ready import missing_of
 from torch_pruner.dynamo.tensors import spec_of
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.log import PhaseTimer
@@ -36,6 +37,7 @@ __all__ = [
     "Inputs",
     "Report",
     "TaskExplanation",
+    "check_ready",
     "explain",
     "last_report",
     "load_bundle",
@@ -179,6 +181,28 @@ def explain(
 
     _run(model, _input_sets(inputs), config, backward=False, look=look)
     return Explanation(tuple(found))
+
+
+def check_ready(
+    model: torch.nn.Module,
+    inputs: Inputs | Sequence[Inputs],
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Return if the cache has every kernel and library that ``model`` needs for all of ``inputs``.
+
+    Call it before serving, with the options of serving: whatever ``on_miss`` is, nothing is tuned,
+    timed or built. The model runs in eager, once on each of the inputs. Raises ``CacheMiss`` whose
+    ``missing`` lists all that is not there; with ``effort="full"`` also what was tuned for less.
+    """
+    config = Config.from_options(None, options).replace(on_miss="error")
+    misses: list[exc.CacheMiss] = []
+
+    def look(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], name: str) -> None:
+        misses.extend(missing_of(gm, example_inputs, config))
+
+    _run(model, _input_sets(inputs), config, backward=False, look=look)
+    if misses:
+        raise exc.CacheMiss.of(misses)
 
 
 def save_bundle(

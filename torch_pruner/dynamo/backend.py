@@ -19,9 +19,11 @@ from torch_pruner.config import Config
 from torch_pruner.dynamo import (
     buckets,
     captures,
+    failures,
     forked,
     graphs,
     ranks,
+    recompiles,
     reports,
     saved,
     sized_call,
@@ -44,6 +46,7 @@ Result = TypeVar("Result")
 _log = log.logger(__name__)
 
 
+@failures.raised_as_both
 def pruner(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -53,8 +56,9 @@ def pruner(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph.
 
-    Raises ``OptionError`` for wrong options and, under ``on_miss="error"``, ``CacheMiss``; any
-    other failure falls back to eager with one warning unless ``strict`` is set.
+    Raises ``OptionError`` for wrong options and, under ``on_miss="error"``, ``CacheMiss`` for what
+    is missing when a function is first compiled; any other failure falls back to eager with one
+    warning unless ``strict`` is set. What is raised is torch's ``BackendCompilerFailed``, too.
     """
     config = Config.from_options(mode, options)
     log.configure(config.log)
@@ -69,15 +73,14 @@ def compile_dynamo_graph(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     forked.watch()
+    again = recompiles.seen(example_inputs)
     timer = PhaseTimer()
     name = next_name()
     reports.begin()
     config = ranks.without_tuning(config)
     restore = partial(restored, config=config, name=name, timer=timer)
     described = None if config.cuda_graphs else captures.describe(gm, example_inputs)
-    compile_as = partial(
-        _compile_aten, config=config, name=name, again=_recompiles(), described=described
-    )
+    compile_as = partial(_compile_aten, config=config, name=name, again=again, described=described)
 
     def aot() -> Callable[..., Any]:
         if described and (
@@ -94,7 +97,8 @@ def compile_dynamo_graph(
             )(gm, list(example_inputs))
         return compiled
 
-    return _or_eager(aot, lambda: gm.forward, name, config)
+    eager = lambda: gm.forward  # noqa: E731
+    return _spared(lambda: _or_eager(aot, eager, name, config), eager, name, again=again)
 
 
 def _captured_before(
@@ -194,16 +198,35 @@ def _compile_aten(
         ends = replace(ends, loose=range(0))  # strides of one size are not those of another
         call = _sized(gm, example_inputs, ends, config, label, timer, again=again)
         return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
-    return _or_eager(
-        lambda: graphs.build(gm, example_inputs, ends, config, label, timer, described),
-        lambda: SavedCall(why="a graph that eager runs", kind=kind, call=boxed(gm)),
-        label,
-        config,
-    )
+
+    def eager() -> SavedCall:
+        return SavedCall(why="a graph that eager runs", kind=kind, call=boxed(gm))
+
+    def build() -> SavedCall:
+        return graphs.build(gm, example_inputs, ends, config, label, timer, described)
+
+    return _spared(lambda: _or_eager(build, eager, label, config), eager, label, again=again)
+
+
+def _spared(
+    attempt: Callable[[], Result], eager: Callable[[], Result], label: str, *, again: bool
+) -> Result:
+    """A miss at the first compilation of a function is raised; later ones are warned of once.
+
+    The first was the time to refuse; a request is not failed for its size.
+    """
+    try:
+        return attempt()
+    except exc.CacheMiss as err:
+        if not again:
+            raise
+        log.warn_once(_log, label, "sizes of %s run in eager: %s", label, str(err).split("\n")[0])
+        reports.failed(label, f"{type(err).__name__}: {err}")
+        return eager()
 
 
 @dataclass(frozen=True, slots=True)
-class _Spared:
+class _Quiet:
     """``sized_call.Larger`` whose failures cost nothing but what it would have spared."""
 
     larger: buckets.Buckets
@@ -217,12 +240,6 @@ class _Spared:
     def ready(self, args: Sequence[Any]) -> bool:
         attempt = partial(self.larger.ready, args)
         return _or_eager(attempt, lambda: False, self.label, self.config, quietly=True)
-
-
-def _recompiles() -> bool:
-    """Whether Dynamo has compiled what it compiles now before, for other sizes or types."""
-    compile_id = torch._guards.CompileContext.current_compile_id()
-    return bool(getattr(compile_id, "frame_compile_id", 0))
 
 
 def _sized(
@@ -248,16 +265,14 @@ def _sized(
 
         return _or_eager(build, lambda: boxed(gm), name, using)
 
-    def spared(attempt: Callable[[], Any]) -> Any:
-        try:
-            return attempt()
-        except exc.CacheMiss as err:
-            # The first capture was the time to refuse; a request is not failed for its size.
-            _log.warning("sizes of %s run in eager: %s", label, err)
-            return boxed(gm)
+    def spared(attempt: Callable[[], Any], *, again: bool = True) -> Any:
+        return _spared(attempt, lambda: boxed(gm), label, again=again)
 
     def later(args: Sequence[Any], text: str) -> Any:
         return spared(lambda: build_for(args, text, drafted, PhaseTimer()))
+
+    def now(args: Sequence[Any], text: str) -> Any:
+        return spared(lambda: build_for(args, text, first, timer), again=again)
 
     def general() -> Any:
         def build() -> SavedCall:
@@ -268,10 +283,10 @@ def _sized(
     tunes = config.on_miss == "tune" and config.effort != "none"
     drafted = config.replace(on_miss="fallback") if tunes else config
     first = drafted if again else config
-    larger = _Spared(buckets.Buckets(gm, ends, drafted, label), label, drafted)
+    larger = _Quiet(buckets.Buckets(gm, ends, drafted, label), label, drafted)
     call = sized_call.SizedCall(
         gm, later, general, limit=config.max_sizes, name=label, larger=larger
     )
     if (given := sizes.hinted(example_inputs)) is not None:
-        call.prepare(given, lambda args, text: build_for(args, text, first, timer))
+        call.prepare(given, now)
     return call

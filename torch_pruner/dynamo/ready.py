@@ -1,0 +1,42 @@
+"""Whether the cache has all that a model needs, asked before anything is served.
+
+In: captured graphs. Out: what is missing, as the exceptions that ``on_miss="error"`` would raise at
+the first call. Nothing is tuned, timed or built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.dynamo.devices import device_of, platform_of
+from torch_pruner.dynamo.ends import Ends
+from torch_pruner.dynamo.graphs import outputs
+from torch_pruner.dynamo.program import RegionStep, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from torch import fx
+
+    from torch_pruner import exc
+    from torch_pruner.config import Config
+
+
+def missing_of(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config
+) -> Iterable[exc.CacheMiss]:
+    """What a graph for inference needs and the cache lacks."""
+    if not outputs(gm):
+        return
+    ends = Ends.of(example_inputs, "inference", len(outputs(gm)))
+    platform = platform_of(device_of(gm), config)
+    program = describe(
+        gm, static=ends.static, mutated=ends.mutated, loose=ends.loose, device=platform.device,
+        dtypes=platform.dtypes,
+    )  # fmt: skip
+    compiler = platform.compiler(config)
+    for step in program.steps:
+        if isinstance(step.does, RegionStep):
+            orders = [[s.order for s in specs] for specs in (step.does.inputs, step.does.outputs)]
+            yield from compiler.missing(step.does.graph, orders[0], orders[1])
