@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -34,3 +38,40 @@ def test_one_copy_of_each_weight_is_held_and_reported(backend, monkeypatch):
     held = sum(t.nbytes for t in snapshot.kept)
     assert tp.last_report().weight_bytes == weights
     assert weights <= held < weights + 4096  # and the folded statistics
+
+
+FIRST_CALL = r"""
+import re, sys, torch
+
+def status(name):
+    found = re.search(rf"^{name}:\s+(\d+) kB$", open("/proc/self/status").read(), re.M)
+    return int(found[1]) << 10
+
+def add(x, y):
+    return x.t() + y
+
+torch.set_grad_enabled(False)
+options = {"effort": "none", "strict": True}
+compiled = torch.compile(add, backend="pruner", dynamic=False, options=options)
+for n in (64, 96):  # whatever compiling loads is there, for both
+    compiled(torch.randn(n, n), torch.randn(n, n))
+before, n = status("VmRSS"), 8000
+x, y = torch.randn(n, n), torch.randn(n, n)
+open("/proc/self/clear_refs", "w").write("5")  # the peak starts again from here
+out = (compiled if sys.argv[1] == "pruner" else add)(x, y)
+print(status("VmHWM") - before)
+"""
+
+
+def test_the_first_call_needs_little_more_memory_than_eager(tmp_path):
+    """Eager's results lay beside ours, and both as double: three times of what eager needs."""
+
+    def peak(backend: str) -> int:
+        env = {**os.environ, "TORCH_PRUNER_CACHE_DIR": str(tmp_path / backend)}
+        child = [sys.executable, "-c", FIRST_CALL, backend]
+        run = subprocess.run(child, check=True, capture_output=True, text=True, env=env)
+        return int(run.stdout)
+
+    eager = peak("eager")
+    assert eager > 3 * 8000 * 8000 * 4
+    assert peak("pruner") <= 1.1 * eager + (16 << 20)  # what comparing loads and reads at a time

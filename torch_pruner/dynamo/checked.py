@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from torch_pruner import exc
+from torch_pruner.dynamo.differences import Kept, differences, parts_for
 from torch_pruner.dynamo.first_call import FirstCall
 
 if TYPE_CHECKING:
@@ -76,26 +78,53 @@ class CheckedCall(FirstCall):
         args.clear()
         state = self._generators() if self._draws else None
         with torch.no_grad():
+            got, error, after = self._compared(eager, values, state)
+        self._rewind(after)
+        if error is None:
+            self._settle()
+            self._on_match()
+        elif self._strict:
+            self._failed(error)
+            raise error
+        else:
+            self._give_up(error)
+        return got
+
+    def _compared(
+        self, eager: Eager, values: Sequence[Any], state: Generators | None
+    ) -> tuple[Any, Exception | None, Generators | None]:
+        """The compiled graph's results, or what is wrong with them and eager's; and what eager
+        draws next.
+
+        Results too large to lie beside eager's are compared in parts, both run once for each.
+        """
+        part, parts, kept = 0, 1, None
+        while True:
             expected = eager(values)
             after = self._generators() if self._draws else None
+            if part == 0:
+                parts = parts_for(values, expected)
+            known = kept or [None] * len(expected)
+            pairs = zip(expected, known, strict=True)
+            kept = [Kept.of(value, part, parts, before) for value, before in pairs]
+            del expected, pairs
             self._rewind(state)
-            got, error = self._attempt(eager, values, expected, state)
-        self._rewind(after)
-        if error is not None:
-            if self._strict:
-                self._failed(error)
-                raise error
-            self._give_up(error)
-            return expected
-        self._settle()
-        self._on_match()
-        return got
+            got, error = self._attempt(eager, values, kept, state)
+            part += 1
+            if error is None and part == parts:
+                return got, None, after
+            del got
+            self._rewind(state)
+            if error is not None:
+                whole = [k.value for k in kept] if parts == 1 else eager(values)
+                return whole, error, after
+            kept = [replace(k, value=None) for k in kept]
 
     def _attempt(
         self,
         eager: Eager,
         values: Sequence[Any],
-        expected: Sequence[Any],
+        expected: Sequence[Kept],
         state: Generators | None,
     ) -> tuple[Any, Exception | None]:
         """The compiled graph's results, or what is wrong with them."""
@@ -110,7 +139,7 @@ class CheckedCall(FirstCall):
         eager: Eager,
         inputs: Sequence[Any],
         got: Sequence[Any],
-        expected: Sequence[Any],
+        expected: Sequence[Kept],
         state: Generators | None,
     ) -> exc.ResultMismatch | None:
         errors = differences(got, expected)
@@ -184,39 +213,6 @@ def _is_unwritten(node: fx.Node, bounds: Mapping[fx.Node, float]) -> bool:
     is_copy = any(o.overloadpacket is aten.copy for o in ops)
     read = [node.args[1]] if is_copy else node.all_input_nodes
     return any(bounds.get(a) == math.inf for a in read if isinstance(a, fx.Node))
-
-
-def differences(got: Sequence[Any], expected: Sequence[Any]) -> list[float]:
-    """For every output how far it is off.
-
-    Floats: relative to the largest magnitude, and infinitely if NaN or infinity are elsewhere.
-    Integers and booleans: the part of the elements that differ (where floats decide, a sum that is
-    zero but for its rounding falls on either side).
-    """
-    return [_difference(a, b) for a, b in zip(got, expected, strict=True)]
-
-
-def _difference(a: Any, b: Any) -> float:
-    if not isinstance(b, torch.Tensor) or b.layout is not torch.strided or b.is_quantized:
-        return 0.0
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return math.inf
-    if b.numel() == 0 or b.is_meta:
-        return 0.0
-    if b.is_complex():
-        return max(_difference(a.real, b.real), _difference(a.imag, b.imag))
-    if not b.dtype.is_floating_point:
-        return float((a != b).sum().item() / b.numel())
-    x, y = a.detach().double(), b.detach().double()
-    finite = torch.isfinite(y)
-    if not torch.equal(torch.isnan(x), torch.isnan(y)):
-        return math.inf
-    if not torch.equal(x[torch.isinf(y)], y[torch.isinf(y)]):
-        return math.inf
-    if not finite.any():
-        return 0.0
-    difference = (x[finite] - y[finite]).abs().max().item()
-    return difference / max(y[finite].abs().max().item(), 1e-30) if difference else 0.0
 
 
 def _shifted(value: Any) -> Any:
