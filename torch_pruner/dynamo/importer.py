@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_pruner.dynamo.aten import TABLE, Call, RejectionKind, Unsupported, Value, dtype_name
 from torch_pruner.graph.ir import Builder, Graph, Node
@@ -234,6 +235,8 @@ def _check(node: fx.Node, dtypes: Collection[str], device: torch.device) -> None
         raise Unsupported(RejectionKind.UNSUPPORTED_OP, "no rule for this operator")
     if "val" not in node.meta:
         raise Unsupported(RejectionKind.ARGUMENTS, "the captured node has no fake tensor")
+    if not node.all_input_nodes and _takes_tensors(op):
+        raise Unsupported(RejectionKind.ARGUMENTS, "Python numbers in place of all tensors")
     used = used_outputs(node)
     fakes = [f for i, f in enumerate(output_fakes(node)) if i in used]
     if any(f is None for f in fakes):
@@ -251,9 +254,19 @@ def _check(node: fx.Node, dtypes: Collection[str], device: torch.device) -> None
         _check_tensor(fake, dtypes, device)
 
 
+def _takes_tensors(op: torch._ops.OpOverload) -> bool:
+    """Whether tensors are what an operator computes from; numbers may stand for them."""
+    return any(isinstance(a.type, torch.TensorType) for a in op._schema.arguments)
+
+
 def _ignored(op: torch._ops.OpOverload, arg: torch.Tensor) -> bool:
     """Concatenation leaves out tensors without elements, such as a cache that is still empty."""
-    return op is torch.ops.aten.cat.default and arg.shape == (0,)
+    # A size that depends on values is no number yet, and asking would fail.
+    return (
+        op is torch.ops.aten.cat.default
+        and arg.ndim == 1
+        and statically_known_true(arg.shape[0] == 0)
+    )
 
 
 _RANDOM = "random numbers are drawn by eager, so that they equal eager's"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from torch_pruner.dynamo.aten import Rejection, RejectionKind, Unsupported
 from torch_pruner.dynamo.importer import (
@@ -198,7 +199,9 @@ def _eager_flops(node: fx.Node) -> int:
     sizes = [f.numel() for f in fakes if f.is_floating_point()]
     total = sum(s for s in sizes if isinstance(s, int))
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is None:
+    if formula is None or any(
+        has_free_symbols(n.meta.get("val")) for n in (*node.all_input_nodes, node)
+    ):
         return total
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     count = formula(*args, **kwargs, out_val=node.meta["val"])
