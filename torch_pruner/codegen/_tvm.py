@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner.versions import check_tvm_versions
@@ -14,7 +16,7 @@ from tvm import tirx as T  # noqa: E402
 from tvm.tirx import stmt as S  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 Expr = Any
 Stmt = Any
@@ -29,17 +31,52 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 
 __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Expr", "S", "Stmt", "T", "buffer",
-    "importing", "intrinsic", "loop", "on_cpu", "prefetch", "seq", "stack", "tvm", "vector", "when",
-    "workspace",
+    "imm", "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu",
+    "prefetch", "seq", "stack", "tvm", "vector", "when", "widened", "workspace",
 ]  # fmt: skip
+
+_index_dtype: ContextVar[str] = ContextVar("index_dtype", default="int32")
+
+
+@contextmanager
+def indexing(dtype: str) -> Iterator[None]:
+    """What is emitted inside has indices of ``dtype``: "int32", or "int64" for large buffers."""
+    token = _index_dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _index_dtype.reset(token)
+
+
+def index_dtype() -> str:
+    """Of the indices in the kernel that is being emitted."""
+    return _index_dtype.get()
+
+
+def imm(value: int) -> Expr:
+    """An index constant."""
+    return T.const(value, index_dtype())
+
+
+def index_var(name: str) -> Any:
+    """A variable that holds an index."""
+    return T.Var(name, index_dtype())
+
+
+def widened(number: Expr) -> Expr:
+    """The number of a task or of a thread, which has 32 bits, as an index."""
+    return number if index_dtype() == "int32" else T.Cast(index_dtype(), number)
 
 
 def loop(extent: int, body: Callable[[Expr], Stmt], kind: Any = SERIAL, name: str = "i") -> Stmt:
     """A counted loop around ``body(index)``; a loop of one iteration is only its body."""
     if extent == 1:
-        return body(T.const(0, "int32"))
-    var = T.Var(name, "int32")
-    return S.For(var, 0, extent, kind, body(var))
+        return body(imm(0))
+    if kind == PARALLEL:  # the runtime counts tasks
+        task = T.Var(name, "int32")
+        return S.For(task, 0, extent, kind, body(widened(task)))
+    var = index_var(name)
+    return S.For(var, imm(0), imm(extent), kind, body(var))
 
 
 def seq(stmts: Sequence[Stmt]) -> Stmt:
@@ -50,9 +87,8 @@ def seq(stmts: Sequence[Stmt]) -> Stmt:
 
 def buffer(numel: int, dtype: str, name: str, scope: str = "global") -> Buffer:
     """A flat buffer of ``numel`` elements."""
-    return T.decl_buffer(
-        (max(numel, 1),), "uint16" if dtype == "bfloat16" else dtype, name, scope=scope
-    )
+    kept = "uint16" if dtype == "bfloat16" else dtype
+    return T.decl_buffer((imm(max(numel, 1)),), kept, name, scope=scope)
 
 
 def stack(buf: Buffer) -> Stmt:
@@ -87,7 +123,7 @@ def prefetch(buf: Buffer, at: Expr) -> Stmt:
 
 def vector(at: Expr, lanes: int) -> Expr:
     """Index of ``lanes`` neighbouring elements."""
-    return T.Ramp(at, T.const(1, "int32"), lanes)
+    return T.Ramp(at, imm(1), lanes)
 
 
 def intrinsic(name: str, *args: Expr) -> Stmt:

@@ -14,6 +14,7 @@ from torch_pruner.codegen._tvm import (
     S,
     Stmt,
     T,
+    index_var,
     loop,
 )
 from torch_pruner.codegen.reader import Index, Reader, imm, unlinear
@@ -83,8 +84,8 @@ def over_lanes(nest: Nest, body: Callable[[Expr], Stmt]) -> Stmt:
 
 def counted(extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
     """A loop whose count is known at run time only."""
-    var = T.Var(name, "int32")
-    return S.For(var, 0, extent, SERIAL, body(var))
+    var = index_var(name)
+    return S.For(var, imm(0), extent, SERIAL, body(var))
 
 
 def over_keys(nest: Nest, body: Callable[[Expr], Stmt]) -> Stmt:

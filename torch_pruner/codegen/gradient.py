@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen._tvm import SERIAL, Expr, S, Stmt, T, loop, seq, when
+from torch_pruner.codegen._tvm import SERIAL, Expr, S, Stmt, T, index_var, loop, seq, when
 from torch_pruner.codegen.kernel import Emitted, parameters
 from torch_pruner.codegen.operands import Nest
 from torch_pruner.codegen.reader import Index, Reader, imm, unlinear
@@ -120,7 +120,7 @@ def _line(
         # Positions from the first that reads the input to the last one, of none to all of the line.
         first = T.max(imm(0), T.floordiv(gap - 1 - start, imm(gap))) if low else imm(0)
         end = T.floordiv(extent - 1 - start, imm(gap)) + 1 if high else imm(width)
-        begin, count, w = (T.Var(name, "int32") for name in ("begin", "count", "w"))
+        begin, count, w = (index_var(name) for name in ("begin", "count", "w"))
         bound = T.min(end, imm(width)) if high else end
         body = seq(
             [

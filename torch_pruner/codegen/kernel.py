@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.codegen._tvm import T, buffer
+from torch_pruner.codegen._tvm import T, buffer, indexing
 from torch_pruner.graph.signature import BufferSpec, Signature, signature
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.packing import PackLayout
 
-__all__ = ["BufferSpec", "Emitted", "ScheduledKernel", "schedule"]
+__all__ = ["BufferSpec", "Emitted", "ScheduledKernel", "index_dtype_of", "schedule"]
+
+_LARGE = 2**31 - 2**24  # elements from which on indices have 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,23 @@ def schedule(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Schedule
         "injective": injective.emit,
     }
     takes = signature(spec, sketch, decisions)
-    emit = emitters[sketch](spec, decisions, takes)
+    with indexing(index_dtype_of(spec, takes)):
+        emit = emitters[sketch](spec, decisions, takes)
     buffers = [*emit.inputs, *emit.outputs, *emit.scratch]
     func = T.PrimFunc(buffers, emit.body).with_attr(
         {"global_symbol": "kernel", "tirx.noalias": True}
     )
     return ScheduledKernel(func, takes.inputs, takes.outputs, takes.scratch, takes.packs)
+
+
+def index_dtype_of(spec: Graph, takes: Signature) -> str:
+    """Of the indices of a kernel: "int32" unless a value or a buffer of it has too many elements.
+
+    Loops round extents up to whole tiles and vectors, for which there is room below the bound.
+    """
+    buffers = (*takes.inputs, *takes.outputs, *takes.scratch)
+    most = max([n.numel for n in spec.nodes] + [math.prod(b.shape) for b in buffers])
+    return "int32" if most < _LARGE else "int64"
 
 
 @dataclass(slots=True)

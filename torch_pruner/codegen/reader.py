@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen._tvm import Buffer, Expr, S, Stmt, T
+from torch_pruner.codegen._tvm import Buffer, Expr, S, Stmt, T, imm, index_dtype, index_var
 from torch_pruner.codegen.scalar import apply
 from torch_pruner.codegen.values import load, round_bfloat16, value_dtype
 from torch_pruner.graph.ir import Graph, Shape, const_value
@@ -23,12 +23,19 @@ if TYPE_CHECKING:
 
 Index = tuple[Expr, ...]
 
+__all__ = [
+    "POSITION",
+    "Index",
+    "Reader",
+    "held",
+    "imm",
+    "linear",
+    "reshape_index",
+    "unlinear",
+    "view_index",
+]
+
 POSITION = "pos"  # the name of variables that hold positions, which analysis of indices has to see
-
-
-def imm(value: int) -> Expr:
-    """An index constant."""
-    return T.const(value, "int32")
 
 
 def linear(index: Sequence[Expr], shape: Shape) -> Expr:
@@ -225,10 +232,10 @@ class Reader:
         wide = position.astype("int64")
         wrapped = T.Select(wide < T.const(0, "int64"), wide + T.const(extent, "int64"), wide)
         low = T.max(wrapped, T.const(0, "int64"))
-        safe = T.min(low, T.const(extent - 1, "int64")).astype("int32")
+        safe = T.min(low, T.const(extent - 1, "int64")).astype(index_dtype())
         if self._binds is None:
             return safe
-        var = T.Var(POSITION, "int32")
+        var = index_var(POSITION)
         self._binds.append(S.Bind(var, safe))
         return var
 

@@ -54,7 +54,9 @@ def sum_dtype(node: Node) -> str:
 
 
 def combine(node: Node, left: Expr, right: Expr, dtype: str) -> Expr:
-    """One step of the reduction ``node``."""
+    """One step of the reduction ``node``: ``right`` is the next value."""
+    if node.op == "window_max":  # eager's keeps the first of equals, and zeros of both signs are
+        left, right = right, left
     return apply(_COMBINE[node.op], (left, right), dtype)
 
 

@@ -19,6 +19,7 @@ from torch_pruner.codegen._tvm import (
     Stmt,
     T,
     buffer,
+    index_var,
     loop,
     seq,
     stack,
@@ -79,7 +80,7 @@ def first_rows(
 
     A last tile that is not full begins earlier; rows of the tile before are not its own.
     """
-    start = T.Var("first", "int32")
+    start = index_var("first")
     if extent % tm == 0:
         return None, S.Bind(start, tile * tm), start
     bind = S.Bind(start, T.min(tile * tm, imm(extent - tm)))

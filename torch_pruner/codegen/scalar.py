@@ -72,6 +72,9 @@ def _apply(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
         condition, *choices = (
             _cast(b, a, t) for a, t in zip(args, ("bool", dtype, dtype), strict=True)
         )
+        if all(map(_is_zero, choices)):  # TVM takes zeros of both signs for one value
+            signs = (T.const(math.copysign(1.0, c.value), dtype) for c in choices)
+            return T.copysign(T.const(0.0, dtype), T.Select(condition, *signs))
         if dtype == "bfloat16":
             choices = [T.reinterpret("uint16", c) for c in choices]
         chosen = T.Select(condition, *choices)
@@ -223,9 +226,9 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
         y = b(_opaque(y, dtype))
     match op:
         case "add":
-            return x + y
+            return _plus(x, y, dtype)
         case "sub":
-            return x - y
+            return _plus_zero(x, dtype) if _is_zero(y, negative=True) else x - y
         case "mul":
             return times(x, y, dtype)
         case "div":
@@ -255,8 +258,29 @@ def _is_number(x: Expr) -> bool:
     return isinstance(x, T.FloatImm) and not math.isnan(x.value)
 
 
-def _is_zero(x: Expr) -> bool:
-    return isinstance(x, T.FloatImm) and x.value == 0.0
+def _is_zero(x: Expr, *, negative: bool | None = None) -> bool:
+    """Whether ``x`` is a constant zero, of this sign if one is given."""
+    if not isinstance(x, T.FloatImm) or x.value != 0.0:
+        return False
+    return negative is None or (math.copysign(1.0, x.value) < 0) == negative
+
+
+def _plus(x: Expr, y: Expr, dtype: str) -> Expr:
+    """A sum; TVM takes one with zero to be the other operand, also where that is -0.0."""
+    if _is_zero(x):
+        x, y = y, x
+    return _plus_zero(x, dtype) if _is_zero(y, negative=False) else x + y
+
+
+def _plus_zero(x: Expr, dtype: str) -> Expr:
+    zero = T.const(0.0, dtype)
+    return x + zero if isinstance(x, T.FloatImm) else T.Select(T.EQ(x, zero), zero, x)
+
+
+def _zero_signed(zero: Expr, by: Expr, dtype: str) -> Expr:
+    """The constant ``zero`` times or over a finite number: a zero whose sign is of both."""
+    signed = by if math.copysign(1.0, zero.value) > 0 else T.const(-1.0, dtype) * by
+    return T.copysign(T.const(0.0, dtype), signed)
 
 
 def times(x: Expr, y: Expr, dtype: str) -> Expr:
@@ -265,7 +289,8 @@ def times(x: Expr, y: Expr, dtype: str) -> Expr:
         x, y = y, x
     if not _is_zero(y) or isinstance(x, T.FloatImm):
         return x * y
-    return T.Select(T.abs(x) < T.const(math.inf, dtype), y, T.const(math.nan, dtype))
+    finite = T.abs(x) < T.const(math.inf, dtype)
+    return T.Select(finite, _zero_signed(y, x, dtype), T.const(math.nan, dtype))
 
 
 def _divide(x: Expr, y: Expr, dtype: str) -> Expr:
@@ -276,7 +301,7 @@ def _divide(x: Expr, y: Expr, dtype: str) -> Expr:
         above = T.Select(x > T.const(0.0, dtype), T.const(infinity, dtype), nan)
         return T.Select(x < T.const(0.0, dtype), T.const(-infinity, dtype), above)
     if _is_zero(x):
-        return T.Select(T.bitwise_or(T.isnan(y), T.EQ(y, x)), nan, x)
+        return T.Select(T.bitwise_or(T.isnan(y), T.EQ(y, x)), nan, _zero_signed(x, y, dtype))
     return x / y
 
 

@@ -272,7 +272,7 @@ def log1p(b: Bindings, x: Expr) -> Expr:
     n, f, c = _split_log(b, u)
     small = b(n * f32(_LN2_LO) + (c + lost / u))
     result = b(small + f + n * f32(_LN2_HI))
-    return _log_limits(x, result, -1.0)
+    return T.Select(T.EQ(x, f32(0.0)), x, _log_limits(x, result, -1.0))
 
 
 def erf(b: Bindings, x: Expr) -> Expr:
@@ -301,7 +301,8 @@ def erfc(b: Bindings, x: Expr) -> Expr:
 
 
 def sin(b: Bindings, x: Expr) -> Expr:
-    return _circular(b, x, 0)
+    x = b(x)
+    return T.Select(T.EQ(x, f32(0.0)), x, _circular(b, x, 0))
 
 
 def cos(b: Bindings, x: Expr) -> Expr:

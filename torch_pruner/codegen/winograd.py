@@ -23,6 +23,7 @@ from torch_pruner.codegen._tvm import (
     Stmt,
     T,
     buffer,
+    index_var,
     loop,
     prefetch,
     seq,
@@ -108,7 +109,7 @@ def _compute(nest: _Nest, chunks: int, shares: int, kind: object) -> Stmt:
         def block(b: Expr) -> Stmt:
             at = chunk * per_chunk + b
             # The last block begins earlier, to be whole; what is not its own it does not store.
-            first = T.Var("first", "int32")
+            first = index_var("first")
             begin = S.Bind(first, T.min(at * rows, imm(plan.tiles - rows)))
             own = None if plan.tiles % rows == 0 else lambda t: t >= at * rows
 

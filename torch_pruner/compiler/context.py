@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.fingerprint import Gpu
 
-CODEGEN_VERSION = 12  # raise it whenever the same decisions generate other code
+CODEGEN_VERSION = 13  # raise it whenever the same decisions generate other code
 SPACE_VERSION = 9  # raise it whenever the sketches' options change
 
 

@@ -36,6 +36,15 @@ def _pow(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(b < 0, inverse, powered)
 
 
+def _maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of zeros of both signs, and of equals at all, the second, as vectors of x86 have it."""
+    return np.where(np.isnan(a) | (a > b), a, b)
+
+
+def _minimum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(a) | (a < b), a, b)
+
+
 def _sign(x: np.ndarray) -> np.ndarray:
     return (x > 0).astype(np.int8) - (x < 0).astype(np.int8)
 
@@ -73,7 +82,7 @@ _TABLE: dict[str, Callable[..., np.ndarray]] = {
     "erf": _by_element(math.erf),
     "erfc": _by_element(math.erfc),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "relu": lambda x: np.where(x < 0, x.dtype.type(0), x),
     "floor": _identity_on_integers(np.floor),
     "ceil": _identity_on_integers(np.ceil),
     "trunc": _identity_on_integers(np.trunc),
@@ -93,8 +102,8 @@ _TABLE: dict[str, Callable[..., np.ndarray]] = {
     "fmod": np.fmod,
     "pow": _pow,
     "atan2": np.arctan2,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
+    "maximum": _maximum,
+    "minimum": _minimum,
     "eq": np.equal,
     "ne": np.not_equal,
     "lt": np.less,

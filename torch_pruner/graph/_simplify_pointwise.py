@@ -89,12 +89,19 @@ def _identity(b: Builder, node: Node, args: tuple[int, ...]) -> int | None:
     for value, other in ((_constant(b, y), x), (_constant(b, x), y)):
         if value is None or b.shape(other) != node.shape:
             continue
-        if node.op in _NEUTRAL and value == _NEUTRAL[node.op]:
+        if node.op in _NEUTRAL and _is_neutral(node, value):
             return other
         if node.op in _ABSORBING and value == _ABSORBING[node.op]:
             return b.broadcast(b.const(value, node.dtype), node.shape)
     right = _constant(b, y)
     return None if right is None or b.shape(x) != node.shape else _divisor(b, node, x, right)
+
+
+def _is_neutral(node: Node, value: float) -> bool:
+    """Of floats -0.0 is what adding leaves alone: -0.0 + 0.0 is 0.0."""
+    if value != _NEUTRAL[node.op]:
+        return False
+    return node.op != "add" or node.dtype not in FLOATS or math.copysign(1.0, value) < 0
 
 
 def _constant(b: Builder, x: int) -> float | int | bool | None:
@@ -105,7 +112,7 @@ def _constant(b: Builder, x: int) -> float | int | bool | None:
 def _divisor(b: Builder, node: Node, x: int, value: float) -> int | None:
     """For a constant that is the right operand of an operator that does not commute."""
     match node.op:
-        case "sub" if value == 0:
+        case "sub" if value == 0 and math.copysign(1.0, value) > 0:
             return x
         case "div" | "pow" if value == 1:
             return x

@@ -103,6 +103,8 @@ def _freeze(value: Any) -> Attr:
         return tuple(int(v) for v in value)
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, float) and value == 0 and math.copysign(1.0, value) < 0:
+        return "-0.0"  # a number that compares equal to 0.0 would be taken for it
     if isinstance(value, (bool, int, float, str)):
         return value
     raise ValueError(f"attribute value {value!r} is not a number, a string or a list of integers")
@@ -180,8 +182,8 @@ class Builder:
         if self.dtype(x) == dtype:
             return x
         node = self.nodes[x]
-        if node.op == "const" and not (
-            isinstance(node.attr("value"), str) and dtype.startswith(("int", "uint"))
+        if node.op == "const" and (
+            math.isfinite(const_value(node)) or not dtype.startswith(("int", "uint"))
         ):
             return self.const(const_value(node), dtype)
         return self.append("cast", (x,), self.shape(x), dtype)

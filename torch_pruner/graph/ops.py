@@ -24,7 +24,7 @@ class OpKind(StrEnum):
 
 
 # Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes)
-#          const: attr value (number, or the strings "nan", "inf", "-inf"); shape is always ()
+#          const: attr value (number, or a string: "nan", "inf", "-inf", "-0.0"); shape is always ()
 #          iota:  attr dim; element = index along that dim (integer dtype)
 LEAVES = ("input", "const", "iota")
 

@@ -1,7 +1,7 @@
 """Rewrites a graph to a smaller one that computes the same.
 
-Every rule preserves values exactly, NaN and infinity included, with two licences: the sign of a
-zero may change (``x + 0`` is ``x``), and constants are folded in the interpreter's arithmetic.
+Every rule preserves values exactly, NaN, infinity and the sign of zeros included, with one licence:
+constants are folded in the interpreter's arithmetic.
 Rules look at one node and its operands in the new graph; passes repeat until nothing changes.
 """
 

@@ -74,13 +74,13 @@ def test_random_graphs_keep_their_values(graph, seed):
 
 
 @pytest.mark.parametrize(
-    ("op", "value"), [("add", 0), ("sub", 0), ("mul", 1), ("div", 1), ("pow", 1)]
+    ("op", "value"), [("add", -0.0), ("sub", 0), ("mul", 1), ("div", 1), ("pow", 1)]
 )
 def test_neutral_constant_on_the_right(op, value):
     assert ops(check(lambda b: b.pointwise(op, x(b), b.const(value, "float32")))) == []
 
 
-@pytest.mark.parametrize(("op", "value"), [("add", 0), ("mul", 1)])
+@pytest.mark.parametrize(("op", "value"), [("add", -0.0), ("mul", 1)])
 def test_neutral_constant_on_the_left(op, value):
     assert ops(check(lambda b: b.pointwise(op, b.const(value, "float32"), x(b)))) == []
 

@@ -25,6 +25,7 @@ from torch_pruner.codegen._tvm import (
     loop,
     seq,
     tvm,
+    widened,
 )
 
 if TYPE_CHECKING:
@@ -85,15 +86,14 @@ class Grid:
     def _threads(self, each: Callable[[Expr], Stmt]) -> Stmt:
         if self.host:
             return loop(self.threads, each, SERIAL, "tid")
-        return each(self._thread)
+        return each(widened(self._thread))
 
     def launch(self, body: Callable[[Expr], Stmt]) -> Stmt:
         """One launch; a kernel has one or more. ``body`` gets the number of the block and returns
         its phases."""
+        inner = body(widened(self._block))
         if self.host:
-            inner = body(self._block)
             return S.For(self._block, 0, self.blocks, SERIAL, seq([*self._allocated(), inner]))
-        inner = body(self._block)
         whole = seq([*self._allocated(), inner])
         threads = _extent("threadIdx.x", self._thread, self.threads, whole)
         return _extent("blockIdx.x", self._block, self.blocks, threads)

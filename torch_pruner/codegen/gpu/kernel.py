@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen._tvm import T
+from torch_pruner.codegen._tvm import T, indexing
 from torch_pruner.codegen.gpu import attention, direct, product, rows, sweeps
-from torch_pruner.codegen.kernel import ScheduledKernel
+from torch_pruner.codegen.kernel import ScheduledKernel, index_dtype_of
 from torch_pruner.graph.signature import signature
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def schedule(
     Raises ``KeyError`` for an unknown sketch.
     """
     takes = signature(spec, sketch, decisions)
-    emit = EMITTERS[sketch](spec, decisions, takes, host=host)
+    with indexing(index_dtype_of(spec, takes)):
+        emit = EMITTERS[sketch](spec, decisions, takes, host=host)
     buffers = [*emit.inputs, *emit.outputs, *emit.scratch]
     func = T.PrimFunc(buffers, emit.body).with_attr(
         {"global_symbol": "kernel", "tirx.noalias": True}

@@ -279,14 +279,26 @@ def lerp(_call: Call, start: Value, end: Value, weight: Operand) -> Value:
     return elementwise(mix, start, end, weight)
 
 
+def _of_numbers(call: Call, op: str, a: Value, b: Value) -> Value:
+    """The larger or smaller, of a number and NaN the number. Of zeros of both signs eager takes the
+    first, in half precision the second."""
+    half = call.dtype in ("bfloat16", "float16")
+
+    def combine(x: Value, y: Value) -> Value:
+        either = x.apply(op, y) if half else y.apply(op, x)
+        return x.isnan().where(y, y.isnan().where(x, either))
+
+    return elementwise(combine, a, b)
+
+
 @rule(aten.fmax.default)
-def fmax(_call: Call, a: Value, b: Value) -> Value:
-    return elementwise(lambda x, y: x.isnan().where(y, y.isnan().where(x, x.maximum(y))), a, b)
+def fmax(call: Call, a: Value, b: Value) -> Value:
+    return _of_numbers(call, "maximum", a, b)
 
 
 @rule(aten.fmin.default)
-def fmin(_call: Call, a: Value, b: Value) -> Value:
-    return elementwise(lambda x, y: x.isnan().where(y, y.isnan().where(x, x.minimum(y))), a, b)
+def fmin(call: Call, a: Value, b: Value) -> Value:
+    return _of_numbers(call, "minimum", a, b)
 
 
 @rule(aten.logaddexp.default)
