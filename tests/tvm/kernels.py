@@ -82,6 +82,13 @@ def linear(m: int, n: int, k: int, *, static: bool = True, dtype: str = "float32
     return b.finish([b.reshape(y, (1, m, n))])
 
 
+def neighbours(m: int, n: int, k: int, *, dtype: str = "float32") -> Graph:
+    """A linear layer whose weights have neighbouring columns, as GPT-2's do."""
+    b = Builder()
+    x, w = b.input(0, (m, k), dtype), b.input(1, (k, n), dtype, static=True)
+    return b.finish([b.pointwise("relu", b.matmul(x, w))])
+
+
 def attention_scores(heads: int, rows: int, dim: int, *, dtype: str = "float32") -> Graph:
     b = Builder()
     shape = (1, rows, heads, dim)

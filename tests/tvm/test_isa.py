@@ -28,6 +28,7 @@ KERNELS = {
     "linear": K.linear(20, 96, 64),
     "one row": K.linear(1, 96, 64),
     "few rows": K.linear(4, 72, 50),
+    "one row, columns adjacent": K.neighbours(1, 96, 64),
     "convolution": K.conv(16, 10, 24, 5, 1, 2),
     "minimal filtering": K.conv(32, 20, 32, 3, 1, 1),
     "depthwise": K.conv(24, 10, 24, 3, 1, 1, 24),

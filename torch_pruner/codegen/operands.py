@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.strided import Strided
 
 STREAM_AHEAD = 4096
 
@@ -142,17 +143,32 @@ def b_at(
 def second_operand(nest: Nest, g: Expr, k: Index, column: Expr) -> Expr:
     """The second operand where the graph has it (not packed)."""
     con = nest.con
-    if con.conv is None:
-        return nest.reader.at(con.b, (*unlinear(g, con.batch), *k, column))
-    if con.form == "depthwise":
-        return nest.reader.at(con.b, (column, imm(0), *k))
-    *offsets, channel = k
     if con.form == "conv_phases":
+        *offsets, channel = k
         return _tap_of_phase(nest, g, offsets, (channel, column))
+    return nest.reader.at(con.b, second_index(nest, g, k, column))
+
+
+def second_index(nest: Nest, g: Expr, k: Index, column: Expr) -> Index:
+    """Index of an element of the second operand, whose phases are no axes."""
+    con = nest.con
+    if con.conv is None:
+        return (*unlinear(g, con.batch), *k, column)
+    if con.form == "depthwise":
+        return (column, imm(0), *k)
+    *offsets, channel = k
     if con.form == "conv_transpose":
         flipped = tuple(r - 1 - o for o, r in zip(offsets, con.conv.kernel, strict=True))
-        return nest.reader.at(con.b, (g * con.k[-1] + channel, column, *flipped))
-    return nest.reader.at(con.b, (g * con.n + column, channel, *offsets))
+        return (g * con.k[-1] + channel, column, *flipped)
+    return (g * con.n + column, channel, *offsets)
+
+
+def element(place: Strided, index: Index) -> Expr:
+    """The element of an input that lies at ``index`` of a view."""
+    offset: Expr = imm(place.offset)
+    for i, stride in zip(index, place.strides, strict=True):
+        offset = offset + i * stride if stride else offset
+    return offset
 
 
 def _tap_of_phase(nest: Nest, g: Expr, offsets: list[Expr], pair: Index) -> Expr:

@@ -24,6 +24,7 @@ from torch_pruner.codegen._tvm import (
     when,
 )
 from torch_pruner.codegen.kernel import Emitted, parameters
+from torch_pruner.codegen.operands import element
 from torch_pruner.codegen.paths import along, anchor_index, output_path
 from torch_pruner.codegen.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.values import bits, held_bits, store, value_dtype
@@ -72,7 +73,7 @@ class PairNest:
             assert self.copy is not None
             return self.copy, (g * con.rows + row) * self.form.depth
         index = (*unlinear(g, con.batch), row, imm(0))
-        return self.reader.buffers[place.source], _element(place, index)
+        return self.reader.buffers[place.source], element(place, index)
 
     @property
     def a_stride(self) -> int:
@@ -160,17 +161,10 @@ def walk(
     return seq([copied, loop(tasks, task, kind, name="p")])
 
 
-def _element(place: Strided, index: Index) -> Expr:
-    offset: Expr = imm(place.offset)
-    for i, stride in zip(index, place.strides, strict=True):
-        offset = offset + i * stride if stride else offset
-    return offset
-
-
 def _bits_at(nest: PairNest, node: int, place: Strided | None, index: Index) -> Expr:
     """Bits of element ``index`` of a node, as uint32."""
     if place is not None:
-        return held_bits(nest.reader.buffers[place.source], _element(place, index))
+        return held_bits(nest.reader.buffers[place.source], element(place, index))
     return bits(nest.reader.at(node, index))
 
 

@@ -125,7 +125,7 @@ def register_tile(nest: Nest, way: Way, place: Place) -> Stmt:
 
         return each(step)
 
-    begin, end = [rows.bind, stack(acc)], _write(nest, place, rows, acc)
+    begin, end = [rows.bind, stack(acc)], write_tile(nest, place, rows, acc)
     if nest.sums is not None:
         first = place.number * (nest.tm * bn)
         more = add(acc, nest.sums, first)
@@ -148,8 +148,11 @@ def _keep(nest: Nest, acc: Buffer, first: Expr, at: Expr) -> Stmt:
     return store(nest.sums, first + at, acc[at])
 
 
-def _write(nest: Nest, place: Place, rows: Rows, acc: Buffer) -> Stmt:
-    """The epilogue: every element of the tile through the rest of the graph, stored once."""
+def write_tile(nest: Nest, place: Place, rows: Rows, acc: Buffer, first: Expr = 0) -> Stmt:
+    """The epilogue: every element of the tile through the rest of the graph, stored once.
+
+    ``first``: where the tile's sums begin in ``acc``.
+    """
     con, vl, bn = nest.con, nest.vl, nest.bn
     g, nb, vectors = place.g, place.nb, place.vectors
     path = output_path(nest.spec, con.anchor)
@@ -161,7 +164,7 @@ def _write(nest: Nest, place: Place, rows: Rows, acc: Buffer) -> Stmt:
 
         def element(j: Expr, v: Expr) -> Stmt:
             index = along(nest.spec, path, anchor_index(con, g, position, nb * bn + j * vl + v))
-            nest.reader.overrides[con.anchor] = held(acc, i * bn + j * vl + v, dtype)
+            nest.reader.overrides[con.anchor] = held(acc, first + i * bn + j * vl + v, dtype)
             return nest.reader.scope(
                 lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
             )

@@ -21,6 +21,7 @@ from torch_pruner.graph.contraction import (
     is_widened,
 )
 from torch_pruner.graph.gradient import gradient_of
+from torch_pruner.graph.in_place import in_place_of
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.packing import PackLayout, strided_layout
 from torch_pruner.graph.pairs import COLUMNS, STEPS, pair_form
@@ -64,6 +65,8 @@ def signature(spec: Graph, sketch: str, decisions: Mapping[str, int]) -> Signatu
     scratch: tuple[BufferSpec, ...] = ()
     if sketch == "contraction":
         scratch = _contraction(spec, decisions, packs)
+    elif sketch == "in_place":
+        scratch = _in_place(spec)
     elif sketch == "gradient":
         scratch = _gradient(spec, decisions)
     elif sketch == "depthwise":
@@ -113,6 +116,15 @@ def _contraction(
         tasks = con.groups * shape[1] * chunks
         scratch.append(BufferSpec((tasks, tiles, decisions["tm"], block), con.acc_dtype))
     return tuple(scratch)
+
+
+def _in_place(spec: Graph) -> tuple[BufferSpec, ...]:
+    """Scratch: the first operand, where it is copied."""
+    found = in_place_of(spec)
+    if found is None:
+        raise ValueError("no product of few rows with a second operand along the reduction")
+    shape = copied_shape(spec, found.con)
+    return (BufferSpec(shape, found.con.acc_dtype),) if found.copied else ()
 
 
 def _gradient(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,3 +83,38 @@ def _reshaped(shape: Shape, strides: Sequence[int], target: Shape) -> tuple[int,
         for k in reversed(new[j0:j]):
             result[k], step = step, step * target[k]
     return tuple(result)
+
+
+def adjacent(graph: Graph, at: int, axis: int) -> bool:
+    """Whether neighbours along an axis of a node lie next to each other in an input.
+
+    The node is only views of it; strides need not describe the other axes.
+    """
+    node = graph.nodes[at]
+    axis %= len(node.shape)
+    if node.op == "input":
+        return math.prod(node.shape[axis + 1 :]) == 1
+    if node.kind is not OpKind.VIEW:
+        return False
+    source = graph.nodes[node.inputs[0]].shape
+    found = _axis_below(node, axis, source)
+    return found is not None and adjacent(graph, node.inputs[0], found)
+
+
+def _axis_below(node: Node, axis: int, source: Shape) -> int | None:
+    """The axis of a view's operand along which neighbours are those along ``axis`` of the view."""
+    if node.op == "permute":
+        return int(node.attr("perm")[axis])
+    if node.op == "slice":
+        return axis if node.attr("steps")[axis] == 1 else None
+    if node.op == "flip":
+        return None if axis in node.attr("dims") else axis
+    if node.op == "broadcast":
+        below = axis - (len(node.shape) - len(source))
+        return below if below >= 0 and source[below] == node.shape[axis] else None
+    if node.op == "reshape":  # the axis is the inner part of one of the operand's, or all of it
+        inner, extent = math.prod(node.shape[axis + 1 :]), node.shape[axis]
+        for k, size in enumerate(source):
+            if math.prod(source[k + 1 :]) == inner and size >= extent and size % extent == 0:
+                return k
+    return None

@@ -83,6 +83,8 @@ class _Run:
     first_s: float = math.inf
     failed: int = 0
     winners: list[MeasureResult] = field(default_factory=list)  # the best of each batch
+    unpacked: frozenset[str] = frozenset()  # sketches whose kernels read operands where they lie
+    lying: MeasureResult | None = None  # the best of theirs
 
 
 @dataclass(slots=True)
@@ -96,7 +98,8 @@ class TuningSession:
     that are points of a sketch are measured right after the first draft.
 
     Batches of one task are measured at different moments of the machine. So in the end the best of
-    each batch and the first draft are raced side by side, and the races decide.
+    each batch and the first draft are raced side by side, and the races decide. Of kernels that are
+    as fast, one that packs no operand is taken.
     """
 
     tasks: Sequence[Task]
@@ -158,6 +161,8 @@ class TuningSession:
         queued = [c for c in dict.fromkeys((*first, *seeds)) if c not in measured]
         draft = first[0] if first else None
         run = _Run(task, strategy, progress, queued, frozenset(queued), draft=draft)
+        run.unpacked = frozenset(s.name for s in sketches if not s.packs)
+        _note_lying(run, known)
         good = [r for r in known if r.status is MeasureStatus.OK]
         if good:
             run.best = self.best[task.workload] = min(good, key=lambda r: r.latency_s)
@@ -258,6 +263,7 @@ class TuningSession:
             self.on_result(run.task, result)
         if (winner := _fastest(results)) is not None:
             run.winners.append(winner)
+        _note_lying(run, results)
         self._note_curve()
         with self.timer.phase("train"):
             run.strategy.observe(results)
@@ -273,7 +279,9 @@ class TuningSession:
         ahead: list[_Run] = []
         for run in sorted(self._runs, key=lambda r: -r.progress.weight * r.progress.latency_s):
             results = self._race(run, _finalists(run))
-            if (winner := _fastest(results)) is None:
+            if (winner := _chosen(run, results)) is None:
+                if run.best and run.lying and run.lying is _chosen(run, [run.best, run.lying]):
+                    self._settle(run, run.lying)
                 continue
             if _of(results, run.draft) not in (None, winner):
                 ahead.append(run)
@@ -282,7 +290,9 @@ class TuningSession:
             assert run.best is not None
             results = self._race(run, [c for c in (run.draft, run.best.candidate) if c])
             first, second = (_of(results, c) for c in (run.draft, run.best.candidate))
-            if first and second and first.latency_s < second.latency_s * TIE:
+            packs = run.draft is None or run.draft.sketch not in run.unpacked
+            ahead_by = 1 / TIE if packs and run.best.candidate.sketch in run.unpacked else TIE
+            if first and second and first.latency_s < second.latency_s * ahead_by:
                 self._settle(run, first)
 
     def _race(self, run: _Run, finalists: Sequence[Candidate]) -> list[MeasureResult]:
@@ -326,6 +336,19 @@ def _fastest(results: Sequence[MeasureResult]) -> MeasureResult | None:
     return min(good, key=lambda r: r.latency_s, default=None)
 
 
+def _chosen(run: _Run, results: Sequence[MeasureResult]) -> MeasureResult | None:
+    """The fastest, or one that is as fast and has nothing packed: no copy, and none to check."""
+    if (best := _fastest(results)) is None:
+        return None
+    lying = _fastest([r for r in results if r.candidate.sketch in run.unpacked])
+    return lying if lying and lying.latency_s < best.latency_s * TIE else best
+
+
+def _note_lying(run: _Run, results: Sequence[MeasureResult]) -> None:
+    known = [run.lying] if run.lying else []
+    run.lying = _fastest([*known, *(r for r in results if r.candidate.sketch in run.unpacked)])
+
+
 def _of(results: Sequence[MeasureResult], candidate: Candidate | None) -> MeasureResult | None:
     """The result of a candidate, if it worked."""
     good = (r for r in results if r.status is MeasureStatus.OK and r.candidate == candidate)
@@ -333,12 +356,13 @@ def _of(results: Sequence[MeasureResult], candidate: Candidate | None) -> Measur
 
 
 def _finalists(run: _Run) -> list[Candidate]:
-    """The draft and the winners of the fastest batches; none where all ran in one batch."""
+    """The draft, what packs nothing, the winners of the fastest batches; none of one batch."""
     if len(run.winners) < 2:
         return []
     best = sorted(run.winners, key=lambda r: r.latency_s)[: FINALISTS - 1]
     chosen = [run.draft] if run.draft else []
-    return list(dict.fromkeys([*chosen, *(r.candidate for r in best)]))
+    chosen += [run.lying.candidate] if run.lying else []
+    return list(dict.fromkeys([*chosen, *(r.candidate for r in best)]))[:FINALISTS]
 
 
 def _outcome(run: _Run) -> TaskOutcome:

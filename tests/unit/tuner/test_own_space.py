@@ -18,7 +18,7 @@ class Narrow(ContractionSketch):
 
     @staticmethod
     def fits(task):
-        return task.spec.nodes[task.spec.outputs[0]].shape[0] < 8
+        return task.spec.nodes[task.spec.outputs[0]].shape[0] < 14
 
     @cached_property
     def domains(self):
@@ -56,9 +56,9 @@ def kinds(rows):
 
 def test_a_space_takes_the_place_of_the_built_in_one_of_its_name(spaces) -> None:
     spaces(Narrow)
-    assert kinds(4) == [Narrow]
+    assert kinds(12) == [Narrow]
     assert kinds(16) == [ContractionSketch]
-    sketch = sketches_for(product(4))[0]
+    sketch = sketches_for(product(12))[0]
     assert sketch.named(sketch.default())["nv"] == 1
 
 
@@ -66,11 +66,11 @@ def test_the_last_one_counts(spaces) -> None:
     spaces(Narrow)
     spaces(Narrower)
     spaces(Narrow)  # it is used already
-    assert kinds(4) == [Narrower]
+    assert kinds(12) == [Narrower]
 
 
 def test_a_space_is_dropped(spaces) -> None:
     spaces(Narrow)
     drop_space(Narrow)
     drop_space(Narrow)
-    assert kinds(4) == [ContractionSketch]
+    assert kinds(12) == [ContractionSketch]

@@ -110,6 +110,32 @@ def test_the_draft_wins_a_tie() -> None:
     assert outcome.best.candidate == outcome.draft
 
 
+class Unpacked(fakes.FakeSketch):
+    packs = False
+
+
+@pytest.mark.parametrize("first", [4, 32])
+@pytest.mark.parametrize(("slower", "kept"), [(1.02, "lying"), (1.05, "packed")])
+def test_of_two_that_are_as_fast_the_one_that_packs_nothing_is_kept(first, slower, kept) -> None:
+    """After races, and after one batch, which has none; whichever was drafted first."""
+    for drafted in ("lying", "packed"):
+        believed = {n: (2, 2) if n == drafted else (3, 3) for n in ("lying", "packed")}
+        sketches = [
+            kind(name, (4, 4), (2, 2), believed[name], scale_s=1e-4)
+            for kind, name in ((Unpacked, "lying"), (fakes.FakeSketch, "packed"))
+        ]
+
+        def latency(given, sketches=sketches):
+            result = fakes.invented(sketches, given.candidate)
+            factor = slower if given.candidate.sketch == "lying" else 1.0
+            return replace(result, run_secs=tuple(s * factor for s in result.run_secs))
+
+        task, executor = fakes.make_task(), fakes.FakeExecutor(latency)
+        budget = Budget(trials=32, trials_per_task=None, time_s=None)
+        it = session([task], sketches, executor=executor, budget=budget, first_batch_size=first)
+        assert it.run().tasks[task.workload].best.candidate.sketch == kept
+
+
 def test_one_batch_needs_no_race() -> None:
     task = fakes.make_task()
     budget = Budget(trials=4, trials_per_task=None, time_s=None)

@@ -32,6 +32,26 @@ def matmul(
     return b.finish([b.pointwise("relu", b.matmul(x, w))])
 
 
+def few_rows(rows: int, depth: int, columns: int, dtype: str = "float32") -> Graph:
+    """As a linear layer of torch's has its weights: along the reduction."""
+    b = Builder()
+    x = b.input(0, (rows, depth), dtype)
+    w = b.input(1, (columns, depth), dtype, static=True)
+    return b.finish([b.pointwise("relu", b.matmul(x, b.permute(w, (1, 0))))])
+
+
+def keys(heads: int = 4, shared: int = 2, length: int = 40, depth: int = 16) -> Graph:
+    """One query of every head by keys that heads share."""
+    b = Builder()
+    q = b.input(0, (1, heads * shared, 1, depth), "float32")
+    k = b.input(1, (1, heads, length, depth), "float32")
+    wide = b.broadcast(
+        b.reshape(k, (1, heads, 1, length, depth)), (1, heads, shared, length, depth)
+    )
+    k = b.permute(b.reshape(wide, (1, heads * shared, length, depth)), (0, 1, 3, 2))
+    return b.finish([b.matmul(q, k)])
+
+
 def convolution(groups: int = 1, op: str = "conv", kernel: int = 3) -> Graph:
     b = Builder()
     x = b.input(0, (1, 16, 14, 14), "float32")
@@ -95,6 +115,11 @@ def weight_gradient(channels: int = 16, out: int = 32) -> Graph:
 _SPECS = {
     "linear": matmul(128, 96, 256),
     "one row": matmul(1, 96, 256),
+    "one row along": few_rows(1, 96, 256),
+    "few rows along": few_rows(5, 70, 33, "bfloat16"),
+    "many rows along": few_rows(9, 96, 256),
+    "one short column": few_rows(2, 3, 1),
+    "keys": keys(),
     "ragged": matmul(37, 41, 50),
     "one element": matmul(1, 1, 1),
     "run-time operand": matmul(64, 64, 64, static=False),
@@ -148,6 +173,11 @@ def _grid(sketch: Sketch) -> np.ndarray:
     ("name", "expected"),
     [
         ("linear", ["contraction"]),
+        ("one row", ["axpy", "contraction"]),
+        ("one row along", ["in_place", "contraction"]),
+        ("few rows along", ["in_place", "contraction"]),
+        ("many rows along", ["contraction"]),
+        ("keys", ["in_place", "contraction"]),
         ("conv", ["winograd", "contraction"]),
         ("five taps", ["contraction"]),
         ("turned", ["contraction"]),

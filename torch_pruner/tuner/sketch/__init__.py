@@ -8,6 +8,7 @@ from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import full_node, row_domain
 from torch_pruner.tuner.sketch.attention import AttentionSketch
+from torch_pruner.tuner.sketch.axpy import AxpySketch
 from torch_pruner.tuner.sketch.base import Sketch, Symbols
 from torch_pruner.tuner.sketch.contraction import ContractionSketch
 from torch_pruner.tuner.sketch.depthwise import DepthwiseSketch
@@ -20,6 +21,7 @@ from torch_pruner.tuner.sketch.gpu import (
     GpuRowsSketch,
 )
 from torch_pruner.tuner.sketch.gradient import GradientSketch
+from torch_pruner.tuner.sketch.in_place import InPlaceSketch
 from torch_pruner.tuner.sketch.pairs import DotSketch, TilesSketch
 from torch_pruner.tuner.sketch.sweeps import (
     AbreastSketch,
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AbreastSketch",
     "AttentionSketch",
+    "AxpySketch",
     "ColumnsSketch",
     "ContractionSketch",
     "DepthwiseSketch",
     "DotSketch",
     "GradientSketch",
+    "InPlaceSketch",
     "InjectiveSketch",
     "RowsSketch",
     "Sketch",
@@ -93,7 +97,8 @@ def _built_in(task: Task) -> list[Sketch]:
         pairs = [s(task) for s in (TilesSketch, DotSketch) if s.fits(task)]
         tiles = [WinogradSketch(task)] if takes_winograd(task) else []
         turned = [GradientSketch(task)] if GradientSketch.fits(task) else []
-        return [*turned, *pairs, *tiles, ContractionSketch(task)]
+        lying = [s(task) for s in (InPlaceSketch, AxpySketch) if s.fits(task)]
+        return [*lying, *turned, *pairs, *tiles, ContractionSketch(task)]
     if OpKind.WINDOW in kinds:
         return [ColumnsSketch(task)]
     if OpKind.REDUCE not in kinds:

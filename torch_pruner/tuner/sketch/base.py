@@ -54,6 +54,9 @@ class Sketch(ABC):
     name: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
     version: ClassVar[int] = 1
+    packs: ClassVar[bool] = True
+    """Whether kernels may want packed copies of constant operands. Of kernels that are as fast as
+    each other, tuning takes one that wants none."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
