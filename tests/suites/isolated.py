@@ -66,8 +66,10 @@ def command(
     arguments: list[str] | None = None,
     *,
     limit_s: float = LIMIT_S,
+    section: str = "",
 ) -> int:
-    """``python -m MODULE``: the suite's names, or some of them, checked in children; its page.
+    """``python -m MODULE``: the suite's names, or some of them, checked in children; its page, or
+    its section of one.
 
     The exit status is 1 if a check failed.
     """
@@ -90,7 +92,9 @@ def command(
         outcomes = [o for found in pool.map(run, slices) for o in found]
     outcomes.sort(key=lambda outcome: chosen.index(outcome.name))
     text = "\n".join(table(outcomes)) + "\n"
-    if given.out:
+    if given.out and section:
+        write_section(Path(given.out), section, text)
+    elif given.out:
         Path(given.out).write_text(text)
     print(text)
     return int(any(o.status == "failed" for o in outcomes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.suites import architectures, modules, operators, training
+from tests.suites import architectures, modules, onnx_fuzz, operators, training
 
 pytestmark = pytest.mark.tvm
 
@@ -51,3 +51,11 @@ def test_architectures_agree(name):
 def test_training_is_compiled():
     outcome = training.check("dcgan")
     assert outcome.status == "compiled", outcome.reason
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_onnx_models_run_or_are_refused(monkeypatch):
+    monkeypatch.setattr(onnx_fuzz, "_limit_addresses", lambda: None)
+    outcomes = [onnx_fuzz.check(name) for name in onnx_fuzz.names()[3::100]]
+    assert [o for o in outcomes if o.status == "failed"] == []
+    assert {o.status for o in outcomes} == {"ran", "refused"}

@@ -19,11 +19,13 @@ ERRORS = (
 
 
 @contextmanager
-def unsupported(model: str, doing: str) -> Iterator[None]:
-    """Raises ``UnsupportedModel`` in place of whatever ``ERRORS`` lists; ours stay as they are."""
+def unsupported(model: str, doing: str, *more: type[Exception]) -> Iterator[None]:
+    """Raises ``UnsupportedModel`` in place of whatever ``ERRORS`` and ``more`` list; ours stay as
+    they are."""
+    caught: tuple[type[Exception], ...] = (*ERRORS, *more)
     try:
         yield
-    except ERRORS as err:
+    except caught as err:
         raise_typed(model, doing, err)
 
 

@@ -81,7 +81,7 @@ class OnnxFunction:
     def __call__(self, *args: Any, **named: Any) -> Any:
         values = self._bound(args, named)
         plain = all(isinstance(v, torch.Tensor) for v in values)
-        with unsupported(self.model.name, "running it"):
+        with unsupported(self.model.name, "running it", DataDependentError):
             results = self._call(values) if plain else self._in_pieces(values)
         return results[0] if len(self.outputs) == 1 else tuple(results)
 
@@ -118,7 +118,7 @@ class OnnxFunction:
             UnsupportedModel: An operator is not known or refuses its inputs, or the model takes
                 more steps or memory than it may.
         """
-        with unsupported(self.model.name, "running it"):
+        with unsupported(self.model.name, "running it", DataDependentError):
             run = Interpreter(self.model, self._steps(), self._memory(values), self._derived)
             return self._outputs(run, values)
 

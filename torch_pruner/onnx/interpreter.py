@@ -90,10 +90,11 @@ def array_of(tensor: torch.Tensor) -> Array:
 
     if isinstance(tensor, FakeTensor) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise DataDependentError("the numbers of a tensor are needed before there are any")
-    kept = tensor.detach()
-    if kept.dtype == torch.bfloat16 or (kept.dtype.itemsize == 1 and kept.is_floating_point()):
-        kept = kept.float()
-    return np.asarray(kept.cpu().numpy())
+    with _disable_current_modes():  # a real one has its numbers also while torch traces
+        kept = tensor.detach()
+        if kept.dtype == torch.bfloat16 or (kept.dtype.itemsize == 1 and kept.is_floating_point()):
+            kept = kept.float()
+        return np.asarray(kept.cpu().numpy())
 
 
 @dataclass(slots=True, eq=False)

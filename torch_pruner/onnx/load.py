@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch_pruner.onnx.tensors import Array
 
 OLDEST = 7
-MAX_STEPS = 100_000  # nodes that one call may run, of all its functions, branches and loops
+MAX_STEPS = 50_000  # nodes that one call may run, of all its functions, branches and loops
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx, nn
 
+from torch_pruner.exc import PrunerError
+from torch_pruner.onnx.boundary import ERRORS
 from torch_pruner.onnx.bounds import Memory, Steps
 from torch_pruner.onnx.operators import DataDependentError
 
@@ -45,10 +47,16 @@ def record(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.no_grad():
-        tracer = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)
-        gm = tracer(*weights, *tensors)
-    memory.afford_graph(gm)
+    try:
+        with torch.no_grad():
+            tracer = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)
+            gm = tracer(*weights, *tensors)
+        memory.afford_graph(gm)
+    except PrunerError:
+        raise
+    except ERRORS as err:  # of torch's own, about what it does not know before a run
+        reason = next(iter(str(err).splitlines()), "")
+        raise DataDependentError(f"torch cannot record it: {reason[:200]}") from err
     return _with_parameters(gm, weights)
 
 

@@ -319,16 +319,16 @@ def _reverse_sequence(n: Node, x: Tensor, lengths: Tensor) -> Tensor:
 @op("NonZero")
 def _nonzero(n: Node, x: Tensor) -> Tensor:
     _real(x)
-    found = torch.nonzero(x if x.dim() else x.reshape(1))
+    found = torch.from_numpy(np.argwhere(np.atleast_1d(np.asarray(n.host(0)))).astype(np.int64))
     return found.T.contiguous() if x.dim() else found.T[:0]
 
 
 @op("Compress")
 def _compress(n: Node, x: Tensor, condition: Tensor) -> Tensor:
-    _real(condition)
     axis = n.attr("axis")
     x = x.reshape(-1) if axis is None else x
-    return x.index_select(axis or 0, torch.nonzero(condition)[:, 0])
+    kept = np.asarray(n.host(1)).reshape(-1).nonzero()[0]
+    return x.index_select(axis or 0, torch.from_numpy(kept.astype(np.int64)))
 
 
 @op("Unique")
@@ -354,7 +354,7 @@ def _real(x: Tensor) -> None:
     """The shape of the result depends on the numbers in ``x``."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    if isinstance(x, FakeTensor) or type(x) is not Tensor:
+    if isinstance(x, FakeTensor) or type(x) not in (Tensor, torch.nn.Parameter):
         raise DataDependentError
 
 
