@@ -73,6 +73,14 @@ def reshape_index(index: Sequence[Expr], target: Shape, source: Shape) -> Index:
     return tuple(result)
 
 
+def safe_position(position: Expr, extent: int) -> Expr:
+    """A position that data gave: negative counts from the end, none is outside."""
+    wide = position.astype("int64")
+    wrapped = T.Select(wide < T.const(0, "int64"), wide + T.const(extent, "int64"), wide)
+    low = T.max(wrapped, T.const(0, "int64"))
+    return T.min(low, T.const(extent - 1, "int64")).astype(index_dtype())
+
+
 def held(buf: Buffer, at: Expr, dtype: str) -> Callable[[Index], Expr]:
     """An override for a node that an emitter keeps at ``buf[at]``, whatever the index."""
     return lambda _: buf[at].astype(value_dtype(dtype))
@@ -229,10 +237,7 @@ class Reader:
 
     def _wrap(self, position: Expr, extent: int) -> Expr:
         """A data-dependent position made safe: negative counts from the end, none is outside."""
-        wide = position.astype("int64")
-        wrapped = T.Select(wide < T.const(0, "int64"), wide + T.const(extent, "int64"), wide)
-        low = T.max(wrapped, T.const(0, "int64"))
-        safe = T.min(low, T.const(extent - 1, "int64")).astype(index_dtype())
+        safe = safe_position(position, extent)
         if self._binds is None:
             return safe
         var = index_var(POSITION)

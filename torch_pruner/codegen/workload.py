@@ -17,7 +17,7 @@ from tvm import te
 
 from torch_pruner.codegen import scalar
 from torch_pruner.codegen._tvm import Expr, T
-from torch_pruner.codegen.reader import reshape_index, view_index
+from torch_pruner.codegen.reader import reshape_index, safe_position, view_index
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ir import const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
@@ -162,8 +162,7 @@ def _indexed(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]
         else:
             at = reads[1](*index[dim : dim + rank])
             before, after = index[:dim], index[dim + rank :]
-        place = T.Cast("int32", at)
-        return reads[0](*before, T.Select(place < 0, place + extent, place), *after)
+        return reads[0](*before, safe_position(at, extent), *after)
 
     return element
 

@@ -1,45 +1,46 @@
-"""Indices that a caller hands in: eager raises where one is out of bounds; a kernel would clamp it.
+"""Values that eager tests: it raises for an index out of bounds, or a whole number divided by zero.
 
-Only indices that are an input of the region are checked; what the graph itself computes is clamped.
+A kernel would clamp the one and give 0 for the other. Where an index is an input of the region, it
+is looked at before the region runs. What the region computes is shown by one more output: for each
+demand its largest key, a number that says whether a value lies outside and which one. So tests are
+values of the graph like any others: nothing drops, repeats or pads them that would not do so to a
+result. What can be seen to hold for every input is not tested.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+
+from torch_pruner.dynamo.aten.value import Value, concatenate
+from torch_pruner.dynamo.tensors import TensorSpec
+from torch_pruner.graph.intervals import interval, limits
+from torch_pruner.graph.ir import const_value
+from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch_pruner.dynamo.partition import Region
+    from torch_pruner.dynamo.aten.demand import Demand, Range
+    from torch_pruner.graph.ir import Builder
 
-aten = torch.ops.aten
+    Run = Callable[[list[Any]], Sequence[Any]]
 
-_KEEPS_VALUES = frozenset(
-    (
-        *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default),
-        *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
-        *(aten.permute.default, aten.t.default, aten.transpose.int, aten.clone.default),
-        *(aten.alias.default, aten.detach.default, aten._to_copy.default),
-    )
-)
+__all__ = ["IndexCheck", "Watch", "flag_spec", "guarded", "watched"]
+
+_KEY = "int64"
+_LEAST = limits(_KEY)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexCheck:
-    """Input ``input`` must lie in ``low <= index < high`` or be ``ignored``.
-
-    If it does not, the operator of this ``kind`` (a key of ``KINDS``) raises as eager does.
-    """
+    """The elements of input ``input`` must lie in ``range`` or be ``ignored``."""
 
     input: int
-    low: int
-    high: int
+    range: Range
     ignored: int | None
-    kind: str
 
     def __call__(self, index: torch.Tensor) -> None:
         if self._holds(index):
@@ -48,111 +49,121 @@ class IndexCheck:
             index = index[index != self.ignored]
             if index.numel() == 0 or self._holds(index):
                 return
-        KINDS[self.kind](self.high, index)
-        raise IndexError(f"index out of range: needs {self.low} <= index < {self.high}")
+        self.range.fail(index)
 
     def _holds(self, index: torch.Tensor) -> bool:
         least, most = torch.aminmax(index)
-        return bool(least.item() >= self.low and most.item() < self.high)
+        return bool(least.item() >= self.range.low and most.item() < self.range.high)
 
 
-class _Use(NamedTuple):
-    """An index argument, the size it indexes into, whether -1 is the last, and the operator."""
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What keeps an eye on the demands of a graph; ``output`` is the node that shows ``flags``."""
 
-    argument: fx.Node
-    size: int
-    wraps: bool
-    kind: str
-
-
-def index_checks(region: Region) -> tuple[IndexCheck, ...]:
-    """The checks that the region's operators ask for, each input and range once."""
-    found: dict[tuple[int, int, int, int | None], IndexCheck] = {}
-    positions = {node: k for k, node in enumerate(region.inputs)}
-    for node in region.nodes:
-        for use in _uses(node):
-            source, ignored = _source(use.argument)
-            if source in positions:
-                low = -use.size if use.wraps else 0
-                key = positions[source], low, use.size, ignored
-                found.setdefault(key, IndexCheck(*key, use.kind))
-    return tuple(found.values())
+    checks: tuple[IndexCheck, ...]
+    flags: tuple[Range, ...]
+    output: int | None
 
 
-def guarded(
-    run: Callable[[list[Any]], Sequence[Any]], checks: Sequence[IndexCheck]
-) -> Callable[[list[Any]], Sequence[Any]]:
-    """``run`` after all ``checks`` of its inputs."""
-    if not checks:
+def watched(builder: Builder, demands: Sequence[Demand], *, flagged: bool) -> Watch:
+    """The checks and flags that ``demands`` need, each once, in the order of the operators.
+
+    Without ``flagged`` only inputs are looked at.
+    """
+    checks: dict[tuple[int, int, int, int | None], IndexCheck] = {}
+    flags: dict[tuple[int, int, int], tuple[Range, Value]] = {}
+    for demand in demands:
+        wanted = demand.range
+        low, high = interval(builder.nodes, demand.value)
+        if wanted.low <= low and high < wanted.high:
+            continue
+        source, ignored = _source(builder, demand.value, wanted)
+        if source is not None:
+            key = source, wanted.low, wanted.high, ignored
+            checks.setdefault(key, IndexCheck(source, wanted, ignored))
+        elif flagged:
+            value = Value(builder, demand.value)
+            flags.setdefault((demand.value, wanted.low, wanted.high), (wanted, value))
+    keys = [_largest_key(value, wanted) for wanted, value in flags.values()]
+    output = concatenate(keys, 0).id if keys else None
+    return Watch(tuple(checks.values()), tuple(wanted for wanted, _ in flags.values()), output)
+
+
+def _largest_key(value: Value, wanted: Range) -> Value:
+    """Keys count from the least value that is in range, as unsigned numbers would: those of values
+    outside are larger than all others."""
+    key = value.cast(_KEY)
+    key = key - wanted.low if wanted.low else key
+    return key.apply("bitwise_xor", _LEAST).reduce("max", range(key.ndim)).reshape((1,))
+
+
+def flag_spec(flags: Sequence[Range]) -> tuple[TensorSpec, ...]:
+    """The output of a region that shows ``flags``, if there are any."""
+    return (TensorSpec.make((len(flags),), (1,), getattr(torch, _KEY)),) if flags else ()
+
+
+def guarded(run: Run, checks: Sequence[IndexCheck], flags: Sequence[Range] = ()) -> Run:
+    """``run`` after all ``checks`` of its inputs, without its last output, which shows ``flags``.
+
+    Raises what eager does where one does not hold.
+    """
+    if not checks and not flags:
         return run
+    spans = tuple((wanted, wanted.high - wanted.low + _LEAST) for wanted in flags)
 
     def call(inputs: list[Any]) -> Sequence[Any]:
         for check in checks:
             check(inputs[check.input])
-        return run(inputs)
+        results = run(inputs)
+        if not spans:
+            return results
+        *results, keys = results
+        for key, (wanted, end) in zip(keys.tolist(), spans, strict=True):
+            if key >= end:
+                wanted.fail(torch.tensor([_value(key, wanted)]))
+        return results
 
     return call
 
 
-def _uses(node: fx.Node) -> list[_Use]:
-    op = node.target
-    args: tuple[Any, ...] = node.args
-    if op is aten.embedding.default:
-        size = _shape(args[0])[0]
-        return [_Use(args[1], size, False, "embedding")]
-    if op in (aten.index_select.default, aten.gather.default):
-        shape = _shape(args[0])
-        size = shape[args[1]] if shape else 1
-        kind = "index_select" if op is aten.index_select.default else "gather"
-        return [_Use(args[2], size, False, kind)]
-    if op is aten.index.Tensor:
-        return [
-            _Use(index, size, True, "index")
-            for index, size in zip(args[1], _shape(args[0]), strict=False)
-            if index is not None
-        ]
-    return []
+def _value(key: int, wanted: Range) -> int:
+    """The number that has this key."""
+    value = key - _LEAST + wanted.low
+    return value if value < -_LEAST else value + 2 * _LEAST
 
 
-def _shape(node: fx.Node) -> torch.Size:
-    shape: torch.Size = node.meta["val"].shape
-    return shape
-
-
-def _blank(*shape: int) -> torch.Tensor:
-    """A tensor of this shape and almost no memory."""
-    return torch.zeros(()).expand(shape)
-
-
-# What eager does with indices into a dimension of some size: it raises in its own words.
-KINDS: Mapping[str, Callable[[int, torch.Tensor], Any]] = {
-    "embedding": lambda size, index: torch.embedding(_blank(size, 1), index),
-    "index_select": lambda size, index: torch.index_select(_blank(size), 0, index.flatten()),
-    "gather": lambda size, index: torch.gather(_blank(size), 0, index.flatten()),
-    "index": lambda size, index: _blank(size)[index],
-}
-
-
-def _source(node: fx.Node) -> tuple[fx.Node, int | None]:
-    """Where the same numbers come from, and which of them a loss replaces: the class to ignore."""
+def _source(builder: Builder, at: int, wanted: Range) -> tuple[int | None, int | None]:
+    """The input with the same elements as node ``at``, and which of them a loss replaces: the class
+    to ignore."""
     ignored: int | None = None
     while True:
-        node = _unviewed(node)
-        if node.target is not aten.where.self or ignored is not None:
-            return node, ignored
-        condition, kept, _ = node.args
-        assert isinstance(condition, fx.Node)
-        if condition.target is not aten.ne.Scalar or condition.args[0] is not kept:
-            return node, None
-        (node, *_), number = condition.all_input_nodes, condition.args[1]
-        assert isinstance(number, int)
-        ignored = number
+        at = _unviewed(builder, at)
+        node = builder.nodes[at]
+        if node.op == "input":
+            index: int = node.attr("index")
+            return index, ignored
+        if node.op != "where" or ignored is not None:
+            return None, None
+        condition, kept, other = (_unviewed(builder, i) for i in node.inputs)
+        test, filler = builder.nodes[condition], builder.nodes[other]
+        if test.op != "ne" or filler.op != "const":
+            return None, None
+        left, right = (_unviewed(builder, i) for i in test.inputs)
+        number = builder.nodes[right]
+        inside = wanted.low <= const_value(filler) < wanted.high
+        if not inside or number.op != "const" or left != kept:
+            return None, None
+        at, ignored = kept, int(const_value(number))
 
 
-def _unviewed(node: fx.Node) -> fx.Node:
-    while node.target in _KEEPS_VALUES:
-        (source, *_) = node.all_input_nodes
-        if source.meta["val"].is_floating_point():
-            break
-        node = source
-    return node
+def _unviewed(builder: Builder, at: int) -> int:
+    """The node that has the same elements in another order, shape or wider dtype."""
+    while True:
+        node = builder.nodes[at]
+        if node.op == "cast":
+            source = builder.dtype(node.inputs[0])
+            if not source.startswith(("int", "uint")) or ITEMSIZE[node.dtype] <= ITEMSIZE[source]:
+                return at
+        elif node.op not in ("reshape", "permute", "broadcast", "flip"):
+            return at
+        at = node.inputs[0]

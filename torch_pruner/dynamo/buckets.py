@@ -149,7 +149,8 @@ class Buckets:
                     torch.tensor(n, dtype=COUNT, device=small.device) for _, n in bucket.counts
                 ]
                 checks = step.does.checks if self._platform.checks_indices else ()
-                run = guarded(PaddedRegion(inner, large, step.does, counts), checks)
+                padding = PaddedRegion(inner, large, step.does, counts)
+                run = guarded(padding, checks, step.does.flags)
             else:
                 run = eager_call(step.does, self._config.fallback)
             steps.append((run, step.reads, step.writes, step.dead))
@@ -187,7 +188,7 @@ class Buckets:
             if isinstance(does, RegionStep):
                 bucket = next(left)
                 inputs = (*does.inputs, *(count,) * len(bucket.counts))
-                does = replace(does, graph=bucket.graph, inputs=inputs, checks=())
+                does = replace(does, graph=bucket.graph, inputs=inputs, checks=(), flags=())
                 run, region = built_region(does, compiler, self._platform, f"{name}.{len(runs)}")
                 runs.append(run)
                 built.append(BuiltRegion(region, step.reads))

@@ -102,7 +102,7 @@ def built_region(
     """A region as a function of its inputs, checked and profiled, and the call that it wraps."""
     call = _region_call(region, compiler, platform, name)
     checks = region.checks if platform.checks_indices else ()
-    return guarded(platform.guard(profiled(call.name, call)), checks), call
+    return guarded(platform.guard(profiled(call.name, call)), checks, region.flags), call
 
 
 def _region_call(

@@ -1,6 +1,6 @@
 """Turn fx nodes of a functional ATen graph into IR nodes, one operator rule at a time.
 
-In: fx nodes with fake tensors in ``meta["val"]``. Out: a ``Graph`` for a set of nodes
+In: fx nodes with fake tensors in ``meta["val"]``. Out: an ``Imported`` for a set of nodes
 (``import_region``) or, for a single node, whether it can be imported and what it would cost
 (``probe``). Whether a node can be imported depends on that node alone, never on its neighbours.
 """
@@ -17,11 +17,15 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_pruner.dynamo.aten import TABLE, Call, RejectionKind, Unsupported, Value, dtype_name
+from torch_pruner.dynamo.bounds import watched
 from torch_pruner.graph.ir import Builder, Graph, Node
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from torch_pruner.dynamo.aten.demand import Demand, Range
+    from torch_pruner.dynamo.bounds import IndexCheck
 
 DEFAULT_DTYPES = frozenset(
     ("float64", "float32", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -70,15 +74,28 @@ def probe(
     return Probe(free, reads, 0 if free else _flops(builder, nodes, results))
 
 
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A graph, and what its inputs have to be and one more output shows: see ``bounds``."""
+
+    graph: Graph
+    checks: tuple[IndexCheck, ...] = ()
+    flags: tuple[Range, ...] = ()
+    demanding: frozenset[fx.Node] = frozenset()  # the nodes that ask for it
+
+
 def import_region(
     nodes: Sequence[fx.Node],
     inputs: Sequence[fx.Node],
     outputs: Sequence[fx.Node],
     static: Collection[fx.Node] = (),
-) -> Graph:
+    *,
+    flagged: bool = False,
+) -> Imported:
     """The graph that computes ``outputs`` from ``inputs`` through ``nodes`` (in topological order).
 
-    Equal outputs share a position. ``inputs`` are numbered in the given order.
+    Equal outputs share a position. ``inputs`` are numbered in the given order. What operators
+    demand of values that the graph computes is in ``flags`` if they are to be ``flagged``.
     """
     builder = Builder()
     env: dict[fx.Node, Values] = {}
@@ -86,18 +103,32 @@ def import_region(
         fake = node.meta["val"]
         position = builder.input(index, fake.shape, dtype_name(fake.dtype), static=node in static)
         env[node] = Value(builder, position, fake)
+    demands: dict[fx.Node, list[Demand]] = {}
     for node in nodes:
-        env[node] = import_node(builder, node, env)
+        env[node] = import_node(builder, node, env, demands.setdefault(node, []))
     positions = []
     for node in outputs:
         value = env[node]
         assert isinstance(value, Value), node
         positions.append(value.id)
-    return builder.finish(positions)
+    every = [demand for of in demands.values() for demand in of]
+    watch = watched(builder, every, flagged=flagged)
+    if watch.output is not None:
+        positions.append(watch.output)
+    asking = frozenset(node for node, of in demands.items() if of)
+    return Imported(builder.finish(positions), watch.checks, watch.flags, asking)
 
 
-def import_node(builder: Builder, node: fx.Node, env: Mapping[fx.Node, Values]) -> Values:
-    """Append what ``node`` computes. Arguments missing from ``env`` are not read by any result."""
+def import_node(
+    builder: Builder,
+    node: fx.Node,
+    env: Mapping[fx.Node, Values],
+    demands: list[Demand] | None = None,
+) -> Values:
+    """Append what ``node`` computes, and what it demands.
+
+    Arguments missing from ``env`` are not read by any result.
+    """
     if node.target is operator.getitem:
         source, index = node.args
         assert isinstance(source, fx.Node)
@@ -108,7 +139,7 @@ def import_node(builder: Builder, node: fx.Node, env: Mapping[fx.Node, Values]) 
         assert value is not None, node
         return value
     assert isinstance(node.target, torch._ops.OpOverload)
-    call = Call(builder, output_fakes(node), used_outputs(node))
+    call = Call(builder, output_fakes(node), used_outputs(node), [] if demands is None else demands)
 
     def replaced(arg: fx.Node) -> Any:
         return env[arg] if arg in env else _unread(builder, arg)

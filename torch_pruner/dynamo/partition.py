@@ -32,6 +32,8 @@ from torch_pruner.dynamo.importer import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from torch_pruner.dynamo.aten.demand import Range
+    from torch_pruner.dynamo.bounds import IndexCheck
     from torch_pruner.graph.ir import Graph
 
 __all__ = [
@@ -46,9 +48,14 @@ class Region:
     """Nodes compiled together: ``graph`` input i is ``inputs[i]``, output j is ``outputs[j]``.
 
     ``graph.outputs`` may name one position twice; each output is a tensor of its own all the same.
+    With ``flags``, the last output of the graph is theirs (``bounds``). ``demanding`` are the nodes
+    for which eager may raise.
     """
 
     graph: Graph
+    checks: tuple[IndexCheck, ...]
+    flags: tuple[Range, ...]
+    demanding: frozenset[fx.Node]
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
@@ -300,8 +307,12 @@ def _region(
     outputs = [n for n in members if not _is_tuple(n) and _escapes(plan, n, inside, eager)]
     device = plan.label[members[0]]
     assert isinstance(device, torch.device)
-    graph = import_region(nodes, inputs, outputs, static)
-    return Region(graph, tuple(inputs), tuple(outputs), tuple(members), device)
+    # Eager raises on the CPU; a GPU computes on, or stops for good.
+    made = import_region(nodes, inputs, outputs, static, flagged=device.type == "cpu")
+    ends = tuple(inputs), tuple(outputs)
+    return Region(
+        made.graph, made.checks, made.flags, made.demanding, *ends, tuple(members), device
+    )
 
 
 def _free_inputs(plan: _Plan, members: Iterable[fx.Node]) -> set[fx.Node]:

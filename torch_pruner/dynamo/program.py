@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from torch_pruner.dynamo.activations import keep_channels_last
-from torch_pruner.dynamo.bounds import IndexCheck, index_checks
+from torch_pruner.dynamo.bounds import IndexCheck, flag_spec
 from torch_pruner.dynamo.importer import CPU, DEFAULT_DTYPES
 from torch_pruner.dynamo.inplace import IN_PLACE, updates_in_place
 from torch_pruner.dynamo.partition import EagerStep, PartitionedGraph, Region, partition
@@ -23,6 +23,7 @@ from torch_pruner.report import OpFallback
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from torch_pruner.dynamo.aten.demand import Range
     from torch_pruner.graph.ir import Graph
 
 __all__ = ["Program", "RegionStep", "Step", "describe", "eager_step"]
@@ -30,13 +31,15 @@ __all__ = ["Program", "RegionStep", "Step", "describe", "eager_step"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionStep:
-    """Operators to compile together: a graph, what its inputs and outputs are to torch, and which
-    inputs are indices that have to be within bounds."""
+    """Operators to compile together: a graph, what its inputs and outputs are to torch, which
+    inputs are indices that have to be within bounds, and what the last output shows of values that
+    have to be (``bounds``); a step does not write that one."""
 
     graph: Graph
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     checks: tuple[IndexCheck, ...] = ()
+    flags: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +99,7 @@ def describe(
     outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
     if loose:
         keep_channels_last(outputs, loose, [n for r in partitioned.regions for n in r.outputs])
-    in_place = updates_in_place(gm, mutated)
+    in_place = _unrisky(updates_in_place(gm, mutated), partitioned, gm)
     last = _last_uses(partitioned, outputs)
     steps: list[Step] = []
     for k, step in enumerate(partitioned.steps):
@@ -104,7 +107,8 @@ def describe(
         if isinstance(step, Region):
             reads, writes = step.inputs, step.outputs
             specs = [tuple(spec_of(n.meta["val"]) for n in nodes) for nodes in (reads, writes)]
-            does = RegionStep(step.graph, specs[0], specs[1], index_checks(step))
+            shown = flag_spec(step.flags)
+            does = RegionStep(step.graph, specs[0], specs[1] + shown, step.checks, step.flags)
         else:
             reads, writes = _interface(step, partitioned, outputs)
             does = eager_step(step.nodes, reads, writes, in_place)
@@ -147,6 +151,22 @@ def eager_step(
             copies[node].target = IN_PLACE[node.target]
     graph.output(tuple(copies[n] for n in writes))
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _unrisky(
+    updates: Collection[fx.Node], partitioned: PartitionedGraph, gm: fx.GraphModule
+) -> frozenset[fx.Node]:
+    """Those ``updates`` in place before which eager cannot have raised for what runs after them."""
+    order = {node: k for k, node in enumerate(gm.graph.nodes)}
+    kept = set(updates)
+    written: list[fx.Node] = []
+    for step in partitioned.steps:
+        if isinstance(step, EagerStep):
+            written += [node for node in step.nodes if node in kept]
+        elif step.checks or step.flags:
+            first = min(order[node] for node in step.demanding)
+            kept -= {node for node in written if order[node] > first}
+    return frozenset(kept)
 
 
 def _interface(

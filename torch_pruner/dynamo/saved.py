@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from torch_pruner.dynamo.bounds import KINDS, IndexCheck
+from torch_pruner.dynamo.aten.demand import KINDS, Range
+from torch_pruner.dynamo.bounds import IndexCheck
 from torch_pruner.dynamo.program import Program, RegionStep, Step
 from torch_pruner.dynamo.tensors import TensorSpec
 from torch_pruner.graph.ir import Graph
@@ -27,7 +28,7 @@ from torch_pruner.versions import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-FORMAT = 2
+FORMAT = 3
 _KINDS: Mapping[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -122,7 +123,8 @@ def _step(does: RegionStep | fx.GraphModule) -> dict[str, Any]:
             "graph": does.graph.to_json(),
             "inputs": [_spec(s) for s in does.inputs],
             "outputs": [_spec(s) for s in does.outputs],
-            "checks": [[c.input, c.low, c.high, c.ignored, c.kind] for c in does.checks],
+            "checks": [[c.input, c.ignored, *_range(c.range)] for c in does.checks],
+            "flags": [_range(flag) for flag in does.flags],
         }
     index: dict[fx.Node, int] = {}
     rows: list[Any] = []
@@ -148,7 +150,11 @@ def _read_step(given: Mapping[str, Any]) -> RegionStep | fx.GraphModule:
             Graph.from_json(given["graph"]),
             tuple(_read_spec(row) for row in given["inputs"]),
             tuple(_read_spec(row) for row in given["outputs"]),
-            tuple(_read_check(*row) for row in given["checks"]),
+            tuple(
+                IndexCheck(int(place), _read_range(*row), ignored)
+                for place, ignored, *row in given["checks"]
+            ),
+            tuple(_read_range(*row) for row in given["flags"]),
         )
     graph = fx.Graph()
     nodes: list[fx.Node] = []
@@ -163,10 +169,14 @@ def _read_step(given: Mapping[str, Any]) -> RegionStep | fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _read_check(place: int, low: int, high: int, ignored: int | None, kind: str) -> IndexCheck:
+def _range(of: Range) -> list[Any]:
+    return [of.low, of.high, of.kind, of.axis, of.rank]
+
+
+def _read_range(low: int, high: int, kind: str, axis: int, rank: int) -> Range:
     if kind not in KINDS:
         raise ValueError(f"no index check {kind!r}")
-    return IndexCheck(int(place), int(low), int(high), ignored, kind)
+    return Range(int(low), int(high), kind, int(axis), int(rank))
 
 
 def _spec(spec: TensorSpec) -> list[Any]:

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @rule(aten.embedding.default)
 def embedding(
-    _call: Call,
+    call: Call,
     weight: Value,
     indices: Value,
     padding_idx: int = -1,
@@ -27,13 +27,15 @@ def embedding(
     sparse: bool = False,
 ) -> Value:
     del padding_idx, scale_grad_by_freq, sparse
+    call.demand_index(indices, weight.shape, 0, "embedding")
     return weight.take(0, indices)
 
 
 @rule(aten.index_select.default)
-def index_select(_call: Call, x: Value, dim: int, index: Value) -> Value:
+def index_select(call: Call, x: Value, dim: int, index: Value) -> Value:
     if x.ndim == 0:
         raise arguments("index_select of a scalar")
+    call.demand_index(index, x.shape, dim % x.ndim, "index_select")
     return x.take(dim % x.ndim, index.reshape((_count(index),)))
 
 
@@ -47,14 +49,25 @@ def gather(call: Call, x: Value, dim: int, index: Value, sparse_grad: bool = Fal
     if x.ndim == 0 or index.ndim != x.ndim:
         raise arguments("gather of a scalar")
     axis = dim % x.ndim
+    call.demand_index(index, x.shape, axis, "gather")
     shape = [x.shape[i] if i == axis else n for i, n in enumerate(index.shape)]
     cut = x.slice([0] * x.ndim, shape)
     ids = x.builder.append("gather", (cut.id, index.id), call.shape, x.dtype, dim=axis)
     return Value(x.builder, ids)
 
 
-@rule(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index_tensor(_call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+@rule(aten.index.Tensor)
+def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    pairs = zip(indices, x.shape, strict=False)
+    used = [(index, size) for index, size in pairs if index is not None]
+    for k, (index, _) in enumerate(used):  # eager counts the dimensions that are indexed
+        call.demand_index(index, [size for _, size in used], k, "index", wraps=True)
+    return unsafe_index(call, x, indices)
+
+
+@rule(aten._unsafe_index.Tensor)
+def unsafe_index(_call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    """``index`` whose positions are promised to lie within."""
     axes = [i for i, index in enumerate(indices) if index is not None]
     tensors = [index for index in indices if index is not None]
     if any(index.dtype in ("bool", "uint8") for index in tensors):

@@ -104,6 +104,7 @@ def div_mode(call: Call, a: Operand, b: Operand, rounding_mode: str | None = Non
         return div(call, a, b)
 
     def combine(x: Value, y: Value) -> Value:
+        call.demand_divisor(y)
         if rounding_mode == "floor":
             return x.apply("floordiv", y)
         return (x / y).apply("trunc") if x.is_float else x.apply("truncdiv", y)
@@ -111,19 +112,27 @@ def div_mode(call: Call, a: Operand, b: Operand, rounding_mode: str | None = Non
     return elementwise(combine, a, b)
 
 
+def _quotient(call: Call, op: str, a: Operand, b: Operand) -> Value:
+    def combine(x: Value, y: Value) -> Value:
+        call.demand_divisor(y)
+        return x.apply(op, y)
+
+    return elementwise(combine, a, b)
+
+
 @rule(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(_call: Call, a: Operand, b: Operand) -> Value:
-    return elementwise(lambda x, y: x.apply("floordiv", y), a, b)
+def floor_divide(call: Call, a: Operand, b: Operand) -> Value:
+    return _quotient(call, "floordiv", a, b)
 
 
 @rule(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(_call: Call, a: Operand, b: Operand) -> Value:
-    return elementwise(lambda x, y: x.apply("mod", y), a, b)
+def remainder(call: Call, a: Operand, b: Operand) -> Value:
+    return _quotient(call, "mod", a, b)
 
 
 @rule(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(_call: Call, a: Operand, b: Operand) -> Value:
-    return elementwise(lambda x, y: x.apply("fmod", y), a, b)
+def fmod(call: Call, a: Operand, b: Operand) -> Value:
+    return _quotient(call, "fmod", a, b)
 
 
 @rule(aten.pow.Tensor_Tensor, aten.pow.Scalar)

@@ -9,14 +9,16 @@ rule may compute in a wider dtype. A rule that cannot express its arguments rais
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
 
-from torch_pruner.dynamo.aten.rejection import RejectionKind, Unsupported
+from torch_pruner.dynamo.aten.demand import Demand, Range
+from torch_pruner.dynamo.aten.rejection import RejectionKind, Unsupported, arguments
 from torch_pruner.dynamo.aten.value import DTYPE_NAMES, Number, Value
+from torch_pruner.graph.intervals import interval
 
 if TYPE_CHECKING:
     import torch
@@ -36,11 +38,15 @@ __all__ = ["PROMOTION", "TABLE", "Call", "Operand", "Result", "Rule", "elementwi
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One use of an operator: where to append nodes, and the fake tensors that it results in."""
+    """One use of an operator: where to append nodes, and the fake tensors that it results in.
+
+    ``demands`` are what eager tests of the operands' values, and raises where it does not hold.
+    """
 
     builder: Builder
     outputs: tuple[torch.Tensor | None, ...]
     used: frozenset[int]
+    demands: list[Demand] = field(default_factory=list)
 
     @property
     def shape(self) -> Shape:
@@ -68,6 +74,26 @@ class Call:
     def iota(self, shape: Sequence[int], dim: int, dtype: str = "int64") -> Value:
         """Of ``shape``, the index along ``dim``."""
         return Value(self.builder, self.builder.append("iota", (), shape, dtype, dim=dim))
+
+    def demand_index(
+        self, index: Value, shape: Sequence[int], axis: int, kind: str, *, wraps: bool = False
+    ) -> None:
+        """``index`` must lie within ``axis`` of ``shape``; where it ``wraps``, -1 is the last."""
+        size, rank = (shape[axis], len(shape)) if shape else (1, 1)
+        low = -size if wraps else 0
+        self.demands.append(Demand(index.id, Range(low, size, kind, axis, rank)))
+
+    def demand_divisor(self, divisor: Value) -> None:
+        """Whole numbers are not divided by zero. Raises ``Unsupported`` for the number 0."""
+        if divisor.is_float:
+            return
+        low, high = interval(self.builder.nodes, divisor.id)
+        if low > 0 or high < 0:
+            return
+        if low == high:
+            raise arguments("integer division by zero, which eager raises")
+        zero = divisor.equals(0).reduce("any", range(divisor.ndim))
+        self.demands.append(Demand(zero.cast("int64").id, Range(0, 1, "division")))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

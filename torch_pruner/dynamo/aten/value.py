@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torch_pruner.dynamo.aten.rejection import arguments
 from torch_pruner.graph.ops import FLOATS
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Builder, Shape
 
 Number = bool | int | float
+
+_DIVISIONS = ("floordiv", "truncdiv", "mod", "fmod")
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "float64",
@@ -66,7 +69,12 @@ class Value:
         return self._new(self.builder.const(number, self.dtype))
 
     def apply(self, op: str, *others: Value | Number, dtype: str | None = None) -> Value:
-        """A pointwise operation with this value as the first operand."""
+        """A pointwise operation with this value as the first operand.
+
+        Raises ``Unsupported`` for a division that whole numbers or booleans do not have.
+        """
+        if (self.dtype == "bool" and op in _DIVISIONS) or (op == "div" and not self.is_float):
+            raise arguments(f"{op} of {self.dtype}")
         operands = [o.id if isinstance(o, Value) else self.const(o).id for o in others]
         return self._new(self.builder.pointwise(op, self.id, *operands, dtype=dtype))
 
