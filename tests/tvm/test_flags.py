@@ -35,9 +35,6 @@ INDICES = {
     "narrowed": (lambda w, i: w[i.to(torch.int32)] * 2, [2**32 + 6, 3], [2**32 + 9, 1]),
     "sliced": (lambda w, i: w[i[1:]] * 2, [99, 3, 6], [1, 3, 7]),
     "nan": (lambda w, x: w[x.long()] * 2, [1.5, 6.5], [0.0, NAN]),
-    "along": (
-        lambda w, i: torch.take_along_dim(w, (i * 2)[:, None], 0) * 2, [1, 2, 3], [1, 2, 9]
-    ),
     "take": (lambda w, i: torch.take(w, i * 2) + 1, [1, 2, 10], [1, 2, 11]),
     "scatter": (lambda w, i: w.relu().scatter(0, (i * 2)[:, None], 1.0), [1, 3], [0, 7]),
     "index_put": (lambda w, i: w.relu().index_put((i * 2,), w[0]) + 1, [1, 3], [0, 7]),
