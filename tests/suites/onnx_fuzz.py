@@ -367,7 +367,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def main(arguments: list[str] | None = None) -> int:
     return command(
         "tests.suites.onnx_fuzz", __doc__, names, check, table, arguments,
-        limit_s=120, section="Damaged models",
+        limit_s=600, section="Damaged models",
     )  # fmt: skip
 
 
