@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +44,13 @@ def _cuda_problem() -> str:
 def _isa_problem(flags: tuple[str, ...]) -> str:
     absent = sorted(set(flags) - CpuProbe.read().flags)
     return f"this CPU has no {', '.join(absent)}" if absent else ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The key that signs cache entries is one of this run; child processes have the same."""
+    home = tempfile.mkdtemp(prefix="torch_pruner-tests-")
+    os.environ["XDG_DATA_HOME"] = home
+    config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

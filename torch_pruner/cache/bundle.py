@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner import exc, log
 from torch_pruner.cache import archive as archives
 from torch_pruner.cache.archive import refuse
-from torch_pruner.cache.entry import GraphEntry, KernelEntry
+from torch_pruner.cache.entry import CHECKED, GraphEntry, KernelEntry
 from torch_pruner.cache.key import canonical_json, is_digest, parse_object
 from torch_pruner.cache.records import TuningRecord
 
@@ -100,7 +100,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A bundle whose every byte was checked."""
+    """A bundle whose every byte was checked. ``vouched``: by a signature that was asked for."""
 
     path: Path
     manifest: Manifest
@@ -108,6 +108,7 @@ class Contents:
     graphs: tuple[GraphEntry, ...]
     records: Mapping[str, tuple[TuningRecord, ...]] = field(default_factory=dict)  # by key digest
 
+    vouched: bool = field(default=False, compare=False)
     file: Stamp = field(default=(), compare=False)  # which one was read
 
 
@@ -180,14 +181,14 @@ def read(path: str | os.PathLike[str], *, key: bytes | None = None) -> Contents:
         _check_entries(manifest, kernels, graphs)
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         refuse(where, f"an entry is damaged: {err}")
-    return Contents(
-        where, manifest, kernels, graphs, {k: tuple(r) for k, r in records.items()}, stamp
-    )
+    kept = {name: tuple(found) for name, found in records.items()}
+    return Contents(where, manifest, kernels, graphs, kept, key is not None, stamp)
 
 
 def load(store: KernelStore, contents: Contents, here: Origin) -> None:
     """Merge a bundle into a store; of two kernels the better one stays.
 
+    What others say was compared with eager is not taken over unless the bundle is ``vouched`` for.
     Raises ``IncompatibleBundle`` where it was made for another device or version than ``here``, and
     ``CacheDirectoryError`` where the store cannot be written.
     """
@@ -209,6 +210,8 @@ def load(store: KernelStore, contents: Contents, here: Origin) -> None:
         if _stamp(archive) != contents.file:
             refuse(contents.path, "it changed while it was read", "try again")
         for graph in contents.graphs:
+            if CHECKED in graph.meta and not contents.vouched:
+                continue
             name = f"{BLOBS}{graph.blob}{SUFFIX}"
             expected = contents.manifest.files[name]
             data = archives.member_of(contents.path, archive, name, expected, parsed=False)

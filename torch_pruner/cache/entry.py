@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Source = Literal["tuned", "library", "untuned"]
 SOURCES = ("tuned", "library", "untuned")
+CHECKED = "checked"  # in the meta of an entry that says that a graph gave eager's results
 EFFORTS = ("", "none", "quick", "full")
 
 

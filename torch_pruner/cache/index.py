@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from filelock import FileLock
 
 from torch_pruner import log
-from torch_pruner.cache import salvage, schema
+from torch_pruner.cache import salvage, schema, userkey
 from torch_pruner.cache.files import FILE_MODE, no_link
 from torch_pruner.cache.forking import close_at_exit, renew_after_fork
 from torch_pruner.cache.location import make_private, shares_memory
@@ -200,8 +200,10 @@ class Index:
     def _start(self, path: Path) -> sqlite3.Connection:
         """Create the tables, one process at a time, and the directories if someone removed them."""
         assert self._file_lock is not None
-        for directory in (path.parent.parent, path.parent, self._file_lock.parent):
-            make_private(directory)
+        make_private(path.parent.parent)
+        if make_private(path.parent):
+            userkey.claim(path.parent)
+        make_private(self._file_lock.parent)
         with self._exclusive():
             fresh = _create_private(path) or (_is_unborn(path) and _create_anew(path))
             self._inode = _inode(path)

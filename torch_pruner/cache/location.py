@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from torch_pruner import exc, log
-from torch_pruner.cache import trust
+from torch_pruner.cache import trust, userkey
+from torch_pruner.cache.seal import Seals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +127,10 @@ def prepare(layout: Layout, *, read_only: bool) -> bool:
         raise exc.CacheDirectoryError(doubts[0].path, doubts[0].reason, _REMEDY)
     if not read_only:
         try:
-            for path in (layout.root, layout.home, layout.blobs, layout.locks):
+            make_private(layout.root)
+            if make_private(layout.home):
+                userkey.claim(layout.home)
+            for path in (layout.blobs, layout.locks):
                 make_private(path)
         except OSError:
             if not layout.home.is_dir():
@@ -137,13 +141,21 @@ def prepare(layout: Layout, *, read_only: bool) -> bool:
     return True
 
 
-def make_private(path: Path) -> None:
-    """Make one directory that only its user may enter, unless it is there."""
+def seals_of(layout: Layout, *, read_only: bool) -> Seals:
+    """How the rows of a cache are sealed. Its directories were made by ``prepare``."""
+    key = userkey.load(layout.root, create=not read_only)
+    return Seals(key, own=key is not None and userkey.is_claimed(layout.home))
+
+
+def make_private(path: Path) -> bool:
+    """Make one directory that only its user may enter; False if it is there."""
     try:
         os.mkdir(path, DIR_MODE)
     except FileExistsError:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise NotADirectoryError(f"not a directory: {path}") from None
+        return False
+    return True
 
 
 def remove_set_aside(layout: Layout) -> None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner.cache.key import KernelKey, canonical_json, is_number, parse_object
-from torch_pruner.cache.seal import seal, unseal
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
+
+    from torch_pruner.cache.seal import Seals
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,41 +81,46 @@ def sound(record: TuningRecord) -> TuningRecord:
 
 
 def insert(
-    conn: sqlite3.Connection, key: KernelKey, records: Sequence[TuningRecord], *, now: float
+    conn: sqlite3.Connection,
+    seals: Seals,
+    key: KernelKey,
+    records: Sequence[TuningRecord],
+    *,
+    now: float,
 ) -> None:
     """Append records of ``key``. A known candidate keeps its record, unless only the new is ok."""
     task, text = key.digest(), canonical_json(key.to_json())
-    conn.execute(
-        "INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?)", (task, text, seal(task, text), now)
-    )
+    sealed = seals.seal("tasks", task, text)
+    conn.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?)", (task, text, sealed, now))
     rows = ((record, canonical_json(record.to_json())) for record in records)
     conn.executemany(
         """INSERT INTO records (task, candidate, status, entry, seal) VALUES (?, ?, ?, ?, ?)
            ON CONFLICT (task, candidate) DO UPDATE
            SET status = excluded.status, entry = excluded.entry, seal = excluded.seal
            WHERE records.status != 'ok' AND excluded.status = 'ok'""",
-        ((task, r.digest, r.status, t, seal(task, t)) for r, t in rows),
+        ((task, r.digest, r.status, t, seals.seal("records", task, t)) for r, t in rows),
     )
 
 
-def select(conn: sqlite3.Connection, task: str) -> tuple[list[TuningRecord], int]:
-    """The records of one kernel in the order they were added, and how many were damaged."""
+def select(conn: sqlite3.Connection, seals: Seals, task: str) -> tuple[list[TuningRecord], int]:
+    """The records of one kernel in the order they were added, and how many could not be used."""
     rows = conn.execute("SELECT entry, seal FROM records WHERE task = ? ORDER BY id", (task,))
     found, damaged = [], 0
     for text, sealed in rows.fetchall():
         try:
-            found.append(TuningRecord.from_json(parse_object(unseal(task, text, sealed))))
+            plain = seals.unseal("records", task, text, sealed)
+            found.append(TuningRecord.from_json(parse_object(plain)))
         except ValueError:
             damaged += 1
     return found, damaged
 
 
-def tasks(conn: sqlite3.Connection) -> Iterator[tuple[str, KernelKey]]:
+def tasks(conn: sqlite3.Connection, seals: Seals) -> Iterator[tuple[str, KernelKey]]:
     """Digest and key of every kernel that has records and whose key is legible."""
     rows = conn.execute("SELECT digest, entry, seal FROM tasks ORDER BY digest")
     for digest, text, sealed in rows.fetchall():
         try:
-            key = KernelKey.from_json(parse_object(unseal(digest, text, sealed)))
+            key = KernelKey.from_json(parse_object(seals.unseal("tasks", digest, text, sealed)))
         except ValueError:
             continue
         yield digest, key

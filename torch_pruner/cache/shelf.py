@@ -15,7 +15,7 @@ from torch_pruner.cache import records as tuning_records
 from torch_pruner.cache.blobs import BlobDir, sha256
 from torch_pruner.cache.entry import GraphEntry, KernelEntry, keep_best
 from torch_pruner.cache.key import is_number
-from torch_pruner.cache.seal import seal, unseal
+from torch_pruner.cache.seal import ForeignSeal, Seals
 
 if TYPE_CHECKING:
     import sqlite3
@@ -50,8 +50,10 @@ _SAME_DEVICE = """
 class Shelf:
     """Rows and blobs of one place. ``clock`` gives seconds since the epoch."""
 
-    def __init__(self, index: Index, blobs: BlobDir, *, clock: Callable[[], float]) -> None:
-        self.index, self.blobs, self.clock = index, blobs, clock
+    def __init__(
+        self, index: Index, blobs: BlobDir, seals: Seals, *, clock: Callable[[], float]
+    ) -> None:
+        self.index, self.blobs, self.seals, self.clock = index, blobs, seals, clock
 
     def get_kernel(self, key: KernelKey) -> KernelEntry | None:
         digest = key.digest()
@@ -59,9 +61,12 @@ class Shelf:
         if row is None:
             return None
         try:
-            entry = KernelEntry.from_text(unseal(digest, row[0], row[1]))
+            entry = KernelEntry.from_text(self.seals.unseal("kernels", digest, row[0], row[1]))
             if entry.key != key:
                 raise ValueError("it is about another key")
+        except ForeignSeal:
+            self._foreign()
+            return None
         except ValueError as err:
             self._discard("kernels", digest, row, str(err))
             return None
@@ -77,8 +82,11 @@ class Shelf:
             old, created = None, self.clock()
             if (row := conn.execute(query, (digest,)).fetchone()) is not None:
                 try:
-                    old = KernelEntry.from_text(unseal(digest, row[0], row[1]))
+                    plain = self.seals.unseal("kernels", digest, row[0], row[1])
+                    old = KernelEntry.from_text(plain)
                     created = row[2] if is_number(row[2]) else created
+                except ForeignSeal:
+                    self._foreign()
                 except ValueError as err:
                     _log.warning("replacing damaged cache entry %s: %s", digest, err)
             best = keep_best(old, entry, chosen=chosen)
@@ -87,23 +95,29 @@ class Shelf:
                 "INSERT OR REPLACE INTO kernels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(digest, key.workload, key.target, key.device, key.threads, key.numerics),
-                    *(key.codegen, text, seal(digest, text), created, self.clock()),
+                    *(key.codegen, text, self.seals.seal("kernels", digest, text)),
+                    *(created, self.clock()),
                 ),
             )
             return best
 
         return self.index.run(merge, write=True)
 
-    def get_graph(self, key: GraphKey) -> tuple[GraphEntry, Path] | None:
+    def get_graph(self, key: GraphKey, *, mine: bool = False) -> tuple[GraphEntry, Path] | None:
         digest = key.digest()
         row = self._row("graphs", digest)
         if row is None:
             return None
         try:
-            entry = GraphEntry.from_text(unseal(digest, row[0], row[1]))
+            plain = self.seals.unseal("graphs", digest, row[0], row[1], mine=mine)
+            entry = GraphEntry.from_text(plain)
             if entry.key != key:
                 raise ValueError("it is about another key")
             path = self.blobs.checkout(entry.blob)
+        except ForeignSeal:
+            if self.seals.own:
+                self._foreign()
+            return None
         except (ValueError, FileNotFoundError, exc.CorruptEntry) as err:
             self._discard("graphs", digest, row, str(err))
             return None
@@ -118,6 +132,7 @@ class Shelf:
         digest = key.digest()
         entry = GraphEntry(key, sha256(data), meta)
         text = entry.to_text()
+        sealed = self.seals.seal("graphs", digest, text)
         self.blobs.publish(entry.blob, data)
 
         def insert(conn: sqlite3.Connection) -> Path:
@@ -126,7 +141,7 @@ class Shelf:
             now = self.clock()
             conn.execute(
                 "INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (digest, entry.blob, len(data), text, seal(digest, text), now, now),
+                (digest, entry.blob, len(data), text, sealed, now, now),
             )
             return self.blobs.checkout(entry.blob)
 
@@ -159,31 +174,46 @@ class Shelf:
 
         for digest, text, sealed in self.index.run(select):
             try:
-                return KernelEntry.from_text(unseal(digest, text, sealed)).key
+                plain = self.seals.unseal("kernels", digest, text, sealed)
+                return KernelEntry.from_text(plain).key
             except ValueError:
                 continue
         return None
 
     def add_records(self, key: KernelKey, records: Sequence[TuningRecord]) -> None:
         def insert(conn: sqlite3.Connection) -> None:
-            tuning_records.insert(conn, key, records, now=self.clock())
+            tuning_records.insert(conn, self.seals, key, records, now=self.clock())
 
         self.index.run(insert, write=True)
 
     def records(self, key: KernelKey) -> list[TuningRecord]:
         digest = key.digest()
-        found, damaged = self.index.run(lambda conn: tuning_records.select(conn, digest))
+        found, damaged = self.index.run(
+            lambda conn: tuning_records.select(conn, self.seals, digest)
+        )
         if damaged:
-            _log.warning("ignoring %d damaged tuning records of kernel %s", damaged, digest)
+            _log.warning("ignoring %d unusable tuning records of kernel %s", damaged, digest)
         return found
 
     def recorded(self) -> list[KernelKey]:
         """The keys that have tuning records."""
-        return [key for _, key in self.index.run(lambda conn: list(tuning_records.tasks(conn)))]
+        found = self.index.run(lambda conn: list(tuning_records.tasks(conn, self.seals)))
+        return [key for _, key in found]
 
     def close(self) -> None:
         self.index.close()
         self.blobs.close()
+
+    def _foreign(self) -> None:
+        """Say once that there are entries that this user has not signed."""
+        where = self.index.path
+        log.warn_once(
+            _log,
+            f"foreign {where}",
+            "entries of the cache index %s have no signature of this user, who made that cache, and"
+            " are not used; if you put them there yourself, run `torch-pruner cache adopt`",
+            where,
+        )
 
     def _row(self, table: Table, digest: str) -> tuple[str, str, float] | None:
         query = f"SELECT entry, seal, used FROM {table} WHERE digest = ?"

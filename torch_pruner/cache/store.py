@@ -145,13 +145,16 @@ class KernelStore:
             return entry
         return self._put(self._best(entry.key) or merged if self.degraded else merged)
 
-    def get_graph(self, key: GraphKey) -> tuple[GraphEntry, Path] | None:
+    def get_graph(self, key: GraphKey, *, mine: bool = False) -> tuple[GraphEntry, Path] | None:
         """The library of ``key`` and its path; the digest of the file was just verified.
+
+        With ``mine`` only one that this user has signed.
 
         ``prune`` leaves the file alone until it can be loaded. If loading fails all the same
         (someone cleared the cache), ``drop_graph`` and build again.
         """
-        return self._counted(self._tiers.find(lambda shelf: shelf.get_graph(key), key.digest()))
+        find = functools.partial(Shelf.get_graph, key=key, mine=mine)
+        return self._counted(self._tiers.find(find, key.digest()))
 
     def put_graph(
         self, key: GraphKey, data: bytes | os.PathLike[str], meta: Mapping[str, Any]
@@ -239,6 +242,13 @@ class KernelStore:
     def verify(self) -> upkeep.VerifyReport:
         """Parse every row and hash every blob. Removes nothing."""
         return self._look_after(upkeep.verify)
+
+    def adopt(self) -> int:
+        """Sign what others put here, if it is sound, as if this user had made it; how many rows.
+
+        Raises CacheDirectoryError if the root cannot be written.
+        """
+        return self._look_after(upkeep.adopt, writes=True)
 
     def prune(self) -> upkeep.PruneReport:
         """Remove left-overs, and the least recently used above ``max_bytes``; see ``upkeep.prune``.

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from torch_pruner import log
+from torch_pruner.cache import location
 from torch_pruner.cache.blobs import BlobDir
 from torch_pruner.cache.forking import renew_after_fork
 from torch_pruner.cache.index import Index
+from torch_pruner.cache.seal import Seals
 from torch_pruner.cache.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ class Tiers:
             self._memory = _shelf_in_memory(clock)
         else:
             index = Index(layout.index, lock=layout.locks / "index.lock", read_only=read_only)
-            self._disk = Shelf(index, BlobDir(layout.blobs), clock=clock)
+            seals = location.seals_of(layout, read_only=read_only)
+            self._disk = Shelf(index, BlobDir(layout.blobs), seals, clock=clock)
 
     def main(self) -> Shelf:
         """The disk's shelf if there is one; OSError is the caller's to handle."""
@@ -168,7 +171,7 @@ def _shelf_in_memory(clock: Callable[[], float]) -> Shelf:
     """An index in memory; blobs in a private temporary directory, since loaders want a path."""
     blobs = BlobDir(_temporary_directory())
     weakref.finalize(blobs, _remove_tree, blobs.root, os.getpid())
-    return Shelf(Index(None), blobs, clock=clock)
+    return Shelf(Index(None), blobs, Seals(os.urandom(32), own=True), clock=clock)
 
 
 def _temporary_directory() -> Path:

@@ -11,11 +11,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from torch_pruner.cache.entry import GraphEntry, KernelEntry
+from torch_pruner.cache.entry import CHECKED, GraphEntry, KernelEntry
 from torch_pruner.cache.index import MOVED
 from torch_pruner.cache.key import KernelKey, is_digest, is_number, parse_object
 from torch_pruner.cache.records import TuningRecord
-from torch_pruner.cache.seal import unseal
+from torch_pruner.cache.seal import Seals
 from torch_pruner.cache.shelf import Shelf, delete_records
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def listing(shelf: Shelf) -> list[Listed]:
         query = f"SELECT digest, entry, seal, {size}, created, used FROM {table} ORDER BY used DESC"
         for digest, text, sealed, n, created, used in _all(shelf, query):
             with contextlib.suppress(ValueError):
-                plain = unseal(digest, text, sealed)
+                plain = shelf.seals.unseal(table, digest, text, sealed)
                 parse = KernelEntry.from_text if table == "kernels" else GraphEntry.from_text
                 found.append(Listed(digest, parse(plain), _size(n), _when(created), _when(used)))
     return found
@@ -123,7 +123,7 @@ def verify(shelf: Shelf) -> VerifyReport:
     for table, parse in _PARSERS.items():
         name = "task" if table == "records" else "digest"
         rows = _all(shelf, f"SELECT {name}, entry, seal FROM {table}")
-        bad = [p for row in rows if (p := _problem(table, parse, *row))]
+        bad = [p for row in rows if (p := _problem(shelf.seals, table, parse, *row))]
         sound[table] = len(rows) - len(bad)
         problems += bad
     present = {digest for digest, _ in shelf.blobs}
@@ -136,6 +136,36 @@ def verify(shelf: Shelf) -> VerifyReport:
         if not path.name.endswith(("-wal", "-shm", "-journal"))
     ]
     return VerifyReport(sound, tuple(problems + bad + aside))
+
+
+def adopt(shelf: Shelf) -> int:
+    """Sign every sound row that this user has not signed; how many.
+
+    What others say was compared with eager is forgotten: it is compared again.
+    """
+    if shelf.seals.key is None:
+        raise OSError("this user has no key to sign entries with")
+    lenient = Seals(shelf.seals.key)
+
+    def sign(conn: sqlite3.Connection) -> int:
+        count = 0
+        for table, parse in _PARSERS.items():
+            name = "task" if table == "records" else "digest"
+            rows = conn.execute(f"SELECT rowid, {name}, entry, seal FROM {table}").fetchall()
+            for row, key, text, sealed in rows:
+                if _problem(lenient, table, parse, key, text, sealed):
+                    continue
+                if lenient.signed(table, key, text, sealed):
+                    continue
+                if table == "graphs" and CHECKED in GraphEntry.from_text(text).meta:
+                    conn.execute("DELETE FROM graphs WHERE rowid = ?", (row,))
+                    continue
+                values = (lenient.seal(table, key, text), row)
+                conn.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", values)
+                count += 1
+        return count
+
+    return shelf.index.run(sign, write=True)
 
 
 def prune(shelf: Shelf, max_bytes: int) -> PruneReport:
@@ -281,10 +311,15 @@ def _missing(shelf: Shelf, present: set[str]) -> list[str]:
 
 
 def _problem(
-    table: str, parse: Callable[[str], object], name: str, text: object, sealed: object
+    seals: Seals,
+    table: str,
+    parse: Callable[[str], object],
+    name: str,
+    text: object,
+    sealed: object,
 ) -> str:
     try:
-        parse(unseal(name, text, sealed))
+        parse(seals.unseal(table, name, text, sealed))
     except ValueError as err:
         return f"{table} {name}: {err}"
     return ""

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("ls", ls, "list the kernels, most recently used first"),
         ("stats", stats, "how much is stored, and where"),
         ("verify", verify, "read everything and check every digest; changes nothing"),
+        ("adopt", adopt, "sign what others put into a cache of this user, as if he had made it"),
         ("prune", prune, "remove left-overs, and the least recently used above the size limit"),
         ("clear", clear, "remove everything"),
     ):
@@ -142,6 +143,12 @@ def _rerun(store: KernelStore) -> Recheck:
     from torch_pruner.compiler.recheck import recheck
 
     return recheck(store, Config.from_options())
+
+
+def adopt(args: argparse.Namespace) -> int:
+    count = _open(args).adopt()
+    print(json.dumps({"signed": count}) if args.json else f"signed {count} entries")
+    return 0
 
 
 def prune(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ are addresses, vendor kernels are behind ``Vendor``, and whoever calls owns the 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,7 @@ class CompiledGraph:
     keep: Any = None  # the library, where it was never written to disk
     checksums: tuple[Entry, ...] = ()  # see ``graph.memory.CHECKSUMS``; none without a library
     weights: str = "checked"  # the option
+    library: str = ""  # the sha256 of its file; none without one
 
 
 @dataclass(slots=True)
@@ -155,7 +157,7 @@ class Compiler:
             fused = lowered.fused.graph
             dump_graph(self.config.debug_dir, key.digest(), fused, lowered.tasks, choices)
         segments = _segments(lowered, choices)
-        entries, keep = self._library(key, lowered, choices, plan, segments)
+        entries, keep, library = self._library(key, lowered, choices, plan, segments)
         steps: list[Entry | LibraryCall] = []
         for segment in segments:
             if isinstance(segment, int):
@@ -175,6 +177,7 @@ class Compiler:
             keep,
             tuple(entries),
             self.config.weights,
+            library,
         )
 
     def missing(
@@ -208,19 +211,20 @@ class Compiler:
         choices: Mapping[str, Choice],
         plan: MemoryPlan,
         segments: Sequence[int | tuple[int, ...]],
-    ) -> tuple[list[Entry], Any]:
+    ) -> tuple[list[Entry], Any, str]:
         """The entry of every segment, from the cache or built now and published.
 
-        Behind them are the toolchain's own.
+        Behind them are the toolchain's own; then what has to be kept, and the digest of the file.
         """
         names = [f"segment{i}" for i, s in enumerate(segments) if not isinstance(s, int)]
         if not names:
-            return [], None
+            return [], None, ""
         toolchain = self.toolchain or HostToolchain(self.context.threads)
         toolchain.prepare()
         if (found := self.store.get_graph(key)) is not None:
             try:
-                return toolchain.load(found[1], [*names, *toolchain.own]), None
+                entries = toolchain.load(found[1], [*names, *toolchain.own])
+                return entries, None, found[0].blob
             except exc.CorruptEntry as err:
                 log.warning("rebuilding a library that cannot be loaded: %s", err)
                 self.store.drop_graph(key)
@@ -235,19 +239,22 @@ class Compiler:
                 )
             }
             library = toolchain.build(distinct, calls, len(plan.slots), self.context.target)
-            self._publish(key, library, choices)
-        return list(library.entries), library.keep
+            digest = self._publish(key, library, choices)
+        return list(library.entries), library.keep, digest
 
-    def _publish(self, key: GraphKey, library: Library, choices: Mapping[str, Choice]) -> None:
+    def _publish(self, key: GraphKey, library: Library, choices: Mapping[str, Choice]) -> str:
+        """Keep a library for the next process; the digest of its file, "" if that fails."""
         try:
             with tempfile.TemporaryDirectory(prefix="torch_pruner") as folder:
                 path = Path(folder) / "graph.so"
                 library.save(path)
                 self.store.put_graph(key, path, {"kernels": len(choices)})
+                return hashlib.sha256(path.read_bytes()).hexdigest()
         except (exc.CompileError, OSError) as err:
             log.warning(
                 "the compiled graph is used but cannot be kept for the next process: %s", err
             )
+            return ""
 
 
 def _demanded(graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> dict[int, Order]:
