@@ -112,7 +112,7 @@ class AxpySketch(Sketch):
         kept = target.vector_registers - 6  # elements of the first operand in registers
         again = np.maximum(0, con.rows * c["ku"] - kept)
         loads = c["ku"] + con.rows + again
-        widened = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.0}.get(second, 0.0) * c["ku"]
+        widened = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.5}.get(second, 0.0) * c["ku"]
         cycles = np.maximum(fmas / target.fma_per_cycle, loads / machine.LOADS_PER_CYCLE)
         issued = fmas + loads + widened + con.rows + 2
         result: Array = np.maximum(cycles, issued / machine.ISSUED_PER_CYCLE)

@@ -122,7 +122,7 @@ class InPlaceSketch(Sketch):
         """
         spec, con = self.task.spec, self.con
         size = ITEMSIZE[spec.nodes[con.b].dtype]
-        work = con.rows - 1 + float(size < ITEMSIZE[con.acc_dtype])
+        work = con.rows - 1 + ITEMSIZE[con.acc_dtype] / size - 1
         alone = min(0.8, 0.1 + 0.1 * work) - 0.01 * np.log2(c["nc"]) * (work == 0)
         short = _STREAM / (con.k[-1] * size) * (1 + 0.5 * work)
         waiting: Array = np.where(c["ahead"] > 0, 0.2 - 0.1 * min(work, 1.0), alone)
@@ -135,7 +135,7 @@ class InPlaceSketch(Sketch):
         loads = (con.rows + c["nc"]) * c["nv"]
         second = self.task.spec.nodes[con.b].dtype
         vectors = c["nc"] * c["nv"]
-        widened = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.0}.get(second, 0.0) * vectors
+        widened = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.5}.get(second, 0.0) * vectors
         fetched = np.where(c["ahead"] > 0, c["nc"] * np.maximum(1, c["nv"] / 2), 0.0)
         shared = np.where(c["nc"] > 1, con.rows * c["nv"], 0.0)  # else a part of the product
         issued = fmas + vectors + shared + widened + fetched + 2
