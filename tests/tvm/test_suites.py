@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.suites import architectures, modules, onnx_fuzz, operators, training
+from tests.suites import architectures, cases, modules, onnx_fuzz, operators, training
 
 pytestmark = pytest.mark.tvm
 
@@ -59,3 +59,15 @@ def test_damaged_onnx_models_run_or_are_refused(monkeypatch):
     outcomes = [onnx_fuzz.check(name) for name in onnx_fuzz.names()[3::100]]
     assert [o for o in outcomes if o.status == "failed"] == []
     assert {o.status for o in outcomes} == {"ran", "refused"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "special-over_minus_zero", "integer-mul-int8", "cast-float32-uint8", "view-expand-used",
+        "mutation-row-part", "index-accumulate-grad", "scalar-add-dynamic", "unbacked-cat",
+    ],
+)  # fmt: skip
+def test_cases_agree(name):
+    outcome = cases.check(name)
+    assert outcome.status != "failed", outcome.reason
