@@ -280,7 +280,7 @@ UNBACKED: dict[str, Callable[[torch.Tensor], Any]] = {
     "cat": lambda x: torch.cat([torch.nonzero(x), torch.nonzero(x) * 2]),
     "mask": lambda x: x[x > 0] * 2,
     "sum": lambda x: x[x > 0].sum() + x.sum(),
-    "item": lambda x: x.sum().item() + 1,
+    "item": lambda x: x.amax().item() + 1,
     "both": lambda x: torch.cat([x[x > 0], x[x <= 0]]).relu(),
     "where": lambda x: torch.where(x > 0)[0] * 2,
     "unique": lambda x: torch.unique(x.round()) + 1,
