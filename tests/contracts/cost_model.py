@@ -45,7 +45,8 @@ class CostModelContract:
     def test_a_score_does_not_depend_on_its_batch_mates(self, trained, sketch, points) -> None:
         together = trained.predict(fakes.make_task(), sketch, points)
         alone = [trained.predict(fakes.make_task(), sketch, p[None])[0] for p in points]
-        np.testing.assert_allclose(together, alone, rtol=1e-6)
+        # Products of one row and of many round otherwise.
+        np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-6)
 
     def test_the_same_until_updated(self, trained, sketch, points) -> None:
         first = trained.predict(fakes.make_task(), sketch, points)

@@ -277,7 +277,8 @@ ON_SPECIAL = {
     "layer_norm": lambda x: (F.layer_norm(x[:4], (4,)), F.normalize(x, dim=1)),
     "max": lambda x: (x.max(1), x.min(1), x.amax(0), x.amin(0), x.max()),
     "argmax": lambda x: (x.argmax(1), x.argmin(1), x.argmax(0), x.argmax()),
-    "sum": lambda x: (x.sum(1), x.mean(0), x.prod(1), x.cumsum(1), x.var(1)),
+    # 3e38 - 3e38 + 1 is 1 or 0, as the order is: eager's depends on the processor.
+    "sum": lambda x: (x[:4].sum(1), x.mean(0), x.prod(1), x.cumsum(1), x.var(1)),
     "pool": lambda x: (
         F.max_pool1d(x[None], 2),
         F.avg_pool1d(x[None], 2),
