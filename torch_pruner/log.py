@@ -93,6 +93,7 @@ class PhaseTimer:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self._began = clock()
         self._lock = threading.Lock()
         self._local = threading.local()
         self._seconds = dict.fromkeys(PHASES, 0.0)
@@ -120,6 +121,11 @@ class PhaseTimer:
         """Seconds by phase, every phase present, without the stretch that is running now."""
         with self._lock:
             return dict(self._seconds)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this timer was made, when the compilation began."""
+        return self._clock() - self._began
 
     @property
     def total_s(self) -> float:

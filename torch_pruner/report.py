@@ -29,7 +29,8 @@ class TaskReport:
     """One kernel. ``workload`` is its digest, ``digest`` that of the schedule it got.
 
     ``latency_before_s`` is of what the kernel replaces; a latency is None where nothing was timed.
-    ``trials`` counts the candidates measured for it, before this compilation too.
+    ``trials`` counts the candidates measured for it, before this compilation too; ``effort`` is
+    what its tuning was completed with, "none" where a draft was to do.
     """
 
     name: str
@@ -42,6 +43,14 @@ class TaskReport:
     trials: int
     digest: str
     sketch: str = ""
+    effort: str = ""
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it is the result of a search, of this compilation or of one before."""
+        if self.source == "cache":
+            return self.effort != "none"
+        return self.source != "untuned"
 
     @property
     def gain(self) -> float | None:
@@ -178,7 +187,7 @@ class Report:
         """Whether every graph was compiled, with no operator left to the fallback and no kernel
         untuned. A graph that eager runs as a whole has no operators, and a note that says why."""
         compiled = bool(self.graphs) and all(g.ops_total for g in self.graphs)
-        return compiled and not self.ops_fallback and not self.sources["untuned"]
+        return compiled and not self.ops_fallback and all(t.tuned for t in self.tasks)
 
     def to_json(self) -> dict[str, Any]:
         """The graphs, and the sums over them under the same names as the properties."""
@@ -238,11 +247,13 @@ class Report:
     def _task_table(self) -> list[str]:
         if not (tasks := self.tasks):
             return []
-        headers = ("kernel", "source", "weight", "FLOPs", "before", "after", "gain", "trials")
+        told = any(t.effort for t in tasks)  # by nothing that an older version wrote
+        headers = ("kernel", "source", *(["effort"] if told else []), "weight", "FLOPs", "before")
         rows = [
             (
                 t.name,
                 t.source,
+                *([t.effort or "-"] if told else []),
                 str(t.weight),
                 flops_text(t.flops),
                 time_text(t.latency_before_s),
@@ -253,7 +264,8 @@ class Report:
             )
             for t in tasks
         ]
-        return table((*headers, "schedule"), rows, align="<<>>>>>><")
+        align = "<<<>>>>>><" if told else "<<>>>>>><"
+        return table((*headers, "after", "gain", "trials", "schedule"), rows, align=align)
 
     def _fallback_lines(self) -> list[str]:
         """Reasons with how often each applies, the most frequent first."""

@@ -74,6 +74,8 @@ def test_merging_keeps_the_latencies_that_one_of_the_graphs_knows() -> None:
         (FIRST, False),
         (replace(SECOND, tasks=(replace(MATMUL, source="untuned"),)), False),
         (replace(SECOND, tasks=(replace(MATMUL, source="library"),)), True),
+        (replace(SECOND, tasks=(replace(MATMUL, source="cache", effort="quick"),)), True),
+        (replace(SECOND, tasks=(replace(MATMUL, source="cache", effort="none"),)), False),
         (GraphReport("graph2", 0, 0, 0, 0, 0, notes=("not compiled: ValueError",)), False),
     ],
 )
@@ -92,7 +94,7 @@ def test_json_has_the_contract_s_names_and_survives_a_round_trip() -> None:
     assert data["tasks"][0] == {
         "name": "matmul_add_relu_4x128", "workload": "a" * 64, "weight": 7, "flops": 66560.0,
         "source": "tuned", "latency_before_s": 1.2e-3, "latency_after_s": 4e-4, "trials": 32,
-        "digest": "d" * 64, "sketch": "rows",
+        "digest": "d" * 64, "sketch": "rows", "effort": "",
     }  # fmt: skip
     assert data["ops_fallback"][0] == {
         "node": "aten.sort.default (%sort)", "kind": "unsupported_op", "detail": "no kernel sorts",

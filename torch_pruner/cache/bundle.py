@@ -61,10 +61,11 @@ class Manifest:
     records: int = 0
     files: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     signed: bool = False
+    left_out: tuple[str, ...] = ()  # kernels that are not tuned, when it was made
 
     def to_text(self) -> str:
         data = {"format": FORMAT, **asdict(self)}
-        del data["signed"]
+        del data["signed"], data["left_out"]
         return canonical_json(data)
 
     @staticmethod
@@ -277,8 +278,11 @@ def _selected(
     """Kernels and graphs of one device and version, in an order that does not depend on use."""
     entries = [i.entry for i in store.ls()]
     mine = [e for e in entries if (e.key.device, e.key.codegen) == (origin.digest, origin.codegen)]
-    kernels = [e for e in mine if isinstance(e, KernelEntry)]
+    found = [e for e in mine if isinstance(e, KernelEntry)]
+    kernels = [e for e in found if e.shippable]
+    absent = {e.key.workload for e in found if not e.shippable}
     graphs = [e for e in mine if isinstance(e, GraphEntry)]
+    graphs = [e for e in graphs if absent.isdisjoint(k.partition(":")[0] for k in e.key.kernels)]
     if workloads is not None:
         wanted = set(workloads)
         kernels = [e for e in kernels if e.key.workload in wanted]

@@ -57,6 +57,11 @@ class KernelEntry:
     workload_text: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def shippable(self) -> bool:
+        """Whether it is what was asked for when it was made: tuned, or a draft by effort none."""
+        return bool(self.effort) and (self.source != "untuned" or self.effort == "none")
+
     def to_text(self) -> str:
         return canonical_json(
             {

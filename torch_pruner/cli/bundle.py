@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def create(args: argparse.Namespace) -> int:
-    """1 if there was nothing to write."""
+    """1 if there was nothing to write, or if kernels that are not tuned were left out."""
     from torch_pruner.compiler import bundles
 
     workloads = None if args.report is None else _workloads(args.report)
@@ -70,7 +70,7 @@ def create(args: argparse.Namespace) -> int:
     _show(args, found)
     if not found.kernels and not args.json:
         print("no kernel of this device and version is in the cache; run `torch-pruner tune MODEL`")
-    return int(not found.kernels)
+    return int(not found.kernels or bool(found.left_out))
 
 
 def inspect(args: argparse.Namespace) -> int:

@@ -224,7 +224,7 @@ def _row(item: Listed, entry: KernelEntry, here: str, now: float) -> tuple[str, 
         "this" if entry.key.device == here else entry.key.device[:8],
         time_text(entry.latency_s if entry.latency_s < float("inf") else None),
         entry.source,
-        entry.effort or "partial",
+        entry.effort or ("partial" if entry.trials else "untuned"),
         str(entry.trials),
         age(now - item.created),
         age(now - item.used),
@@ -272,6 +272,8 @@ def _reason(
     if (entry := store.get_kernel(key)) is not None:
         if not entry.effort:
             return "its tuning was interrupted; tune it again to go on", {}
+        if entry.source == "untuned" and config.effort != "none":
+            return "it ran untuned, as drafted", {}
         if list(EFFORT).index(entry.effort) < list(EFFORT).index(config.effort):
             return f"tuned with effort {entry.effort}, {config.effort} is asked for", {}
         return f"its entry ({entry.source}) does not fit the options", {}

@@ -66,9 +66,15 @@ def tasks_of(found: Explanation) -> list[TaskExplanation]:
 
 
 def task_table(tasks: Sequence[TaskExplanation]) -> list[str]:
-    """Lines for people: kernel, shape, weight, FLOPs, and whether the cache has it."""
+    """Lines for people: kernel, shape, weight, FLOPs, and whether the cache has it; once anything
+    was tuned, with what effort and by how many trials."""
+    told = any(t.effort or t.trials for t in tasks)
     rows = [
-        (t.name, t.shape, str(t.weight), flops_text(t.flops), "yes" if t.cached else "no")
+        (
+            *(t.name, t.shape, str(t.weight), flops_text(t.flops), "yes" if t.cached else "no"),
+            *((t.effort or "-", str(t.trials)) if told else ()),
+        )
         for t in tasks
     ]
-    return table(("kernel", "shape", "weight", "FLOPs", "cached"), rows, align="<<>>>")
+    headers = ("kernel", "shape", "weight", "FLOPs", "cached", *(("effort", "trials") * told))
+    return table(headers, rows, align="<<>>><>" if told else "<<>>>")

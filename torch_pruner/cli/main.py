@@ -10,10 +10,21 @@ import argparse
 import logging
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from torch_pruner import __version__, exc, log
-from torch_pruner.cli import arguments, bench, bundle, cache, curve, doctor, explain, tune
+from torch_pruner.cli import (
+    arguments,
+    bench,
+    bundle,
+    cache,
+    curve,
+    doctor,
+    explain,
+    interrupts,
+    tune,
+)
 from torch_pruner.config import Config
 
 if TYPE_CHECKING:
@@ -34,9 +45,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    came = threading.Event()
     try:
         args = parser().parse_args(argv)
-        status = _run(args)
+        with interrupts.prompt() as came:
+            status = _run(args)
         sys.stdout.flush()
     except SystemExit as done:
         return int(done.code or OK)
@@ -51,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INCOMPLETE if isinstance(reason, _INCOMPLETE) else UNUSABLE
     except KeyboardInterrupt as err:
         _say("; ".join(["interrupted", *(str(a) for a in err.args)]))
+        if came.is_set():
+            sys.stdout.flush()
+            interrupts.leave()
         return INTERRUPTED
     return status
 

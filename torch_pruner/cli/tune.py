@@ -75,7 +75,7 @@ def verdict(report: Report) -> str:
     """The sentence that goes with the exit status."""
     if report.complete:
         return "complete: every operator is compiled, every kernel is in the cache"
-    untuned = [t.name for t in report.tasks if t.source == "untuned"]
+    untuned = [t.name for t in report.tasks if not t.tuned]
     failed = [g.name for g in report.graphs if not g.ops_total]
     problems = []
     if report.ops_fallback:

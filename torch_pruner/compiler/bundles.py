@@ -6,16 +6,17 @@ device and this version are; ``cache.bundle`` knows the file. Imports neither to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import __version__, exc
-from torch_pruner.cache import KernelStore, bundle, location
+from torch_pruner.cache import KernelEntry, KernelStore, bundle, location
 from torch_pruner.compiler import history
 from torch_pruner.compiler.context import Context, codegen_version
 from torch_pruner.compiler.kernels import LIBRARY
 from torch_pruner.config import Config
 from torch_pruner.fingerprint import DeviceFingerprint
+from torch_pruner.log import logger
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from torch_pruner.cache.bundle import Manifest as Manifest
     from torch_pruner.cards import Card
     from torch_pruner.report import Report
+
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,22 @@ def create(
     made_by = f"torch-pruner {__version__}"
     try:
         here = origin(place)
-        return bundle.create(store, path, here, made_by, workloads=workloads, key=sign)
+        made = bundle.create(store, path, here, made_by, workloads=workloads, key=sign)
+        return replace(made, left_out=_untuned(store, here, workloads))
     finally:
         store.close()
+
+
+def _untuned(store: KernelStore, here: Origin, workloads: set[str] | None) -> tuple[str, ...]:
+    """Names of the kernels that a bundle is made without, since nobody tuned them yet."""
+    kernels = [e for e in (i.entry for i in store.ls()) if isinstance(e, KernelEntry)]
+    mine = [e for e in kernels if (e.key.device, e.key.codegen) == (here.digest, here.codegen)]
+    asked = [e for e in mine if workloads is None or e.key.workload in workloads]
+    names = tuple(sorted(e.task for e in asked if not e.shippable))
+    if names:
+        text = "%d kernels are not tuned and left out of the bundle: %s; tune them with: %s"
+        log.warning(text, len(names), ", ".join(names[:5]), "torch-pruner tune --seen")
+    return names
 
 
 def origin(place: Place | None = None) -> Origin:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
+BUILD_S = 1.0  # that a kernel may take to be built; few take so long
+
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
@@ -193,6 +195,15 @@ class Compiler:
         built = all(isinstance(segment, int) for segment in _segments(lowered, choices))
         return [] if built or self.store.get_graph(key) is not None else [self._no_library(key)]
 
+    def _name_what_is_built(self, kernels: int) -> None:
+        """Before it begins: without a library there is nothing to run, whatever the budget says."""
+        budget = self.config.time_budget_s
+        if budget is not None and self.timer.elapsed_s + kernels * BUILD_S > budget:
+            text = "a library of %d kernels is built now, which may go beyond the budget of %g s"
+            log.warning(text, kernels, budget)
+        else:
+            log.info("a library of %d kernels is built now", kernels)
+
     def _no_library(self, key: GraphKey) -> exc.CacheMiss:
         return exc.CacheMiss(f"library of graph {key.digest()[:12]}", {}, self.context.hint)
 
@@ -230,6 +241,7 @@ class Compiler:
                 self.store.drop_graph(key)
         if self.config.on_miss == "error":
             raise self._no_library(key)
+        self._name_what_is_built(len(lowered.tasks))
         with self.timer.phase("build"):
             distinct = {t.workload: (t.spec, choices[t.workload].candidate) for t in lowered.tasks}
             calls = {

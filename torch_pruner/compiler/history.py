@@ -37,6 +37,16 @@ def of(
     return results, seeds
 
 
+def progress(store: KernelStore, key: KernelKey) -> tuple[str, int]:
+    """The effort that tuning ``key`` was completed with, and how many candidates were measured."""
+    entry = store.get_kernel(key)
+    measured = sum(record.status != SEED for record in store.records(key))
+    if entry is None:
+        return "", measured
+    drafted = entry.source == "untuned" and entry.effort
+    return "none" if drafted else entry.effort, max(entry.trials, measured)
+
+
 def record_of(result: MeasureResult) -> TuningRecord:
     return TuningRecord(
         result.candidate.digest,

@@ -58,6 +58,7 @@ class Choice:
     latency_s: float = math.inf
     before_s: float | None = None
     trials: int = 0
+    effort: str = ""  # that its tuning was completed with; "" for one that is not tuned
 
     @property
     def sketch(self) -> str:
@@ -113,19 +114,36 @@ def choose(
 def look_up(
     tasks: Sequence[Task], config: Config, store: KernelStore, context: Context
 ) -> dict[str, Choice]:
-    """What the cache knows well enough: tuned with at least the effort that is asked for."""
+    """What the cache knows well enough: tuned with at least the effort that is asked for.
+
+    Under ``on_miss="fallback"`` whatever was completed will do.
+    """
     found: dict[str, Choice] = {}
-    wanted = EFFORTS.index(config.effort) if config.on_miss == "tune" else EFFORTS.index("none")
     for task in tasks:
         entry = store.get_kernel(context.kernel_key(task.workload))
-        if entry is not None and entry.effort and EFFORTS.index(entry.effort) >= wanted:
-            candidate = Candidate.from_json(entry.candidate)
-            if not _usable(candidate, config):
-                continue
+        if entry is None or not _good_enough(entry, config):
+            continue
+        candidate = Candidate.from_json(entry.candidate)
+        if _usable(candidate, config):
             found[task.workload] = Choice(
-                candidate, "cache", entry.latency_s, entry.baseline_s, entry.trials
-            )
+                candidate, "cache", entry.latency_s, entry.baseline_s, entry.trials,
+                entry.effort if _is_tuned(entry) else "none",
+            )  # fmt: skip
     return found
+
+
+def _good_enough(entry: KernelEntry, config: Config) -> bool:
+    wanted = "none" if config.on_miss == "fallback" else config.effort
+    if not entry.effort or EFFORTS.index(entry.effort) < EFFORTS.index(wanted):
+        return False
+    if wanted == "none" or _is_tuned(entry):
+        return True
+    # Of a search that came to its end no candidate worked: to search again is in vain.
+    return config.on_miss == "tune" and entry.trials > 0
+
+
+def _is_tuned(entry: KernelEntry) -> bool:
+    return entry.source != "untuned"
 
 
 def _usable(candidate: Candidate, config: Config) -> bool:
@@ -202,14 +220,17 @@ def _tune(
     keys = {t.workload: context.kernel_key(t.workload) for t in tasks}
     known = {w: history.of(store, k, lambda c: _usable(c, config)) for w, k in keys.items()}
     best: dict[str, float] = {}
+    trials = {w: len(results) for w, (results, _) in known.items()}
     line = ProgressLine(config.progress, len(tasks))
 
     def keep(task: Task, result: MeasureResult) -> None:
-        line.update(task, result)
         store.add_records(keys[task.workload], [history.record_of(result)])
+        line.update(task, result)
+        trials[task.workload] += 1
         if result.latency_s < best.get(task.workload, math.inf):
             best[task.workload] = result.latency_s
-            choice = Choice(result.candidate, "tuned", result.latency_s)
+            count = trials[task.workload]
+            choice = Choice(result.candidate, "tuned", result.latency_s, trials=count)
             _publish(task, choice, store, context, effort="")
 
     executor = executor_for(config, context.threads, context.gpu)
@@ -225,6 +246,8 @@ def _tune(
         history={w: results for w, (results, _) in known.items()},
         seeds={w: seeds for w, (_, seeds) in known.items()},
         timer=timer,
+        spent_s=timer.elapsed_s if config.time_budget_s else 0.0,
+        to_build=len(tasks) if config.time_budget_s else 0,
     )
     _import_ahead()
     try:
@@ -232,17 +255,21 @@ def _tune(
     finally:
         line.close()
         release_later()
-        learned.keep(cost_model, config, context.target)
     tunings.append(Tuning(f"{config.strategy}/{config.cost_model}", outcome.curve))
-    choices = {
-        t.workload: _settle(t, outcome.tasks[t.workload], config, executor, vendor) for t in tasks
-    }
-    if outcome.interrupted:
+    if outcome.interrupted:  # what was measured is in the store already
         raise KeyboardInterrupt
+    learned.keep(cost_model, config, context.target)
+    if config.time_budget_s and timer.elapsed_s > config.time_budget_s:
+        vendor = None
+    choices = {}
     for task in tasks:
-        choice = choices[task.workload]
-        stored = _publish(task, choice, store, context, effort=config.effort, chosen=True)
-        choices[task.workload] = _as_stored(choice, stored)
+        found = outcome.tasks.get(task.workload)
+        choice = _settle(task, found, config, executor, vendor)
+        # What was not measured is not tuned: it is noted, and searched for by who comes next.
+        ended = choice.source != "untuned" or (found is not None and found.exhausted)
+        effort = config.effort if ended else ""
+        stored = _publish(task, choice, store, context, effort=effort, chosen=True)
+        choices[task.workload] = replace(_as_stored(choice, stored), effort=effort)
     return choices
 
 
@@ -270,12 +297,14 @@ def _import_ahead() -> None:
 
 def _settle(
     task: Task,
-    found: TaskOutcome,
+    found: TaskOutcome | None,
     config: Config,
     executor: MeasureExecutor,
     vendor: Vendor | None,
 ) -> Choice:
     """The best measured schedule, the vendor's kernel if that is faster, or else the draft."""
+    if found is None:
+        return Choice(draft(task), "untuned")
     if found.best is None:
         return Choice(found.candidate or draft(task), "untuned", trials=found.trials)
     from torch_pruner.tuner.roofline import roofline_s
@@ -324,6 +353,7 @@ def report(task: Task, choice: Choice) -> TaskReport:
         trials=choice.trials,
         digest=choice.digest,
         sketch=choice.sketch,
+        effort=choice.effort,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_pruner import exc
-from torch_pruner.compiler import bundles, kernels, seen
+from torch_pruner.compiler import bundles, history, kernels, seen
 from torch_pruner.config import Config
 from torch_pruner.dynamo import backend, ends, reports
 from torch_pruner.dynamo.devices import device_of, place_of, platform_of
@@ -55,6 +55,7 @@ class TaskExplanation:
     """One kernel that would run: its output shape, how often it is called, whether it is cached.
 
     What is cached has the kind of its schedule, and its seconds per call unless it was never timed.
+    Tuning that was interrupted goes on from ``trials``.
     """
 
     name: str
@@ -68,6 +69,8 @@ class TaskExplanation:
     differs: Mapping[str, tuple[Any, Any]]
     schedule: str = ""
     latency_s: float | None = None
+    effort: str = ""  # that its tuning was completed with, for whatever is asked for now
+    trials: int = 0  # candidates that were measured for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +349,9 @@ def _explain_task(task: Task, compiler: Compiler, known: kernels.Choice | None) 
     out = task.spec.nodes[task.spec.outputs[0]]
     differs: Mapping[str, tuple[Any, Any]] = {}
     timed = known is not None and math.isfinite(known.latency_s)
+    key = compiler.context.kernel_key(task.workload)
+    effort, trials = history.progress(compiler.store, key)
     if known is None:
-        key = compiler.context.kernel_key(task.workload)
         nearest = compiler.store.nearest(key)
         differs = key.diff(nearest) if nearest is not None else {}
     shape = "x".join(map(str, out.shape)) or "scalar"
@@ -362,4 +366,6 @@ def _explain_task(task: Task, compiler: Compiler, known: kernels.Choice | None) 
         differs,
         known.sketch if known is not None else "",
         known.latency_s if known is not None and timed else None,
+        effort,
+        trials,
     )

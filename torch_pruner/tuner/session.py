@@ -35,6 +35,8 @@ FINALISTS = 8
 SIMILAR = 6  # tasks whose best schedules are drafts for another
 TIE = 1.03  # times the winner: the draft, which knows of the kernels around, is as good
 LATE = 1.1  # times the budget: no more finals
+BUDGET = "budget used up"
+FIRST_PAIR = 2  # candidates in the first batch of all where time is given from start to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class TaskOutcome:
     trials: int
     failed: int
     stopped: str
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the search came to its end by itself, and not by the session's."""
+        return self.stopped != BUDGET and self.trials > 0
 
     @property
     def candidate(self) -> Candidate | None:
@@ -97,6 +104,10 @@ class TuningSession:
     killed is continued and not begun anew. ``seeds`` are schedules that were good elsewhere: those
     that are points of a sketch are measured right after the first draft.
 
+    With ``to_build`` kernels the budget's time is wall time from start to end: ``spent_s`` of it
+    was over before, some is left for building so many, and what is being measured when it ends is
+    let go.
+
     Batches of one task are measured at different moments of the machine. So in the end the best of
     each batch and the first draft are raced side by side, and the races decide. Of kernels that are
     as fast, one that packs no operand is taken.
@@ -112,6 +123,8 @@ class TuningSession:
     history: History = field(default_factory=dict)
     seeds: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
     bound_s: Callable[[Task], float] = roofline_s
+    spent_s: float = 0.0
+    to_build: int = 0
     batch_size: int = 8
     first_batch_size: int = 4  # small: every task gets one before any gets a second
     timer: PhaseTimer = field(default_factory=PhaseTimer)
@@ -120,16 +133,20 @@ class TuningSession:
     trials: int = field(default=0, init=False)
     _begin: float = field(default=0.0, init=False)
     _trial_s: float = field(default=0.0, init=False)  # of the last batch; 0 before there is one
+    _build_s: float = field(default=0.0, init=False)  # of that, building
     _runs: list[_Run] = field(default_factory=list, init=False)
     _curve: list[tuple[float, int, float]] = field(default_factory=list, init=False)
 
     def run(self) -> SessionResult:
         """Tune. Returns what was found when Ctrl-C ends it; ``interrupted`` tells."""
-        self._begin = self.clock()
+        self._begin = self.clock() - self.spent_s
         stopped, interrupted = "", False
         try:
             with self.timer.phase("draft"):
-                self._runs.extend(self._start(task) for task in self.tasks)
+                for task in self.tasks:
+                    if self._over():
+                        break
+                    self._runs.append(self._start(task))
             stopped = self._loop()
             self._finals()
         except KeyboardInterrupt:
@@ -188,7 +205,7 @@ class TuningSession:
                 scheduler.exhausted(i)
                 continue
             results = self._measure(run, batch)
-            best_s = min(r.latency_s for r in results)
+            best_s = min((r.latency_s for r in results), default=math.inf)
             scheduler.report(i, len(results), best_s)
 
     def _trials_left(self) -> float:
@@ -201,7 +218,27 @@ class TuningSession:
         """Of the budget's time, less what the finals will take."""
         assert self.budget.time_s is not None
         finals = sum(len(f) + 2 for run in self._runs if (f := _finalists(run)))
-        return max(0.5 * self.budget.time_s, self.budget.time_s - finals * self._trial_s)
+        return max(0.5 * self.budget.time_s, self._ends_s() - finals * self._trial_s)
+
+    def _ends_s(self) -> float:
+        """Of the budget's time, less what building will take: a process builds one by one."""
+        assert self.budget.time_s is not None
+        building = 2 * self.to_build * self._build_s
+        return max(0.5 * self.budget.time_s, self.budget.time_s - building)
+
+    def _over(self) -> bool:
+        """Whether the wall time is over, if that is the budget."""
+        time_s = self.budget.time_s
+        return bool(self.to_build) and time_s is not None and self._elapsed_s() >= self._ends_s()
+
+    def _executed(self, run: _Run, batch: Sequence[Candidate], race: bool) -> list[MeasureResult]:
+        """What the executor says, in the time that is left; what is not done by then is missing."""
+        left = None
+        if self.to_build and self.budget.time_s is not None:
+            left = self._ends_s() - self._elapsed_s()
+        inputs = [MeasureInput(run.task, c) for c in batch]
+        with self.executor.within(left):
+            return self.executor.race(inputs) if race else self.executor.measure(inputs)
 
     def _elapsed_s(self) -> float:
         return self.clock() - self._begin
@@ -209,6 +246,8 @@ class TuningSession:
     def _batch_size(self, run: _Run) -> int:
         """As many trials as every part of the budget still allows."""
         limits: list[float] = [self.batch_size if run.progress.batches else self.first_batch_size]
+        if self.to_build and not self._trial_s:
+            limits.append(FIRST_PAIR)
         limits.append(self._trials_left())
         if self.budget.trials_per_task is not None:
             limits.append(self.budget.trials_per_task - run.progress.trials)
@@ -245,9 +284,11 @@ class TuningSession:
     def _measure(self, run: _Run, batch: Sequence[Candidate]) -> list[MeasureResult]:
         before, begin = self.executor.phase_seconds.get("build", 0.0), self.clock()
         with self.timer.phase("measure"):
-            results = self.executor.measure([MeasureInput(run.task, c) for c in batch])
-        self._trial_s = (self.clock() - begin) / len(results)
+            results = self._executed(run, batch, race=False)
         building = self.executor.phase_seconds.get("build", 0.0) - before
+        if results:
+            self._trial_s = (self.clock() - begin) / len(results)
+            self._build_s = building / len(results)
         self.timer.add("build", building)
         self.timer.add("measure", -building)
         self.trials += len(results)
@@ -298,10 +339,10 @@ class TuningSession:
     def _race(self, run: _Run, finalists: Sequence[Candidate]) -> list[MeasureResult]:
         """The results of a race that is worth while and that there is time for, or none."""
         late = self.budget.time_s is not None and self._elapsed_s() > self.budget.time_s * LATE
-        if len(finalists) < 2 or late:
+        if len(finalists) < 2 or late or self._over():
             return []
         with self.timer.phase("measure"):
-            return self.executor.race([MeasureInput(run.task, c) for c in finalists])
+            return self._executed(run, finalists, race=True)
 
     def _settle(self, run: _Run, best: MeasureResult) -> None:
         run.best = self.best[run.task.workload] = best
@@ -374,5 +415,5 @@ def _outcome(run: _Run) -> TaskOutcome:
         first_s=run.first_s,
         trials=progress.trials,
         failed=run.failed,
-        stopped=progress.stopped or "budget used up",
+        stopped=progress.stopped or BUDGET,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from torch_pruner.fingerprint import DeviceFingerprint
@@ -77,6 +78,12 @@ class MeasureExecutor(ABC):
         The seconds are those of this moment, not put right. Default: ``measure``.
         """
         return self.measure(inputs)
+
+    @contextlib.contextmanager
+    def within(self, seconds: float | None) -> Iterator[None]:
+        """In the block, ``measure`` and ``race`` end after so many seconds, with the results that
+        there are by then, fewer than were asked for. Default: they take their time."""
+        yield
 
     @property
     def phase_seconds(self) -> Mapping[str, float]:

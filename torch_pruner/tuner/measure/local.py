@@ -30,7 +30,7 @@ from torch_pruner.tuner.measure.pace import PACE, Anchors
 from torch_pruner.tuner.measure.process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch_pruner.tuner.measure.protocol import Message
 
@@ -44,6 +44,10 @@ WINDOW = 2  # builds on their way to one worker: it never waits for its parent
 AGAIN = 2  # more times that a group is timed, whose anchor says that the moment was a bad one
 PATIENCE = 2  # groups in a row that no repetition helped, after which there is none
 MAX_ANCHORS = 64  # that a worker keeps
+
+
+class OutOfTimeError(Exception):
+    """The time of ``within`` is over."""
 
 
 class LocalExecutor(MeasureExecutor):
@@ -78,6 +82,7 @@ class LocalExecutor(MeasureExecutor):
         self._failed_starts = 0
         self._lock = threading.Lock()
         self._closed = False
+        self._deadline = math.inf
         self._finalizer = weakref.finalize(self, _kill_all, self._workers)
 
     @property
@@ -108,15 +113,26 @@ class LocalExecutor(MeasureExecutor):
                         self._build(batch)
                     with self._timer.phase("measure"):
                         self._time(batch)
+            except OutOfTimeError:
+                _kill_all(self._workers)
             except BaseException:
                 _kill_all(self._workers)  # their answers would come in the next call
                 raise
-            self.n_measured += len(inputs)
-            results = [batch.results[job] for job in range(len(inputs))]
+            results = [batch.results[job] for job in sorted(batch.results)]
+            names = [names[job] for job in sorted(batch.results)]
+            self.n_measured += len(results)
             for name in dict.fromkeys(names):
                 own = [r for r, n in zip(results, names, strict=True) if n == name]
                 self._anchors.choose(name, own)
             return results
+
+    @contextlib.contextmanager
+    def within(self, seconds: float | None) -> Iterator[None]:
+        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._deadline = math.inf
 
     # Workers
 
@@ -226,7 +242,10 @@ class LocalExecutor(MeasureExecutor):
         """Workers that have something to say; those over their limit are lost on the way."""
         now = time.monotonic()
         left = min(w.since + self._limit_s(w, job_s) - now for w in busy)
+        left = min(left, self._deadline - now)
         ready = multiprocessing.connection.wait([w.process.fileno() for w in busy], max(0.0, left))
+        if time.monotonic() >= self._deadline:
+            raise OutOfTimeError
         if not ready:
             now = time.monotonic()
             for worker in busy:
