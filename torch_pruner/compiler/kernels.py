@@ -265,12 +265,26 @@ def _tune(
     for task in tasks:
         found = outcome.tasks.get(task.workload)
         choice = _settle(task, found, config, executor, vendor)
-        # What was not measured is not tuned: it is noted, and searched for by who comes next.
-        ended = choice.source != "untuned" or (found is not None and found.exhausted)
-        effort = config.effort if ended else ""
-        stored = _publish(task, choice, store, context, effort=effort, chosen=True)
-        choices[task.workload] = replace(_as_stored(choice, stored), effort=effort)
+        choices[task.workload] = _kept(task, choice, found, config, store, context)
     return choices
+
+
+def _kept(
+    task: Task,
+    choice: Choice,
+    found: TaskOutcome | None,
+    config: Config,
+    store: KernelStore,
+    context: Context,
+) -> Choice:
+    """The choice of a search, published; what the next process will find.
+
+    What was not measured is not tuned: it is noted, and searched for by who comes next.
+    """
+    ended = choice.source != "untuned" or (found is not None and found.exhausted)
+    effort = config.effort if ended else ""
+    stored = _publish(task, choice, store, context, effort=effort, chosen=True)
+    return replace(_as_stored(choice, stored), effort=effort)
 
 
 def _as_stored(choice: Choice, stored: KernelEntry) -> Choice:
