@@ -303,8 +303,9 @@ def _import_ahead() -> None:
     """
     for name in ("numpy.ma", "ml_dtypes"):
         importlib.import_module(name)
+    # A process that ends waits for it: one that was taken down in the middle of it was aborted.
     load = threading.Thread(
-        target=importlib.import_module, args=("torch_pruner.codegen.program",), daemon=True
+        target=importlib.import_module, args=("torch_pruner.codegen.program",), daemon=False
     )
     load.start()
 
