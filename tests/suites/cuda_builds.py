@@ -52,6 +52,7 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     from torch_pruner.compiler.stores import store_for
     from torch_pruner.config import Config
     from torch_pruner.dynamo import backend, ends
+    from torch_pruner.dynamo.bounds import flag_spec
     from torch_pruner.dynamo.importer import DEFAULT_DTYPES
     from torch_pruner.dynamo.partition import Region, partition
     from torch_pruner.dynamo.tensors import spec_of
@@ -72,7 +73,8 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
                     [spec_of(n.meta["val"]).order for n in nodes]
                     for nodes in (step.inputs, step.outputs)
                 ]
-                for task in compiler.lower(step.graph, orders[0], orders[1]).tasks:
+                shown = [spec.order for spec in flag_spec(step.flags)]
+                for task in compiler.lower(step.graph, orders[0], orders[1] + shown).tasks:
                     found.setdefault(task.workload, task)
 
     def compile_graph(gm: Any, inputs: Any) -> Any:

@@ -276,3 +276,15 @@ def test_a_saved_graph_raises_too(cold):
     for _ in range(2):
         torch._dynamo.reset()
         check_error(cold, fn, good, bad)
+
+
+@torch.no_grad()
+def test_what_shows_values_to_eager_is_explained_like_any_output():
+    """``explain`` ended in ``ValueError``: it counted one output less than the region has."""
+
+    class Shifted(torch.nn.Module):
+        def forward(self, x, i):
+            return x[i + 1]
+
+    found = tp.explain(Shifted().eval(), (torch.randn(8), torch.arange(4)))
+    assert "compiled" in str(found)

@@ -15,6 +15,7 @@ from torch_pruner import exc
 from torch_pruner.compiler import bundles, history, kernels, seen
 from torch_pruner.config import Config
 from torch_pruner.dynamo import backend, ends, reports
+from torch_pruner.dynamo.bounds import flag_spec
 from torch_pruner.dynamo.devices import device_of, place_of, platform_of
 from torch_pruner.dynamo.partition import Region, partition
 from torch_pruner.dynamo.ranks import sync_cache
@@ -321,7 +322,8 @@ def _explain_graph(
         orders = [
             [spec_of(n.meta["val"]).order for n in nodes] for nodes in (step.inputs, step.outputs)
         ]
-        lowered = compiler.lower(step.graph, orders[0], orders[1])
+        shown = [spec.order for spec in flag_spec(step.flags)]
+        lowered = compiler.lower(step.graph, orders[0], orders[1] + shown)
         partitions.append(
             f"compiled: {len(step.nodes)} operators in {len(lowered.fused.kernels)} kernel calls"
         )
