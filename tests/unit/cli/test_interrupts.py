@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 STUCK = """
-import ctypes, sys
+import ctypes, sys, threading
 from torch_pruner.cli import main
 def stuck(args):
-    print("ready", flush=True)
     libc = ctypes.CDLL(None)
     mutex = ctypes.create_string_buffer(64)
+    # Another thread says it, later: a signal before the second lock is raised by Python.
+    threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 main._run = stuck  # locked twice, a mutex is waited for for ever
