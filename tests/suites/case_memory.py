@@ -280,7 +280,7 @@ UNBACKED: dict[str, Callable[[torch.Tensor], Any]] = {
     "cat": lambda x: torch.cat([torch.nonzero(x), torch.nonzero(x) * 2]),
     "mask": lambda x: x[x > 0] * 2,
     "sum": lambda x: x[x > 0].sum() + x.sum(),
-    "item": lambda x: x.amax().item() + 1,
+    "item": lambda x: x.sum().item() + 1,
     "both": lambda x: torch.cat([x[x > 0], x[x <= 0]]).relu(),
     "where": lambda x: torch.where(x > 0)[0] * 2,
     "unique": lambda x: torch.unique(x.round()) + 1,
@@ -310,4 +310,45 @@ def large() -> Iterator[Case]:
         yield Case(f"large-{name}", fn, lambda k: (rand(2**16, 1),))
 
 
-FAMILIES = (views, mutations, indices, chance, scalars, sizes, unbacked, large)
+ERRORS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "index": lambda x, i: x[i * 2],
+    "index_put": lambda x, i: x.index_put((i + 2,), x[0, 0]),
+    "select": lambda x, i: x.index_select(0, i + 3),
+    "embedding": lambda x, i: F.embedding(i + 1, x),
+    "gather": lambda x, i: x.gather(0, (i - 2)[:, None]),
+    "take": lambda x, i: x.take(i * 9),
+    "scatter": lambda x, i: x.scatter(0, (i * 3)[:, None], 1.0),
+    "one_hot": lambda x, i: F.one_hot(i, 5) * x.sum(),
+    "target": lambda x, i: F.cross_entropy(x[:4], i),
+    "nll": lambda x, i: F.nll_loss(x[:4].log_softmax(1), i * 2),
+    "index_add": lambda x, i: x.index_add(0, i + 2, x[:4]),
+    "divide": lambda x, i: i // (i - 3),
+    "remainder": lambda x, i: i % (i - 3),
+    "floor": lambda x, i: torch.div(i, i - 5, rounding_mode="floor"),
+    "bincount": lambda x, i: torch.bincount(i - 3),
+    "multinomial": lambda x, i: torch.multinomial(x - 9, 2),
+    "dtype": lambda x, i: i.add_(x.sum()),
+    "shapes": lambda x, i: x + i,
+    "product": lambda x, i: x @ x,
+    "view": lambda x, i: x.t().view(-1),
+    "reshape": lambda x, i: x.reshape(7, -1),
+    "leaf": lambda x, i: x.clone().requires_grad_().detach().view(4, 9),
+    "repeat": lambda x, i: torch.repeat_interleave(x, i - 3, 0),
+    "cat": lambda x, i: torch.cat([x, x[:, :2]]),
+    "dim": lambda x, i: x.sum(3),
+    "empty": lambda x, i: x[:0].amax(),
+}
+
+
+def errors() -> Iterator[Case]:
+    """What eager raises, at the first call or after calls that went well."""
+
+    def index(k: int, at: int) -> torch.Tensor:
+        return torch.tensor((0, 3, 5, 2) if k == at else (2, 2, 2, 2))
+
+    for name, fn in ERRORS.items():
+        yield Case(f"error-{name}", fn, lambda k: (rand(6, 5), index(k, 0)))
+        yield Case(f"error-{name}-later", fn, lambda k: (rand(6, 5), index(k, 2)))
+
+
+FAMILIES = (views, mutations, indices, chance, scalars, sizes, unbacked, large, errors)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_pruner import exc
-from torch_pruner.compiler import bundles, history, kernels, seen
+from torch_pruner.compiler import bundles, history, kernels, seen, stores
 from torch_pruner.config import Config
 from torch_pruner.dynamo import backend, ends, reports
 from torch_pruner.dynamo.bounds import flag_spec
@@ -175,7 +175,7 @@ def explain(
 ) -> Explanation:
     """What would be compiled, and why not the rest.
 
-    Captures only: nothing is tuned, built or run.
+    Captures only: nothing is tuned, built or run, and a cache that is not there is not made.
     """
     config = Config.from_options(None, options)
     found: list[GraphExplanation] = []
@@ -183,7 +183,8 @@ def explain(
     def look(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], name: str) -> None:
         found.append(_explain_graph(gm, example_inputs, config, name))
 
-    _run(model, _input_sets(inputs), config, backward=False, look=look)
+    with stores.looking():
+        _run(model, _input_sets(inputs), config, backward=False, look=look)
     return Explanation(tuple(found))
 
 
