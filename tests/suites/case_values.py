@@ -40,6 +40,12 @@ def rand(*shape: int, grad: bool = False, dtype: torch.dtype = torch.float32) ->
     return torch.randn(shape).to(dtype).requires_grad_(grad)
 
 
+def _special(large: bool) -> torch.Tensor:
+    """Without 3e38 for what eager doubles on some processors (oneDNN's gelu) and not on others."""
+    values = special(torch.float32)
+    return values if large else values[values != 3e38]
+
+
 def special(dtype: torch.dtype) -> torch.Tensor:
     """Every pair of special values appears when it meets its own ``roll`` by the call's number."""
     return torch.tensor(SPECIAL).to(dtype).repeat(11)
@@ -179,7 +185,7 @@ def unary() -> Iterator[Case]:
             yield Case(
                 f"special-{name}",
                 lambda x, fn=fn: fn(x),
-                lambda k: (special(torch.float32).roll(k),),
+                lambda k, large=name != "gelu": (_special(large).roll(k),),
             )
     for name in sorted(SMOOTH):
         fn = getattr(torch, name)

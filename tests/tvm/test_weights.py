@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,14 @@ from torch import nn
 
 from tests.suites import weights as suite
 from torch_pruner.dynamo import static
+from torch_pruner.dynamo.contents import (
+    Contents,
+    State,
+    Watch,
+    facts_of,
+    read_contents,
+    span_of,
+)
 from torch_pruner.graph.checksum import PHASES, Span, checksums, plan_of
 
 pytestmark = pytest.mark.tvm
@@ -37,13 +43,50 @@ def test_compiled_checksums_are_those_of_the_reference():
     library = compile_module(tvm.IRModule(checksum_functions()), TargetSpec.resolve("auto"))
     random = np.random.default_rng(0)
     arrays = [random.integers(0, 255, n, np.uint8) for n in (64, 71, 4000, 3904, 3905, 1 << 21)]
-    plan = plan_of([Span.of(a.ctypes.data + k % 3, a.nbytes - k % 3) for k, a in enumerate(arrays)])
+    spans = [Span.of(a.ctypes.data + k % 3, a.nbytes - k % 3) for k, a in enumerate(arrays)]
+    plan = plan_of(spans)
     for name in CHECKSUMS:
+        watch = Watch([Contents(span, ()) for span in spans], (library[name],) * 2)
         for phase in (0, 1, 17, PHASES - 1):
-            results = np.zeros(len(plan), np.uint64)
-            given = (ctypes.c_int64 * 4)(plan.ctypes.data, len(plan), phase, results.ctypes.data)
-            library[name](ctypes.addressof(given))
-            assert np.array_equal(results, checksums(plan, phase)), (name, phase)
+            assert watch.read(phase) == checksums(plan, phase).tobytes(), (name, phase)
+
+
+def test_a_program_knows_what_python_would_be_asked_of_tensors():
+    from torch_pruner.codegen._tvm import tvm
+    from torch_pruner.codegen.build import compile_module
+    from torch_pruner.codegen.checksum import checksum_functions
+    from torch_pruner.graph.memory import CHECKSUMS
+    from torch_pruner.target import TargetSpec
+
+    library = compile_module(tvm.IRModule(checksum_functions()), TargetSpec.resolve("auto"))
+    tensors = [torch.randn(50 + k) for k in range(300)]
+    tensors += [torch.randn(4000)[5:], nn.Parameter(torch.randn(70, 70)), torch.randn(3)]
+    versions = [t._version if k % 3 else None for k, t in enumerate(tensors)]
+
+    def watch() -> Watch:
+        known = read_contents([span_of(t) for t in tensors], [library[n] for n in CHECKSUMS])
+        facts = facts_of(tensors, [t._version if v is not None else None for t, v in pairs])
+        assert facts is not None
+        return Watch(known, [library[n] for n in CHECKSUMS], facts)
+
+    pairs = list(zip(tensors, versions, strict=True))
+    same = watch()
+    assert all(same.look() is State.SAME for _ in range(2 * PHASES))
+    for k in (1, 160, 299, 301):
+        seen = watch()
+        with torch.no_grad():
+            tensors[k].view(-1)[:1].copy_(tensors[k].view(-1)[:1].clone())  # the same bytes
+        assert seen.look() is State.MOVED, k
+        seen = watch()
+        tensors[k].data.mul_(3)
+        assert seen.look() is State.WRITTEN, k
+        seen, kept = watch(), tensors[k].data
+        tensors[k].data = kept.clone()
+        assert seen.look() is State.MOVED, k
+    seen = watch()
+    with torch.no_grad():
+        tensors[0][:1].copy_(tensors[0][:1].clone())  # whose version nobody asks for
+    assert seen.look() is State.SAME
 
 
 @pytest.mark.parametrize("mode", ["checked", "live"])
@@ -60,7 +103,7 @@ def test_fused_optimizers_are_seen_without_looking(backend, network, monkeypatch
     """A step of a fused optimizer moves no version: evaluation ran on the weights of the past."""
     compiled, x = backend.compile(network), torch.randn(32, 96)
     assert all(agrees(compiled, network, x) for _ in range(3))
-    monkeypatch.setattr(static.Snapshot, "same_contents", lambda self: True)
+    monkeypatch.setattr(Watch, "look", lambda self: State.SAME)
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, fused=True)
     for _ in range(2):
         network(x).square().sum().backward()

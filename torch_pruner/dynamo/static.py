@@ -22,7 +22,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torch_pruner.dynamo.contents import Contents, Watch, read_contents, span_of
+from torch_pruner.dynamo.contents import (
+    Contents,
+    State,
+    Watch,
+    facts_of,
+    read_contents,
+    span_of,
+)
 from torch_pruner.dynamo.steps import steps, storage_key
 from torch_pruner.dynamo.tensors import DTYPES
 from torch_pruner.graph.memory import ALIGNMENT
@@ -41,6 +48,7 @@ _Layout = tuple["PackLayout", tuple[int, ...] | None]
 _Wanted = tuple[torch.Tensor, "PackLayout", tuple[int, ...] | None]
 _Memory = tuple[torch.UntypedStorage, int, int | None, int]
 
+FEW = 24  # tensors: Python asks so many for their addresses as fast as a program is called
 WORTH_THREADS = 1 << 20  # bytes to pack: less is done before a thread has started
 _shared_lock = threading.Lock()
 
@@ -49,6 +57,7 @@ _shared_lock = threading.Lock()
 class _Held:
     """What is known of one parameter: its memory, what that held, and copies made from it."""
 
+    tensor: int  # its id
     memory: _Memory
     contents: Contents | None  # None on devices whose memory is not looked at
     copies: dict[_Layout, torch.Tensor] = field(default_factory=dict)
@@ -125,24 +134,28 @@ class Snapshot:
         """
         return all(map(operator.is_, pick(inputs), self.tensors))
 
-    def same_memory(self) -> bool:
-        """Whether they lie where they lay, and nobody says that they were written."""
+    def state(self) -> State:
+        """Whether they are as they were, as far as this call looks."""
+        if self.derived and self.stepped[0] != steps.count and self._stepped():
+            return State.MOVED
+        if self.watch is not None and self.watch.knows_facts:
+            return self.watch.look()
+        if not self._same_facts():
+            return State.MOVED
+        if self.watch is None or not self.derived:
+            return State.SAME
+        # A tensor of inference mode has no version: all of it is read.
+        exact = None not in self.versions
+        same = self.watch.unchanged() if exact else self.watch.all_unchanged()
+        return State.SAME if same else State.WRITTEN
+
+    def _same_facts(self) -> bool:
+        """Whether they lie where they lay, and torch does not say that they were written."""
         if self.addresses != tuple(map(_address, self.tensors)):
-            return False
-        if not self.derived:
-            return True
-        if self.stepped[0] != steps.count and self._stepped():
             return False
         if None in self.versions:
             return self.versions == tuple(map(version_of, self.derived))
         return self.versions == tuple(map(_version, self.derived))
-
-    def same_contents(self) -> bool:
-        """Whether the memory of what is derived holds what it held, as far as this call looks."""
-        if None not in self.versions:
-            return self.watch is None or self.watch.unchanged()
-        # A tensor of inference mode has no version: all of it is read.
-        return self.watch is not None and self.watch.all_unchanged()
 
     def _stepped(self) -> bool:
         """Whether an optimizer wrote to one of them since it was packed."""
@@ -190,12 +203,9 @@ class StaticInputs:
         """The snapshot for ``inputs``, made anew when a parameter changed."""
         snapshot, distrust = self._current, False
         if snapshot is not None and snapshot.same_tensors(inputs, self._pick):
-            if self._frozen:
+            if self._frozen or (state := snapshot.state()) is State.SAME:
                 return snapshot
-            if snapshot.same_memory():
-                if not snapshot.derived or snapshot.same_contents():
-                    return snapshot
-                distrust = True
+            distrust = state is State.WRITTEN
         with self._lock:
             if snapshot is not self._current:  # another thread was here
                 return self._valid(inputs) or self._renewed(inputs, distrust)
@@ -205,7 +215,7 @@ class StaticInputs:
         found = self._current
         if found is None or not found.same_tensors(inputs, self._pick):
             return None
-        return found if found.same_memory() and found.same_contents() else None
+        return found if found.state() is State.SAME else None
 
     def _renewed(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
         made, old = self._make(inputs, distrust), self._current
@@ -237,8 +247,9 @@ class StaticInputs:
         """``distrust``: memory does not hold what it held though nobody said so."""
         counted = steps.count
         derived = self._derived(inputs)
-        watched = self._compiled.checksums if self._device.type == "cpu" else None
-        held = _held(derived, None if self._frozen else watched, distrust)
+        looked_at = self._device.type == "cpu" and not self._frozen
+        watched = self._compiled.checksums if looked_at else None
+        held = _held(derived, watched, distrust)
         prepared: list[torch.Tensor] = []
         compiled = self._compiled
         if compiled.prepare is not None:
@@ -280,15 +291,27 @@ class StaticInputs:
             table.append((k, tensor.data_ptr()))
         mine = tuple(inputs[i] for i in self.indices)
         memories = tuple(held[id(t)].memory for t in derived)
-        contents = [held[id(t)].contents for t in derived]
-        whole = [c for c in contents if c is not None]
+        watch = None if watched is None else _watch(mine, [held[id(t)] for t in derived], watched)
         return Snapshot(
             mine, tuple(t.untyped_storage() for t in mine), tuple(map(_address, mine)),
-            tuple(derived), memories, tuple(m[2] for m in memories),
-            Watch(whole, compiled.checksums) if len(whole) == len(contents) else None, [counted],
+            tuple(derived), memories, tuple(m[2] for m in memories), watch, [counted],
             tuple(table), tuple(kept),
             tuple(t if j in plain else None for j, t in enumerate(prepared)),
         )  # fmt: skip
+
+
+def _watch(
+    tensors: Sequence[torch.Tensor], derived: Sequence[_Held], entries: Sequence[Entry]
+) -> Watch | None:
+    """Over all that a snapshot has, of which some is derived from; None where nothing was read."""
+    contents = [h.contents for h in derived if h.contents is not None]
+    versions = {h.tensor: h.memory[2] for h in derived}
+    if len(contents) < len(derived):
+        return None
+    facts = None
+    if entries and None not in versions.values() and (derived or len(tensors) > FEW):
+        facts = facts_of(tensors, [versions.get(id(t)) for t in tensors])
+    return Watch(contents, entries, facts)
 
 
 def _held(
@@ -311,14 +334,14 @@ def _held(
             if entries is None or not (distrust or known.contents is None):
                 continue
         else:
-            found[id(tensor)] = _Held(memory, None)
+            found[id(tensor)] = _Held(id(tensor), memory, None)
         if entries is not None:
             unread.append(tensor)
     read = read_contents([span_of(t) for t in unread], entries or ()) if unread else []
     for tensor, contents in zip(unread, read, strict=True):
         known = found[id(tensor)]
         if known.contents != contents:
-            found[id(tensor)] = _Held(known.memory, contents)
+            found[id(tensor)] = _Held(id(tensor), known.memory, contents)
     with _shared_lock:
         for tensor in tensors:
             _shared[tensor] = found[id(tensor)]

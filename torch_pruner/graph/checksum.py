@@ -29,15 +29,20 @@ LINE = 64
 PHASES = 61
 """Lines of which one is read in a turn, and turns in a round."""
 BLOCKS = 256
-"""Most lines of one row of the plan, which one thread reads in one turn."""
+"""Most lines of one row of the plan in one turn, but for one that is left over."""
+BLOCK_ROWS = 128
+"""Most rows of what one thread takes at once."""
 WORDS = LINE // 8
-FIELDS = 4
-"""Numbers of one row of the plan: address, words, distance between lines, first line over it."""
+FIELDS = 6
+"""Numbers of one row of the plan: see ``Span.rows``."""
+FACTS = 4
+"""Numbers that are known of a tensor: see ``codegen.checksum``."""
 LINE_KEY = 0x9E3779B97F4A7C15
 LANE_KEYS = tuple(
     (LINE_KEY * (2 * k + 3) ^ 0x5851F42D4C957F2D << k) % (1 << 64) | 1 for k in range(WORDS)
 )
-"""Keys by which lines and words are told apart: the same words elsewhere are another checksum.
+"""Keys by which lines (by their address) and words are told apart: the same words elsewhere are
+another checksum, so that sums over many spans are as good as each of theirs.
 
 Odd: what lanes are multiplied by loses nothing.
 """
@@ -71,12 +76,22 @@ class Span:
         """Lines from one that is read to the next; small spans are read in fewer turns."""
         return min(PHASES, self.lines)
 
-    def rows(self) -> list[tuple[int, int, int, int]]:
-        """Rows of the plan. Spans of less than a line have none: see ``small``."""
+    def rows(self) -> list[tuple[int, ...]]:
+        """Rows of the plan: (address of the first line in turn 0, bytes from one line to the next,
+        address of the last line, lines, turns in which there is one more, turns of a round).
+
+        Spans of less than a line have none: see ``small``.
+        """
         if self.words < WORDS:
             return []
-        count = -(-self.lines // self.distance)
-        return [(self.address, self.words, self.distance, b) for b in range(0, count, BLOCKS)]
+        step, last = self.distance * LINE, self.address + (self.words - WORDS) * 8
+        each, more = divmod(self.lines, self.distance)
+        found: list[tuple[int, ...]] = []
+        for first in range(0, each + (more > 0), BLOCKS):
+            whole = first + BLOCKS <= each
+            counts = (BLOCKS, 0) if whole else (each - first, more)
+            found.append((self.address + first * step, step, last, *counts, self.distance))
+        return found
 
     @property
     def small(self) -> bool:
@@ -93,7 +108,7 @@ def plan_of(spans: Sequence[Span]) -> Array:
 def checksums(plan: Array, phase: int) -> Array:
     """uint64 of each row in one turn, as the compiled program computes them."""
     rows = [[int(field) for field in row] for row in plan]
-    return np.array([_row(a, w, d, first, phase) for a, w, d, first in rows], dtype=np.uint64)
+    return np.array([_row(row, phase) for row in rows], dtype=np.uint64)
 
 
 @functools.cache
@@ -101,15 +116,17 @@ def _lane_keys() -> Array:
     return np.array(LANE_KEYS, dtype=np.uint64)
 
 
-def _row(address: int, words: int, distance: int, first: int, phase: int) -> np.uint64:
+def _row(row: Sequence[int], phase: int) -> np.uint64:
     """Sum over lines of the products of both halves of each word, mixed with its key."""
-    lines = -(-words // WORDS)
-    memory = np.ctypeslib.as_array((ctypes.c_uint64 * words).from_address(address))
-    chosen = np.arange(first, first + BLOCKS, dtype=np.int64) * distance + phase % distance
-    chosen = chosen[chosen < lines]
-    at = np.minimum(chosen * WORDS, words - WORDS)
-    values = memory[at[:, None] + np.arange(WORDS)]
-    keys = chosen.astype(np.uint64)[:, None] * np.uint64(LINE_KEY) + _lane_keys()
+    begin, step, last, count, more, distance = row
+    turn = phase % distance
+    first = np.arange(count + (turn < more), dtype=np.int64) * step + begin + turn * LINE
+    at = np.minimum(first, last)
+    low = min(begin, last)  # the last line may overlap the one before
+    words = (max(begin, last) - low) // 8 + WORDS
+    memory = np.ctypeslib.as_array((ctypes.c_uint64 * words).from_address(low))
+    values = memory[(at[:, None] - low) // 8 + np.arange(WORDS)]
+    keys = at.astype(np.uint64)[:, None] * np.uint64(LINE_KEY) + _lane_keys()
     mixed = values ^ keys
     low, high = mixed & np.uint64(0xFFFFFFFF), mixed >> np.uint64(32)
     lanes = (low * high + mixed).sum(axis=0, dtype=np.uint64)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.signature import Signature
 
 ALIGNMENT = 64
-CHECKSUMS = ("checksum", "checksums")
+CHECKSUMS = ("sample", "samples")
 """Entries of a program that look at what parameters hold: on one thread, and on all of them."""
 
 

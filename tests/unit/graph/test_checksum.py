@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,7 +80,8 @@ def test_signs_that_flip_and_rows_that_change_places_are_seen(dtype: type) -> No
 def test_a_long_span_has_rows_that_cover_it_once() -> None:
     memory = np.zeros(3 * BLOCKS * PHASES * LINE + 5, np.uint8)
     rows = plan_of([Span.of(memory.ctypes.data, memory.nbytes)])
-    assert [int(first) for *_, first in rows] == [0, BLOCKS, 2 * BLOCKS, 3 * BLOCKS]
+    assert [int(count) for *_, count, _, _ in rows] == [BLOCKS, BLOCKS, BLOCKS, 0]
+    assert {int(b - a) for a, b in itertools.pairwise(rows[:, 0])} == {BLOCKS * PHASES * LINE}
     before = turns(memory)
     memory[-1] = 1
     assert sum(seen(before, memory)) == 1
