@@ -18,7 +18,7 @@ NEEDS = {
     "resnet": "transformers",
 }
 SHORT = {
-    "fleet": ["--trials", "4"],
+    "fleet": ["--trials", "2"],
     "hf_llama_generate": ["--prompt", "8", "--tokens", "4"],
     "hf_bert": ["--length", "16"],
 }

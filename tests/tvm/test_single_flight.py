@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.tvm
 ROOT = Path(__file__).resolve().parents[2]
-PROCESSES, THREADS, TRIALS = 8, 4, 6
+PROCESSES, THREADS, TRIALS = 4, 4, 4
 
 # Starts when told to. Says how many candidates it measured itself and how many answers were right.
 SCRIPT = """
