@@ -32,12 +32,18 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def heard() -> None:
+    """A shell in the background has its children ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def command(place: Path, *arguments: str) -> subprocess.Popen[str]:
     given = ["tune", "net.py:make", "--threads", "1", "--cache-dir", "kernels", *arguments]
     return subprocess.Popen(
         [sys.executable, "-m", "torch_pruner.cli.main", *given],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=heard,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

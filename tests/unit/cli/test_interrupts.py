@@ -30,9 +30,18 @@ sys.exit(main.main(["doctor"]))
 """
 
 
+def heard() -> None:
+    """A shell in the background has its children ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def interrupted(script: str) -> tuple[int, str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heard,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
