@@ -51,7 +51,8 @@ def test_compiled_checksums_are_those_of_the_reference():
             assert watch.read(phase) == checksums(plan, phase).tobytes(), (name, phase)
 
 
-def test_a_program_knows_what_python_would_be_asked_of_tensors():
+@pytest.mark.parametrize("kind", [0, 1], ids=["one thread", "all threads"])
+def test_a_program_knows_what_python_would_be_asked_of_tensors(kind):
     from torch_pruner.codegen._tvm import tvm
     from torch_pruner.codegen.build import compile_module
     from torch_pruner.codegen.checksum import checksum_functions
@@ -64,10 +65,11 @@ def test_a_program_knows_what_python_would_be_asked_of_tensors():
     versions = [t._version if k % 3 else None for k, t in enumerate(tensors)]
 
     def watch() -> Watch:
-        known = read_contents([span_of(t) for t in tensors], [library[n] for n in CHECKSUMS])
+        entries = (library[CHECKSUMS[kind]],) * 2
+        known = read_contents([span_of(t) for t in tensors], entries)
         facts = facts_of(tensors, [t._version if v is not None else None for t, v in pairs])
         assert facts is not None
-        return Watch(known, [library[n] for n in CHECKSUMS], facts)
+        return Watch(known, entries, facts)
 
     pairs = list(zip(tensors, versions, strict=True))
     same = watch()
@@ -96,6 +98,22 @@ def test_a_write_that_raises_no_version_is_seen_at_the_next_call(backend, networ
     network[2].weight.data.mul_(1.5)
     assert agrees(compiled, network, x)
     torch.from_dlpack(network[0].weight.detach()).neg_()
+    assert agrees(compiled, network, x)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["by a program", "by Python"])
+def test_what_torch_knows_of_weights_is_asked_by_whoever_can(backend, network, monkeypatch, told):
+    """Where experiments do not say how torch lays tensors out, Python is asked."""
+    if not told:
+        monkeypatch.setattr(static, "facts_of", lambda *given: None)
+    compiled, x = backend.compile(network), torch.randn(32, 96)
+    assert all(agrees(compiled, network, x) for _ in range(3))
+    with torch.no_grad():
+        network[0].weight[3, 5] += 4.0  # less than a page: only the version tells at once
+    assert agrees(compiled, network, x)
+    network[2].weight.data = torch.randn(64, 160)
+    assert agrees(compiled, network, x)
+    network[2].weight.data.neg_()
     assert agrees(compiled, network, x)
 
 

@@ -3,8 +3,9 @@
 See ``graph.checksum``. It belongs to no graph: a table says where to read and where results go. One
 entry reads on the thread that calls, the other divides blocks of the plan among threads.
 
-Table, eight numbers: the addresses of the plan's rows, of the blocks, of the facts and of the
-results, the number of blocks, the turn, and the address of ``graph.checksum.Tensors`` as numbers.
+Table, seven numbers: the addresses of the plan's rows, of the blocks, of the facts and of the
+results, the number of blocks, the turn, and the address of the words of
+``dynamo.implementation.Implementation``.
 Blocks are pairs of the first row and the first fact, with one more pair at the end. A fact is
 (address of a tensor's implementation, its data pointer, its offset in elements, its version or -1).
 Results are a checksum for each block, then for each block 0 if all facts are true.

@@ -4,6 +4,9 @@ Asking Python for either takes as long as reading a few lines of memory. What is
 found by experiment, since no interface tells it: words of the tensor's implementation that hold
 what Python says they should, in all of many tensors. Where that is not clear, ``find`` says None
 and Python is asked.
+
+A thread that gives a parameter other memory while another calls what was compiled races with the
+program as it does with any kernel that reads the parameter.
 """
 
 from __future__ import annotations

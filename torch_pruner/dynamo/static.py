@@ -57,7 +57,6 @@ _shared_lock = threading.Lock()
 class _Held:
     """What is known of one parameter: its memory, what that held, and copies made from it."""
 
-    tensor: int  # its id
     memory: _Memory
     contents: Contents | None  # None on devices whose memory is not looked at
     copies: dict[_Layout, torch.Tensor] = field(default_factory=dict)
@@ -142,11 +141,13 @@ class Snapshot:
             return self.watch.look()
         if not self._same_facts():
             return State.MOVED
-        if self.watch is None or not self.derived:
+        if not self.derived:
             return State.SAME
-        # A tensor of inference mode has no version: all of it is read.
-        exact = None not in self.versions
-        same = self.watch.unchanged() if exact else self.watch.all_unchanged()
+        # A tensor of inference mode has no version: all of it is read, or it is taken as written.
+        versions = None not in self.versions
+        if self.watch is None:
+            return State.SAME if versions else State.WRITTEN
+        same = self.watch.unchanged() if versions else self.watch.all_unchanged()
         return State.SAME if same else State.WRITTEN
 
     def _same_facts(self) -> bool:
@@ -291,7 +292,7 @@ class StaticInputs:
             table.append((k, tensor.data_ptr()))
         mine = tuple(inputs[i] for i in self.indices)
         memories = tuple(held[id(t)].memory for t in derived)
-        watch = None if watched is None else _watch(mine, [held[id(t)] for t in derived], watched)
+        watch = None if watched is None else _watch(mine, derived, held, watched)
         return Snapshot(
             mine, tuple(t.untyped_storage() for t in mine), tuple(map(_address, mine)),
             tuple(derived), memories, tuple(m[2] for m in memories), watch, [counted],
@@ -301,11 +302,15 @@ class StaticInputs:
 
 
 def _watch(
-    tensors: Sequence[torch.Tensor], derived: Sequence[_Held], entries: Sequence[Entry]
+    tensors: Sequence[torch.Tensor],
+    derived: Sequence[torch.Tensor],
+    held: Mapping[int, _Held],
+    entries: Sequence[Entry],
 ) -> Watch | None:
     """Over all that a snapshot has, of which some is derived from; None where nothing was read."""
-    contents = [h.contents for h in derived if h.contents is not None]
-    versions = {h.tensor: h.memory[2] for h in derived}
+    known = {id(t): held[id(t)] for t in derived}
+    contents = [h.contents for h in known.values() if h.contents is not None]
+    versions = {key: h.memory[2] for key, h in known.items()}
     if len(contents) < len(derived):
         return None
     facts = None
@@ -334,14 +339,14 @@ def _held(
             if entries is None or not (distrust or known.contents is None):
                 continue
         else:
-            found[id(tensor)] = _Held(id(tensor), memory, None)
+            found[id(tensor)] = _Held(memory, None)
         if entries is not None:
             unread.append(tensor)
     read = read_contents([span_of(t) for t in unread], entries or ()) if unread else []
     for tensor, contents in zip(unread, read, strict=True):
         known = found[id(tensor)]
         if known.contents != contents:
-            found[id(tensor)] = _Held(id(tensor), known.memory, contents)
+            found[id(tensor)] = _Held(known.memory, contents)
     with _shared_lock:
         for tensor in tensors:
             _shared[tensor] = found[id(tensor)]

@@ -8,6 +8,7 @@ import threading
 import torch
 
 from torch_pruner.dynamo import contents, static
+from torch_pruner.dynamo.contents import State
 from torch_pruner.dynamo.steps import Steps, steps, storage_key
 from torch_pruner.graph.checksum import PHASES
 
@@ -60,6 +61,18 @@ def test_threads_look_at_the_same_time() -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_weights_of_inference_mode_that_nobody_looks_at_count_as_written() -> None:
+    """They have no version: on a GPU, packed copies of the past were used for ever."""
+    with torch.inference_mode():
+        weight = torch.ones(8)
+    usual = torch.ones(8)
+    for tensor, state in ((weight, State.WRITTEN), (usual, State.SAME)):
+        address, version = (tensor.data_ptr(),), (static.version_of(tensor),)
+        given = ((tensor,), (tensor.untyped_storage(),), address, (tensor,), (), version)
+        snapshot = static.Snapshot(*given, None, [steps.count], (), (), ())
+        assert snapshot.state() is state
 
 
 def test_known_contents_are_read_again_only_where_something_changed(monkeypatch) -> None:
