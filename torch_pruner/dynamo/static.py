@@ -48,7 +48,7 @@ _Layout = tuple["PackLayout", tuple[int, ...] | None]
 _Wanted = tuple[torch.Tensor, "PackLayout", tuple[int, ...] | None]
 _Memory = tuple[torch.UntypedStorage, int, int | None, int]
 
-FEW = 24  # tensors: Python asks so many for their addresses as fast as a program is called
+FEW = 12  # tensors: Python asks so many for their addresses as fast as a program is called
 WORTH_THREADS = 1 << 20  # bytes to pack: less is done before a thread has started
 _shared_lock = threading.Lock()
 
