@@ -94,8 +94,8 @@ def candidates(task: Task, options: argparse.Namespace) -> list[Candidate]:
 
     The same for the same seed, task and space, in any process.
     """
+    from torch_pruner.families import sketches_for
     from torch_pruner.tuner.search.space import SketchSpace
-    from torch_pruner.tuner.sketch import sketches_for
 
     rng = np.random.default_rng([options.seed, int(task.workload[:16], 16)])
     found: dict[Candidate, None] = {}

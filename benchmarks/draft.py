@@ -27,8 +27,8 @@ from torch_pruner.tuner.search.space import SketchSpace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import Task
-    from torch_pruner.tuner.sketch.base import Sketch
 
 SHARE = 512 / 4000
 POINTS = 8192

@@ -23,7 +23,7 @@ from torch._dynamo.utils import counters
 from benchmarks import accuracy, models, tables, timing
 from benchmarks.arguments import add_tuning, backend_options, write_json
 from benchmarks.job import timed
-from torch_pruner.dynamo.sized_call import CLOSE, patience
+from torch_pruner.dynamo.sizes.sized_call import CLOSE, patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -40,8 +40,8 @@ REPEATS = 9
 
 def fma_loop(threads: int) -> tuple[Callable[[], None], float]:
     """A call that multiplies and adds float32 in registers, and how many FLOPs it does."""
-    from torch_pruner.codegen._tvm import UNROLLED, VECTORIZED, buffer, loop, seq, stack
-    from torch_pruner.codegen.values import store
+    from torch_pruner.codegen.tir.builders import UNROLLED, VECTORIZED, buffer, loop, seq, stack
+    from torch_pruner.codegen.tir.values import store
 
     target = _target(threads)
     lanes = target.lanes("float32")
@@ -81,8 +81,8 @@ def fma_loop(threads: int) -> tuple[Callable[[], None], float]:
 
 def read_loop(threads: int, nbytes: int) -> tuple[Callable[[], None], float]:
     """A call that adds up ``nbytes`` of float32, each thread a part, and the bytes it reads."""
-    from torch_pruner.codegen._tvm import UNROLLED, VECTORIZED, T, buffer, loop, seq, stack
-    from torch_pruner.codegen.values import store
+    from torch_pruner.codegen.tir.builders import UNROLLED, VECTORIZED, T, buffer, loop, seq, stack
+    from torch_pruner.codegen.tir.values import store
 
     target = _target(threads)
     lanes = target.lanes("float32")
@@ -133,10 +133,10 @@ def _built(
     target: TargetSpec,
 ) -> Callable[[], None]:
     """One task per thread as a kernel, compiled and bound to copies of ``arrays``."""
-    from torch_pruner.codegen._tvm import PARALLEL, SERIAL, T, loop
-    from torch_pruner.codegen.build import aligned, compile_kernel
-    from torch_pruner.codegen.kernel import ScheduledKernel
-    from torch_pruner.codegen.load import set_threads
+    from torch_pruner.codegen.build.load import set_threads
+    from torch_pruner.codegen.build.lower import aligned, compile_kernel
+    from torch_pruner.codegen.parts.kernel import ScheduledKernel
+    from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, T, loop
     from torch_pruner.graph.signature import BufferSpec
 
     set_threads(threads)
@@ -186,7 +186,7 @@ def measure(threads: int) -> dict[str, Any]:
 
     ``flops_per_s`` for one to ``threads`` threads, ``bytes_per_s`` for one and ``threads``.
     """
-    from torch_pruner.codegen.load import set_threads
+    from torch_pruner.codegen.build.load import set_threads
 
     set_threads(threads)  # a pool never grows beyond what it was made with
     flops = {str(n): max(samples(*fma_loop(n))) for n in range(1, threads + 1)}

@@ -74,7 +74,7 @@ def _status(name: str) -> int:
 
 def _packed_bytes() -> int:
     """Of every compiled region alive."""
-    from torch_pruner.dynamo.static import StaticInputs
+    from torch_pruner.dynamo.run.static import StaticInputs
 
     return sum(x.nbytes for x in gc.get_objects() if isinstance(x, StaticInputs))
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks import records
+from torch_pruner.families import sketches_for
 from torch_pruner.task import MeasureStatus
 from torch_pruner.tuner.cost_model.features import decisions_of
-from torch_pruner.tuner.sketch import sketches_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import Candidate, MeasureResult, Task
     from torch_pruner.tuner.cost_model.base import CostModel
-    from torch_pruner.tuner.sketch.base import Sketch
 
 FIRST, BATCH = 4, 8  # candidates of the first and of every further turn, as in a tuning session
 LEAST = 16  # records of a task that is used

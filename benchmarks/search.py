@@ -53,9 +53,9 @@ FIRST, BATCH = 4, 8
 AGAIN_REPEATS = 9
 # What a search of one task runs; how graphs become tasks shows in their workloads.
 SEARCHED = (
-    *(f"torch_pruner/{part}" for part in ("codegen", "graph")),
+    *(f"torch_pruner/{part}" for part in ("codegen", "families", "graph")),
     *(f"torch_pruner/{part}.py" for part in ("task", "target", "fingerprint")),
-    *(f"torch_pruner/tuner/{part}" for part in ("measure", "search", "sketch")),
+    *(f"torch_pruner/tuner/{part}" for part in ("measure", "search")),
     *(f"torch_pruner/tuner/cost_model/{part}.py" for part in ("base", "features")),
 )
 MODELS = {  # and of the cost models; any other needs all of them
@@ -137,9 +137,9 @@ def search(
     """One search of one task: when it found what, and on what it spent its time."""
     if name == UNTOUCHED:
         return stock_search.search(task, name, seed, trials)
+    from torch_pruner.families import sketches_for
     from torch_pruner.task import MeasureStatus
     from torch_pruner.tuner import make_executor
-    from torch_pruner.tuner.sketch import sketches_for
 
     spent = dict.fromkeys(("draft", "verify", "build", "measure", "train"), 0.0)
     events: list[dict[str, Any]] = []

@@ -29,7 +29,7 @@ def search(
     ``target``: TVM's, in place of the task's; ``builders``: candidates built at once, by default as
     many as the task has threads.
     """
-    from torch_pruner.codegen.stock import candidate_of, workload_module
+    from torch_pruner.families.metaschedule.emit import candidate_of, workload_module
     from torch_pruner.tuner.search._tvm import ms, tvm
 
     os.environ["TVM_NUM_THREADS"] = str(task.threads)  # inherited by its workers

@@ -132,13 +132,14 @@ def clocked(
     Each of ``calls`` layers has operands of its own, as far as they fit.
     """
     from benchmarks import machine_peak
-    from torch_pruner.codegen.build import aligned, compile_kernel
+    from torch_pruner import families
+    from torch_pruner.codegen.build.lower import aligned, compile_kernel
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Candidate
-    from torch_pruner.tuner.measure._tvm import scheduled
 
     target = TargetSpec.detect(threads)
-    kernel = scheduled(graph, target, Candidate.from_json(candidate))
+    chosen = Candidate.from_json(candidate)
+    kernel = families.named(chosen.sketch).schedule(graph, chosen, target)
     built = compile_kernel(kernel, target)
     specs = [*kernel.inputs, *kernel.outputs]
     size = max(1, sum(spec.nbytes for spec in specs))

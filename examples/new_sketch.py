@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 import torch_pruner
+from torch_pruner.families import drop_space, use_space
+from torch_pruner.families.contraction.space import ContractionSketch
 from torch_pruner.graph.contraction import contraction_of
-from torch_pruner.tuner.sketch import ContractionSketch, drop_space, use_space
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task

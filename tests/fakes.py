@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torch_pruner.families.space import Sketch
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.reference import evaluate
@@ -20,7 +21,6 @@ from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureSta
 from torch_pruner.tuner.cost_model.base import CostModel
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
 from torch_pruner.tuner.measure.builder import BuiltKernel
-from torch_pruner.tuner.sketch.base import Sketch
 
 Latency = Callable[[np.ndarray], np.ndarray]  # (n, d) decisions -> (n,) seconds
 

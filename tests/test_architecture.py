@@ -20,39 +20,51 @@ IDS = [str(p.relative_to(PACKAGE)) for p in MODULES]
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-# docs/design.md's first picture, with what its table forbids:
-# exc ← log ← config ← target ← graph ← task ← { codegen ← tuner } · cache ← compiler ← dynamo ← cli
-# `versions` (the pins, and TVM's metadata) stands beside `log`.
-_BASE = {"exc", "forking", "log", "versions", "config", "target", "cards", "fingerprint"}
+# The picture of docs/architecture.md: what is on the left of an arrow may be imported by what is on
+# its right, and nothing may be imported the other way round.
+#
+#   exc ← log ← config ← target ← graph ← task
+#     ← codegen.tir ← codegen.parts ← families ← codegen.build ← tuner
+#     ← compiler (which also has cache and report)
+#     ← dynamo ← cli
+_BASE = {"exc", "fork_locks", "log", "versions", "config", "target", "cards", "fingerprint"}
 _NOUNS = _BASE | {"graph", "task"}
+_KERNELS = {"codegen.tir", "codegen.parts", "families", "codegen.build"}
+_TUNING = _NOUNS | _KERNELS | {"tuner"}
+_COMPILING = _TUNING | {"cache", "report", "compiler"}
 MAY_IMPORT = {
     "exc": set(),
-    "forking": set(),
-    "log": {"exc", "forking"},
-    "versions": {"exc", "forking", "log"},
-    "config": {"exc", "forking", "log", "versions"},
+    "fork_locks": set(),
+    "log": {"exc", "fork_locks"},
+    "versions": {"exc", "fork_locks", "log"},
+    "config": {"exc", "fork_locks", "log", "versions"},
     "cards": set(),
     "target": _BASE - {"target", "fingerprint"},
     "fingerprint": _BASE - {"fingerprint"},
-    "report": {"exc", "forking", "log"},
+    "report": {"exc", "fork_locks", "log"},
     "graph": _BASE,
     "task": _BASE | {"graph"},
-    "codegen": _NOUNS,
+    "codegen": set(),
+    "codegen.tir": _BASE | {"graph"},
+    "codegen.parts": _NOUNS | {"codegen.tir"},
+    "families": _NOUNS | {"codegen.tir", "codegen.parts"},
+    "codegen.build": _NOUNS | {"codegen.tir", "codegen.parts", "families"},
     "cache": _NOUNS,
-    "tuner": _NOUNS | {"codegen"},
-    "compiler": _NOUNS | {"codegen", "tuner", "cache", "report"},
+    "tuner": _NOUNS | _KERNELS,
+    "compiler": _COMPILING - {"compiler"},
     "dynamo": _NOUNS | {"compiler", "report"},
     "onnx": {"exc", "log", "config"},  # hands its graphs to torch.compile(backend="pruner")
-    "cli": _NOUNS | {"codegen", "tuner", "cache", "compiler", "dynamo", "report", "onnx"},
+    "cli": _COMPILING | {"dynamo", "onnx"},
     # The package itself: public names, looked up when used.
     "": {"exc", "dynamo", "onnx"},
 }
+_SPLIT = ("codegen",)  # whose folders are packages of the picture
 # External packages that a package of ours must not import, not even inside a function.
 _TVM = {"tvm", "tvm_ffi"}
 _LIGHT = (*_BASE, "report", "graph", "cache")
 FORBIDDEN = {
     **{name: {"torch", *_TVM} for name in _LIGHT},
-    "compiler": {"torch"},
+    **{name: {"torch"} for name in ("compiler", "families")},
     "task": _TVM,
     "dynamo": _TVM,
     "onnx": _TVM,
@@ -71,8 +83,24 @@ def _tree(module: Path) -> ast.Module:
 
 
 def _package_of(module: Path) -> str:
-    first = module.relative_to(PACKAGE).parts[0]
-    return "" if first == "__init__.py" else first.removesuffix(".py")
+    return _part_of(_dotted(module))
+
+
+def _dotted(module: Path) -> str:
+    """The name of a module below the package: "" for the package itself."""
+    parts = module.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {_dotted(m): m for m in MODULES}
+_FOLDERS = {_dotted(m) for m in MODULES if m.name == "__init__.py"}
+
+
+def _part_of(name: str) -> str:
+    """Which package of the picture a dotted name below ours belongs to."""
+    first, *rest = name.split(".")
+    deeper = f"{first}.{rest[0]}" if rest else ""
+    return deeper if deeper and first in _SPLIT and deeper in _FOLDERS else first
 
 
 def _imported_names(module: Path) -> list[tuple[str, int]]:
@@ -94,8 +122,40 @@ def _internal_edges() -> list[Edge]:
         for name, line in _imported_names(module):
             if name.startswith("torch_pruner."):
                 where = f"{module.relative_to(ROOT)}:{line}"
-                edges.append(Edge(_package_of(module), name.split(".")[1], where))
+                imported = _part_of(name.removeprefix("torch_pruner."))
+                edges.append(Edge(_package_of(module), imported, where))
     return edges
+
+
+def _files_imported(module: Path) -> set[str]:
+    """Names of the files that a module imports at run time, even if only inside a function."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
+            if isinstance(child, ast.ImportFrom) and (child.module or "").startswith(PACKAGE.name):
+                base = (child.module or "").removeprefix(PACKAGE.name).lstrip(".")
+                for alias in child.names:
+                    full = f"{base}.{alias.name}".lstrip(".")
+                    found.add(full if full in NAMES else base)
+            visit(child)
+
+    visit(_tree(module))
+    return found - {_dotted(module)}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    remaining = {
+        name: _files_imported(module) & set(NAMES) for name, module in NAMES.items() if name
+    }
+    for needs in remaining.values():
+        needs.discard("")
+    while remaining:
+        ready = {name for name, needs in remaining.items() if not needs & set(remaining)}
+        assert ready, f"a circle among {sorted(remaining)}, or above one"
+        remaining = {name: needs for name, needs in remaining.items() if name not in ready}
 
 
 def test_every_package_is_in_the_picture() -> None:
@@ -165,6 +225,18 @@ def _reads_environment(node: ast.AST) -> bool:
 def test_only_config_reads_the_environment(module: Path) -> None:
     lines = [node.lineno for node in ast.walk(_tree(module)) if _reads_environment(node)]
     assert not lines, "take it from Config, or from config.environment()"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if _package_of(m) != "cli"], ids=str)
+def test_only_emitters_of_families_import_tvm(module: Path) -> None:
+    light = len(_dotted(module).split(".")) < 3 or module.name in (
+        "__init__.py",
+        "form.py",
+        "space.py",
+    )
+    if _package_of(module) == "families" and light:
+        tvm = {n for n, _ in _imported_names(module) if n.split(".")[0] in _TVM}
+        assert not tvm, "TVM is for emit.py, resolved when it is used"
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if _package_of(m) != "cli"], ids=str)

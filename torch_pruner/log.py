@@ -15,7 +15,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner import forking
+from torch_pruner import fork_locks as forking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -73,8 +73,8 @@ def drafts(task: Task, count: int) -> list[Candidate]:
     """The draft model's best products among random points."""
     import numpy as np
 
+    from torch_pruner.families.gpu_product.space import GpuProductSketch
     from torch_pruner.task import Candidate
-    from torch_pruner.tuner.sketch.gpu import GpuProductSketch
 
     sketch, rng = GpuProductSketch(task), np.random.default_rng(0)
     points = np.stack([rng.choice(d, 200_000) for d in sketch.domains], axis=1)
@@ -89,11 +89,11 @@ def prepare(
     """Build and load one candidate. Raises ``CompileError`` or ``ValueError``."""
     import torch
 
-    from torch_pruner.codegen.gpu.driver import CudaDriver
-    from torch_pruner.codegen.gpu.image import load_gpu_program
-    from torch_pruner.codegen.gpu.program import build_gpu_program
+    from torch_pruner import families
+    from torch_pruner.codegen.build.gpu.driver import CudaDriver
+    from torch_pruner.codegen.build.gpu.image import load_gpu_program
+    from torch_pruner.codegen.build.gpu.program import build_gpu_program
     from torch_pruner.graph.memory import Place
-    from torch_pruner.graph.signature import signature
 
     places = tuple(Place(i) for i in range(3))
     kernels = {task.workload: (task.spec, candidate)}
@@ -101,7 +101,7 @@ def prepare(
     driver = CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream))
     (entry,) = load_gpu_program(program.to_bytes(), ["main"], driver)
     x, w = operands
-    pack = signature(task.spec, candidate.sketch, dict(candidate.decisions)).packs[1]
+    pack = families.signature_of(task.spec, candidate).packs[1]
     assert pack is not None
     bits = w.cpu().view(torch.int16 if w.itemsize == 2 else torch.int32).numpy()
     packed = torch.from_numpy(pack.pack(bits)).to(w.device)

@@ -86,7 +86,7 @@ def run(comparison: Comparison, answer: Path) -> dict[str, Any]:
 
 def _target(comparison: Comparison) -> Any:
     """What MetaSchedule generates code for: the device as TVM reads it from the driver."""
-    from torch_pruner.codegen._tvm import tvm
+    from torch_pruner.codegen.tir.builders import tvm
 
     return tvm.target.Target.from_device("cuda") if comparison.device == "cuda" else None
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.emitting import signature
 from torch_pruner.graph.ir import Graph
-from torch_pruner.graph.signature import signature
 
 if TYPE_CHECKING:
-    from torch_pruner.tuner.sketch.base import Decisions, Sketch
+    from torch_pruner.families.space import Decisions, Sketch
 
 
 class SketchContract:

@@ -64,7 +64,7 @@ def check(name: str) -> Outcome:
 def _compare(case: Case) -> None:
     import torch
 
-    from tests.tvm.agreement import assert_same, observe
+    from tests.compile.agreement import assert_same, observe
 
     compiled = torch.compile(case.fn, backend="pruner", dynamic=case.dynamic, options=OPTIONS)
     for k in range(CALLS):

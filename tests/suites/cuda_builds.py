@@ -51,11 +51,12 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     from torch_pruner.compiler.driver import Compiler
     from torch_pruner.compiler.stores import store_for
     from torch_pruner.config import Config
-    from torch_pruner.dynamo import backend, ends
-    from torch_pruner.dynamo.bounds import flag_spec
-    from torch_pruner.dynamo.importer import DEFAULT_DTYPES
-    from torch_pruner.dynamo.partition import Region, partition
-    from torch_pruner.dynamo.tensors import spec_of
+    from torch_pruner.dynamo import backend
+    from torch_pruner.dynamo.capture import aot_metadata as ends
+    from torch_pruner.dynamo.lower.bounds import flag_spec
+    from torch_pruner.dynamo.lower.importer import DEFAULT_DTYPES
+    from torch_pruner.dynamo.lower.partition import Region, partition
+    from torch_pruner.dynamo.lower.tensors import spec_of
     from torch_pruner.fingerprint import DeviceFingerprint
     from torch_pruner.target import TargetSpec
 
@@ -89,9 +90,9 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
 
 def build(task: Task, candidate: Candidate, card: Card) -> Built:
     """One kernel to machine code."""
-    from torch_pruner.codegen.gpu import nvrtc
-    from torch_pruner.codegen.gpu.kernel import schedule
-    from torch_pruner.codegen.gpu.source import cuda_source
+    from tests.emitting import schedule
+    from torch_pruner.codegen.build.gpu import nvrtc
+    from torch_pruner.codegen.build.gpu.source import cuda_source
 
     try:
         kernel = schedule(task.spec, candidate.sketch, dict(candidate.decisions))
@@ -111,7 +112,7 @@ def drafted(task: Task, count: int) -> Iterator[Candidate]:
     """The draft model's best of each sketch, ``count`` of each."""
     import numpy as np
 
-    from torch_pruner.tuner.sketch import sketches_for
+    from torch_pruner.families import sketches_for
 
     rng = np.random.default_rng(0)
     for sketch in sketches_for(task):

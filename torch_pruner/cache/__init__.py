@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch_pruner.cache.entry import EFFORTS, SOURCES, GraphEntry, KernelEntry, Source, keep_best
 from torch_pruner.cache.key import GraphKey, KernelKey, canonical_json
+from torch_pruner.cache.maintenance import Listed, PruneReport, VerifyReport
 from torch_pruner.cache.records import TuningRecord
 from torch_pruner.cache.store import DEFAULT_MAX_BYTES, KernelStore, StoreStats
-from torch_pruner.cache.upkeep import Listed, PruneReport, VerifyReport
 
 __all__ = [
     "DEFAULT_MAX_BYTES",

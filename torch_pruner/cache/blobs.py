@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from torch_pruner import exc
 from torch_pruner.cache.files import open_regular
-from torch_pruner.cache.forking import renew_after_fork
+from torch_pruner.cache.fork_hooks import renew_after_fork
 from torch_pruner.cache.key import is_digest
 from torch_pruner.cache.location import make_private
 from torch_pruner.cache.trust import doubt, doubt_of

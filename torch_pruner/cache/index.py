@@ -23,7 +23,7 @@ from filelock import FileLock
 from torch_pruner import log
 from torch_pruner.cache import salvage, schema, userkey
 from torch_pruner.cache.files import FILE_MODE, no_link
-from torch_pruner.cache.forking import close_at_exit, renew_after_fork
+from torch_pruner.cache.fork_hooks import close_at_exit, renew_after_fork
 from torch_pruner.cache.location import make_private, shares_memory
 from torch_pruner.cache.trust import JOURNALS, doubt
 

@@ -22,7 +22,7 @@ import platformdirs
 
 from torch_pruner import exc, log
 from torch_pruner.cache import trust, userkey
-from torch_pruner.cache.seal import Seals
+from torch_pruner.cache.row_checksum import Seals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

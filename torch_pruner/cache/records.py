@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch_pruner.cache.seal import Seals
+    from torch_pruner.cache.row_checksum import Seals
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch_pruner import exc
-from torch_pruner.cache import location, upkeep
-from torch_pruner.cache.claims import Claims
+from torch_pruner.cache import location
+from torch_pruner.cache import maintenance as upkeep
 from torch_pruner.cache.entry import GraphEntry, KernelEntry, keep_best
-from torch_pruner.cache.forking import renew_after_fork
+from torch_pruner.cache.fork_hooks import renew_after_fork
+from torch_pruner.cache.indexed_blobs import Shelf, Table
+from torch_pruner.cache.memory_fallback import Tiers
 from torch_pruner.cache.records import TuningRecord, as_json_lines, sound
-from torch_pruner.cache.shelf import Shelf, Table
-from torch_pruner.cache.tiers import Tiers
+from torch_pruner.cache.single_flight import Claims
 
 if TYPE_CHECKING:
     import contextlib

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner import __version__, exc
+from torch_pruner import __version__, exc, families
 from torch_pruner.cache import KernelEntry, KernelStore, bundle, location
-from torch_pruner.compiler import history
 from torch_pruner.compiler.context import Context, codegen_version
-from torch_pruner.compiler.kernels import LIBRARY
+from torch_pruner.compiler.remembered import history
 from torch_pruner.config import Config
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.log import logger
@@ -178,7 +177,7 @@ def _seed(store: KernelStore, contents: Contents, place: Place) -> None:
         raise exc.CacheDirectoryError(str(store.root or "in memory"), reason)
     for entry in contents.kernels:
         candidate = Candidate.from_json(entry.candidate)
-        if candidate.sketch == LIBRARY:
+        if not (families.knows(candidate.sketch) and families.named(candidate.sketch).generated):
             continue
         context = place.context(entry.key.threads, entry.key.numerics)
         store.add_records(context.kernel_key(entry.key.workload), history.seeds_of([candidate]))

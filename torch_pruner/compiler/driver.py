@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner import exc
+from torch_pruner import exc, families
 from torch_pruner.compiler import kernels
 from torch_pruner.compiler.dump import dump_graph
-from torch_pruner.compiler.kernels import LIBRARY, Choice, Vendor
 from torch_pruner.compiler.toolchain import HostToolchain, Library, Toolchain
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
@@ -26,7 +25,6 @@ from torch_pruner.graph.hoist import Hoisted, hoist_static, with_changing_inputs
 from torch_pruner.graph.memory import MemoryPlan, Place, plan_memory
 from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
-from torch_pruner.graph.signature import Signature, signature
 from torch_pruner.graph.simplify import simplify
 from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.target import tiles_allowed
@@ -36,11 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_pruner.cache import GraphKey, KernelStore
-    from torch_pruner.codegen.load import Entry
+    from torch_pruner.codegen.build.load import Entry
     from torch_pruner.compiler.context import Context
+    from torch_pruner.compiler.kernels import Choice, Vendor
     from torch_pruner.config import Config
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
+    from torch_pruner.graph.signature import Signature
     from torch_pruner.report import TaskReport, Tuning
 
 log = logger(__name__)
@@ -150,7 +150,7 @@ class Compiler:
             may_tune=self.may_tune,
         )
         takes = [
-            signature(k.spec, choices[w].sketch, choices[w].decisions)
+            families.signature_of(k.spec, choices[w].candidate)
             for k, w in zip(lowered.fused.kernels, lowered.workloads, strict=True)
         ]
         plan = plan_memory(lowered.fused, takes)
@@ -288,7 +288,7 @@ def _segments(lowered: Lowered, choices: Mapping[str, Choice]) -> list[int | tup
     result: list[int | tuple[int, ...]] = []
     run: list[int] = []
     for k, workload in enumerate(lowered.workloads):
-        if choices[workload].sketch == LIBRARY:
+        if not families.named(choices[workload].sketch).generated:
             if run:
                 result.append(tuple(run))
                 run = []

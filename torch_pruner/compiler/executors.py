@@ -10,7 +10,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from torch_pruner import forking
+from torch_pruner import fork_locks as forking
 
 if TYPE_CHECKING:
     from torch_pruner.config import Config

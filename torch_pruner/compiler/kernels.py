@@ -11,16 +11,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from torch_pruner import exc
+from torch_pruner import exc, families
 from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
-from torch_pruner.compiler import history, learned
 from torch_pruner.compiler.executors import executor_for, release_later
 from torch_pruner.compiler.progress import ProgressLine
+from torch_pruner.compiler.remembered import history, learned
+from torch_pruner.families.library import FAMILY as LIBRARY
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.log import PhaseTimer, logger, warn_once
 from torch_pruner.report import Source, TaskReport, Tuning
-from torch_pruner.target import tiles_allowed
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-LIBRARY = "library"  # the sketch name of a vendor kernel
-TILES = "tiles"  # the sketch whose kernels need the system's leave
 # A vendor kernel is a step of its own with another thread pool: its idle workers spin against ours.
 # Measured on two cores, per call of such a kernel: 10 ms inside GPT-2 (12 calls, 240 ms instead of
 # 120), 2.3 ms inside BERT-tiny (18 calls, 68 ms instead of 26).
@@ -148,9 +146,10 @@ def _is_tuned(entry: KernelEntry) -> bool:
 
 def _usable(candidate: Candidate, config: Config) -> bool:
     """Whether this process may run what another one found."""
-    if candidate.sketch == LIBRARY:
-        return config.library
-    return candidate.sketch != TILES or tiles_allowed()
+    if not families.knows(candidate.sketch):
+        return False
+    family = families.named(candidate.sketch)
+    return family.allowed() and (family.generated or config.library)
 
 
 def miss(tasks: Sequence[Task], store: KernelStore, context: Context) -> exc.CacheMiss:
@@ -169,10 +168,8 @@ def _claim_name(tasks: Sequence[Task], context: Context) -> str:
 
 def draft(task: Task) -> Candidate:
     """The schedule of least predicted latency, nothing measured."""
-    from torch_pruner.tuner.sketch import sketches_for
-
     best: tuple[float, Candidate] | None = None
-    for sketch in sketches_for(task):
+    for sketch in families.sketches_for(task):
         point = sketch.default()
         predicted = float(sketch.symbols(point[None]).latency_s[0])
         if best is None or predicted < best[0]:
@@ -215,7 +212,6 @@ def _tune(
 ) -> dict[str, Choice]:
     from torch_pruner.tuner import make_strategy
     from torch_pruner.tuner.session import TuningSession
-    from torch_pruner.tuner.sketch import sketches_for
 
     keys = {t.workload: context.kernel_key(t.workload) for t in tasks}
     known = {w: history.of(store, k, lambda c: _usable(c, config)) for w, k in keys.items()}
@@ -238,7 +234,7 @@ def _tune(
     session = TuningSession(
         tasks=tasks,
         strategy_factory=lambda task: make_strategy(config.strategy, cost_model, config.seed),
-        sketches_for=sketches_for,
+        sketches_for=families.sketches_for,
         executor=executor,
         budget=config.budget,
         on_result=keep,
@@ -305,7 +301,7 @@ def _import_ahead() -> None:
         importlib.import_module(name)
     # A process that ends waits for it: one that was taken down in the middle of it was aborted.
     load = threading.Thread(
-        target=importlib.import_module, args=("torch_pruner.codegen.program",), daemon=False
+        target=importlib.import_module, args=("torch_pruner.codegen.build.program",), daemon=False
     )
     load.start()
 
@@ -336,7 +332,7 @@ def _settle(
             vendor_s = min(vendor_s, vendor.latency_s(task.spec) or math.inf)
             if _wins(vendor_s, best_s, task.threads):
                 before_s = _finite(best_s)
-                return Choice(Candidate(LIBRARY), "library", vendor_s, before_s, found.trials)
+                return Choice(Candidate(LIBRARY.name), "library", vendor_s, before_s, found.trials)
     return Choice(found.best.candidate, "tuned", best_s, _finite(found.first_s), found.trials)
 
 

@@ -10,10 +10,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner import families
 from torch_pruner.cache import KernelEntry
 from torch_pruner.compiler.context import codegen_version
 from torch_pruner.compiler.executors import close_all, executor_for
-from torch_pruner.compiler.kernels import LIBRARY
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
 from torch_pruner.target import TargetSpec
@@ -80,7 +80,11 @@ def _input(entry: KernelEntry) -> MeasureInput | None:
     """What to run; None for what is not ours to run."""
     candidate = Candidate.from_json(entry.candidate)
     target = TargetSpec.resolve("auto", entry.key.threads)
-    if candidate.sketch == LIBRARY or target.key() != entry.key.target:
+    if (
+        not families.knows(candidate.sketch)
+        or not families.named(candidate.sketch).generated
+        or target.key() != entry.key.target
+    ):
         return None
     spec = Graph.from_json(json.loads(entry.workload_text))
     if spec.digest() != entry.key.workload:

@@ -7,7 +7,7 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from torch_pruner import forking
+from torch_pruner import fork_locks as forking
 from torch_pruner.cache import KernelStore, location
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
-from torch_pruner.codegen.gpu.driver import CudaDriver
-from torch_pruner.codegen.load import Entry, load_entries, set_threads
+from torch_pruner.codegen.build.gpu.driver import CudaDriver
+from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
 from torch_pruner.graph.memory import CHECKSUMS
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from torch_pruner.codegen.gpu.driver import Driver
-    from torch_pruner.codegen.gpu.program import Compiled
+    from torch_pruner.codegen.build.gpu.driver import Driver
+    from torch_pruner.codegen.build.gpu.program import Compiled
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.memory import Place
     from torch_pruner.target import TargetSpec
@@ -78,7 +78,7 @@ class HostToolchain(Toolchain):
         set_threads(self.threads)
 
     def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
-        from torch_pruner.codegen.program import build_program, link
+        from torch_pruner.codegen.build.program import build_program, link
 
         library = build_program(kernels, calls, slots, target)
         entries = tuple(library[name] for name in (*calls, *self.own))
@@ -106,7 +106,7 @@ class GpuToolchain(Toolchain):
         return GpuToolchain(CudaDriver(current_stream, entered))
 
     def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
-        from torch_pruner.codegen.gpu.program import build_gpu_program
+        from torch_pruner.codegen.build.gpu.program import build_gpu_program
 
         card = target.card
         if card is None:
@@ -121,7 +121,7 @@ class GpuToolchain(Toolchain):
             raise exc.CorruptEntry(path, f"cannot be loaded: {err}") from err
 
     def _entries(self, data: bytes, names: list[str]) -> list[Entry]:
-        from torch_pruner.codegen.gpu.image import load_gpu_program
+        from torch_pruner.codegen.build.gpu.image import load_gpu_program
 
         if self.driver is None:
             return [_refuse] * len(names)

@@ -14,28 +14,23 @@ import torch
 from torch import fx
 
 from torch_pruner import exc, log
-from torch_pruner.compiler import captured
+from torch_pruner.compiler.remembered import captured
 from torch_pruner.config import Config
-from torch_pruner.dynamo import (
-    buckets,
-    captures,
-    failures,
-    forked,
-    graphs,
-    ranks,
-    recompiles,
-    reports,
-    saved,
-    sized_call,
-    sizes,
-    torch_cache,
-)
-from torch_pruner.dynamo.decompositions import decomposition_table
+from torch_pruner.dynamo import distributed as ranks
+from torch_pruner.dynamo import failures, reports
+from torch_pruner.dynamo.capture import capture_key as captures
+from torch_pruner.dynamo.capture import recompiles, torch_cache
+from torch_pruner.dynamo.capture.aot_metadata import Ends
+from torch_pruner.dynamo.capture.decompositions import decomposition_table
+from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.devices import platform_of
-from torch_pruner.dynamo.ends import Ends
-from torch_pruner.dynamo.first_call import FirstCall
-from torch_pruner.dynamo.graphs import boxed, label_of, next_name, outputs, restored
-from torch_pruner.dynamo.torch_cache import SavedCall
+from torch_pruner.dynamo.lower import serialization as saved
+from torch_pruner.dynamo.run import forked_threads as forked
+from torch_pruner.dynamo.run import graphs
+from torch_pruner.dynamo.run.first_call import FirstCall
+from torch_pruner.dynamo.run.graphs import boxed, label_of, next_name, outputs, restored
+from torch_pruner.dynamo.sizes import buckets, sized_call
+from torch_pruner.dynamo.sizes import symbolic as sizes
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.driver import Compiler
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.compiler.toolchain import GpuToolchain
-from torch_pruner.dynamo import forked
-from torch_pruner.dynamo.importer import DEFAULT_DTYPES
-from torch_pruner.dynamo.vendor import AtenVendor
+from torch_pruner.dynamo.lower.importer import DEFAULT_DTYPES
+from torch_pruner.dynamo.run import forked_threads as forked
+from torch_pruner.dynamo.run.vendor import AtenVendor
 from torch_pruner.exc import OptionError
 from torch_pruner.fingerprint import DeviceFingerprint, Gpu
 from torch_pruner.log import PhaseTimer

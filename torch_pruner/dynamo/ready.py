@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.dynamo.capture.aot_metadata import Ends
 from torch_pruner.dynamo.devices import device_of, platform_of
-from torch_pruner.dynamo.ends import Ends
-from torch_pruner.dynamo.graphs import outputs
-from torch_pruner.dynamo.program import RegionStep, describe
+from torch_pruner.dynamo.lower.program import RegionStep, describe
+from torch_pruner.dynamo.run.graphs import outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,7 +10,7 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from torch_pruner import forking
+from torch_pruner import fork_locks as forking
 from torch_pruner.log import logger
 from torch_pruner.report import GraphReport, Report
 

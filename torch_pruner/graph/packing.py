@@ -17,14 +17,15 @@ import numpy.typing as npt
 from torch_pruner.graph.ir import Graph, Shape
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.reference import evaluate
-from torch_pruner.graph.winograd import transformed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.graph.ir import Node
 
 Array = npt.NDArray[Any]
+
+_FORMS: dict[str, Callable[[Array], Array]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +120,21 @@ def strided_layout(node: Node, axes: Sequence[tuple[int, int]]) -> PackLayout:
     return PackLayout(view, "matmul", 1, inner, (1, 1, 1, inner))
 
 
+def operand_form(name: str, arrange: Callable[[Array], Array]) -> None:
+    """Let layouts of the form ``name`` arrange their operand by ``arrange``: to (group, k, n)."""
+    _FORMS[name] = arrange
+
+
 def to_gkn(operand: Array, form: str, groups: int) -> Array:
     """The operand with axes (group, k, n).
 
     Forms: ``matmul`` (*batch, k, n); ``conv`` (o, i, *r); ``depthwise`` (c, 1, *r);
-    ``conv_transpose`` (i, o, *r), flipped; ``winograd`` (o, i, *r), with as many times the channels
-    as a tile has positions.
+    ``conv_transpose`` (i, o, *r), flipped; and those of ``operand_form``.
     """
     if form == "matmul":
         return operand.reshape(-1, *operand.shape[-2:])
-    if form == "winograd":
-        return transformed(operand)
+    if (arranged := _FORMS.get(form)) is not None:
+        return arranged(operand)
     spatial = tuple(range(2, operand.ndim))
     if form == "depthwise":
         return operand.reshape(1, operand.shape[0], -1).transpose(0, 2, 1)

@@ -11,7 +11,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from torch_pruner.onnx.function import OnnxFunction
 from torch_pruner.onnx.function import compile as compile_onnx
-from torch_pruner.onnx.interpreter import tensor_of
+from torch_pruner.onnx.values import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,12 +10,14 @@ import torch
 from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx.bounds import nbytes
 from torch_pruner.onnx.operators.types import torch_dtype
+from torch_pruner.onnx.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.onnx.graph import Step, Type
-    from torch_pruner.onnx.interpreter import Env, Interpreter, Value
+    from torch_pruner.onnx.interpreter import Interpreter
+    from torch_pruner.onnx.values import Env
 
     Values = Sequence[Value | None]
     Control = Callable[[Interpreter, Step, Values, Env, int, int], Values]
@@ -32,8 +34,6 @@ def _number(value: Value | None, default: int | None = None) -> int:
 def _constant(
     run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    from torch_pruner.onnx.interpreter import Value
-
     ((name, value),) = step.attrs.items()
     if isinstance(value, np.ndarray):
         return [Value.of(value)]
@@ -68,8 +68,6 @@ class _Rows:
         return self._rows[0].dim() if self._rows else len(self._kind.shape)
 
     def stacked(self, axis: int = 0, *, backwards: bool = False) -> Value:
-        from torch_pruner.onnx.interpreter import Value
-
         if not self._rows:
             empty = [*self._kind.shape]
             empty.insert(axis, 0)
@@ -102,14 +100,10 @@ def _loop(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, de
 
 
 def _true() -> Value:
-    from torch_pruner.onnx.interpreter import Value
-
     return Value.of(np.array(True))
 
 
 def _scan(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int) -> Values:
-    from torch_pruner.onnx.interpreter import Value
-
     if opset < 9:
         raise UnsupportedModel(run.name, "Scan of opset 8", "")
     body, count = step.attrs["body"], step.attrs["num_scan_inputs"]
@@ -150,8 +144,6 @@ def _from_front(axis: int, rows: _Rows) -> int:
 
 
 def _sequence(items: list[Value | None]) -> Value:
-    from torch_pruner.onnx.interpreter import Value
-
     return Value(items=items)
 
 
@@ -188,8 +180,6 @@ def _sequence_at(
 def _sequence_length(
     run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    from torch_pruner.onnx.interpreter import Value
-
     return [Value.of(np.array(len(_items(inputs[0])), dtype=np.int64))]
 
 
@@ -213,8 +203,6 @@ def _sequence_erase(
 def _concat_from_sequence(
     run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    from torch_pruner.onnx.interpreter import Value
-
     tensors = [v.tensor() for v in _items(inputs[0]) if v is not None]
     run.memory.afford(nbytes(tensors))
     join = torch.stack if step.attrs.get("new_axis", 0) else torch.cat
@@ -224,8 +212,6 @@ def _concat_from_sequence(
 def _split_to_sequence(
     run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    from torch_pruner.onnx.interpreter import Value
-
     axis, keep = step.attrs.get("axis", 0), step.attrs.get("keepdims", 1)
     x = _present(inputs[0]).tensor()
     if len(inputs) < 2 or inputs[1] is None:
@@ -260,8 +246,6 @@ def _optional(
 def _has_element(
     run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    from torch_pruner.onnx.interpreter import Value
-
     return [Value.of(np.array(bool(inputs) and inputs[0] is not None))]
 
 

@@ -19,12 +19,13 @@ from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx import tracing
 from torch_pruner.onnx.boundary import unsupported
 from torch_pruner.onnx.bounds import Memory, Steps, Trials, nbytes
-from torch_pruner.onnx.interpreter import Derived, Env, Interpreter, Value, array_of, tensor_of
+from torch_pruner.onnx.interpreter import Derived, Interpreter
 from torch_pruner.onnx.load import MAX_STEPS, Model, load
 from torch_pruner.onnx.operators import DataDependentError
 from torch_pruner.onnx.operators.types import torch_dtype
 from torch_pruner.onnx.pieces import SHAPE_NUMEL, Pieces, Plan
 from torch_pruner.onnx.tensors import elements
+from torch_pruner.onnx.values import Env, Value, array_of, tensor_of
 
 if TYPE_CHECKING:
     import os

@@ -15,11 +15,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.exc import UnsupportedModel
+from torch_pruner.onnx import control
 from torch_pruner.onnx.bodies import body_of
 from torch_pruner.onnx.boundary import ERRORS, raise_typed
 from torch_pruner.onnx.graph import MAX_DEPTH, Graph, Reader, Step
 from torch_pruner.onnx.operators import TABLE, DataDependentError, Node
 from torch_pruner.onnx.operators.types import TORCH_DTYPES
+from torch_pruner.onnx.values import Array, Env, Value, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,73 +30,6 @@ if TYPE_CHECKING:
     from torch_pruner.onnx.load import Model
 
 HOST_NUMEL = 4096  # numbers of larger tensors are nobody's shape
-
-Array = np.ndarray[Any, Any]
-Env = dict[str, "Value | None"]
-
-
-@dataclass(slots=True, eq=False)
-class Value:
-    """A tensor, numbers, or both; or a sequence of values.
-
-    What is ``fixed`` was made of numbers, not of anything that goes into the model.
-    """
-
-    device: torch.Tensor | None = None
-    host: Array | None = None
-    items: list[Value | None] | None = None
-    fixed: bool = False
-
-    @staticmethod
-    def of(array: Array) -> Value:
-        return Value(host=np.asarray(array), fixed=True)
-
-    def tensor(self) -> torch.Tensor:
-        if self.device is None:
-            if self.host is None:
-                raise TypeError("a sequence where a tensor should be")
-            with _disable_current_modes():  # a real one, also while torch traces
-                self.device = tensor_of(self.host)
-        return self.device
-
-    def numbers(self) -> Array:
-        """The numbers. Raises ``DataDependentError`` where only a real run has them."""
-        if self.host is None:
-            if self.device is None:
-                raise TypeError("a sequence where a tensor should be")
-            self.host = array_of(self.device)
-        return self.host
-
-
-def tensor_of(array: Array) -> torch.Tensor:
-    """A tensor of an array; element types that numpy lacks come as those of ``ml_dtypes``."""
-    name = array.dtype.name
-    special = {
-        "bfloat16": (torch.bfloat16, np.int16), "float8_e4m3fn": (torch.float8_e4m3fn, np.uint8),
-        "float8_e4m3fnuz": (torch.float8_e4m3fnuz, np.uint8),
-        "float8_e5m2": (torch.float8_e5m2, np.uint8),
-        "float8_e5m2fnuz": (torch.float8_e5m2fnuz, np.uint8),
-    }  # fmt: skip
-    if name in special:
-        kind, carrier = special[name]
-        return torch.from_numpy(np.array(array.view(carrier))).view(kind)
-    try:
-        return torch.from_numpy(np.array(array))
-    except TypeError as err:
-        raise UnsupportedModel("the model", f"torch has no element type {name}", "") from err
-
-
-def array_of(tensor: torch.Tensor) -> Array:
-    """The numbers of a real tensor. Raises ``DataDependentError`` for any other."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    if isinstance(tensor, FakeTensor) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise DataDependentError("the numbers of a tensor are needed before there are any")
-    with _disable_current_modes():  # a real one has its numbers also while torch traces
-        kept = tensor.detach()
-        if kept.dtype == torch.bfloat16 or (kept.dtype.itemsize == 1 and kept.is_floating_point()):
-            kept = kept.float()
-        return np.asarray(kept.cpu().numpy())
 
 
 @dataclass(slots=True, eq=False)
@@ -172,8 +107,6 @@ class Interpreter:
 
     def node(self, step: Step, env: Env, opset: int, depth: int) -> Sequence[Value | None]:
         """The results of one node."""
-        from torch_pruner.onnx import control
-
         inputs = [env[name] if name else None for name in step.inputs]
         if not step.domain and step.op in control.TABLE:
             return control.TABLE[step.op](self, step, inputs, env, opset, depth)

@@ -18,8 +18,9 @@ from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx import tracing
 from torch_pruner.onnx.bounds import Steps
 from torch_pruner.onnx.control import TABLE as CONTROL
-from torch_pruner.onnx.interpreter import HOST_NUMEL, Derived, Env, Interpreter, Value, array_of
+from torch_pruner.onnx.interpreter import HOST_NUMEL, Derived, Interpreter
 from torch_pruner.onnx.operators import DataDependentError
+from torch_pruner.onnx.values import Env, Value, array_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner import families
 from torch_pruner.graph.contraction import contraction_at
 from torch_pruner.graph.ops import FLOATS, OpKind
-from torch_pruner.graph.winograd import winograd_of
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
@@ -21,8 +21,8 @@ def roofline_s(task: Task) -> float:
     if not anchors or task.spec.nodes[anchors[0]].dtype not in FLOATS:
         return 0.0
     flops = sum(contraction_at(task.spec, i).flops for i in anchors)
-    if len(anchors) == 1 and (tiles := winograd_of(task.spec)) is not None:
-        flops = min(flops, tiles.flops)
+    if len(anchors) == 1 and (fewer := families.operations(task)) is not None:
+        flops = min(flops, fewer)
     nodes = (task.spec.nodes[i] for i in task.spec.inputs)
     weights = sum(n.nbytes for n in nodes if n.attr("static"))
     compute_s = flops / task.target.peak_flops(task.spec.nodes[anchors[0]].dtype, task.threads)

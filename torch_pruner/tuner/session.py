@@ -23,9 +23,9 @@ from torch_pruner.tuner.search.space import SketchSpace
 
 if TYPE_CHECKING:
     from torch_pruner.config import Budget
+    from torch_pruner.families.space import Sketch
     from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.search.base import SearchStrategy
-    from torch_pruner.tuner.sketch.base import Sketch
 
 log = logger(__name__)
 

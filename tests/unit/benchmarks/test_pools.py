@@ -12,12 +12,12 @@ import pytest
 from benchmarks import card, draft, pools, train, transfer
 from benchmarks.records import Measured
 from tests import fakes
+from torch_pruner.families import sketches_for
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
 from torch_pruner.tuner.cost_model.weights import Weights
 from torch_pruner.tuner.search.space import SketchSpace
-from torch_pruner.tuner.sketch import sketches_for
 
 TASK = Task("linear", fakes.linear_spec(64, 128, 96), TargetSpec.detect(), 2)
 

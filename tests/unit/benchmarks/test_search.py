@@ -163,7 +163,7 @@ def test_a_search_names_the_code_that_it_runs() -> None:
 def test_weights_are_told_apart_by_what_is_in_them(tmp_path) -> None:
     """A row made with others is made again, wherever the file lies; rows without say nothing."""
     from benchmarks import search
-    from torch_pruner.compiler.learned import SHIPPED
+    from torch_pruner.compiler.remembered.learned import SHIPPED
     from torch_pruner.tuner.cost_model.moa import MomentumModel
 
     job = search.SearchJob("tasks", "w", 2, ("draft-verify/moa",), (0,), (0,), 8)

@@ -13,10 +13,11 @@ import torch_pruner
 from tests.contracts.store import kernel_entry, record
 from torch_pruner import exc
 from torch_pruner.cache import KernelStore, bundle
-from torch_pruner.compiler import bundles, history
+from torch_pruner.compiler import bundles
 from torch_pruner.compiler.context import Context
-from torch_pruner.compiler.kernels import LIBRARY
+from torch_pruner.compiler.remembered import history
 from torch_pruner.config import Config
+from torch_pruner.families.library import FAMILY as LIBRARY
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.report import GraphReport, Report, TaskReport
 from torch_pruner.task import Candidate, MeasureStatus
@@ -44,7 +45,7 @@ def cache(tmp_path: Path, context: Context, key: KernelKey) -> Path:
     """A kernel with a record, another kernel that the vendor's library runs."""
     store = KernelStore.open(tmp_path / "cache")
     store.put_kernel(kernel_entry(key, candidate=CANDIDATE.to_json()))
-    vendor = Candidate(LIBRARY).to_json()
+    vendor = Candidate(LIBRARY.name).to_json()
     store.put_kernel(kernel_entry(context.kernel_key("b" * 64), candidate=vendor, source="library"))
     store.add_records(key, [record(CANDIDATE.digest, candidate=CANDIDATE.to_json())])
     return tmp_path / "cache"

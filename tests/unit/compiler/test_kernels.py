@@ -12,6 +12,7 @@ from torch_pruner.compiler import kernels
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
+from torch_pruner.families import bf16_tiles
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Builder
 from torch_pruner.log import PhaseTimer
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
         ("contraction", False, False, True),
         ("library", True, False, True),
         ("library", False, True, False),
-        ("tiles", True, True, True),
-        ("tiles", True, False, False),
+        ("bf16_tiles", True, True, True),
+        ("bf16_tiles", True, False, False),
     ],
 )
 def test_what_the_process_may_not_run_is_a_miss(
     monkeypatch, sketch: str, library: bool, allowed: bool, usable: bool
 ) -> None:
     """Tile registers are refused by a system that the process that tuned did not run on."""
-    monkeypatch.setattr(kernels, "tiles_allowed", lambda: allowed)
+    monkeypatch.setattr(bf16_tiles, "tiles_allowed", lambda: allowed)
     config = Config.from_options(options={"library": library})
     assert kernels._usable(Candidate(sketch), config) is usable
 

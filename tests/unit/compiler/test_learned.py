@@ -11,7 +11,7 @@ import pytest
 from tests import fakes
 from tests.contracts.cost_model import results_of
 from torch_pruner.cache import learned as files
-from torch_pruner.compiler import learned
+from torch_pruner.compiler.remembered import learned
 from torch_pruner.config import Config
 from torch_pruner.target import TargetSpec
 from torch_pruner.tuner import make_strategy

@@ -31,7 +31,7 @@ def _task() -> Task:
 
 
 def _result() -> MeasureResult:
-    return MeasureResult(Candidate("injective"), MeasureStatus.OK, (2e-6,))
+    return MeasureResult(Candidate("elementwise"), MeasureStatus.OK, (2e-6,))
 
 
 def test_line_on_a_terminal_only() -> None:
@@ -49,7 +49,7 @@ def test_line_on_a_terminal_only() -> None:
 
 def test_files_read_back(tmp_path: Path) -> None:
     task = _task()
-    choices = {task.workload: Choice(Candidate("injective", (("vl", 16),)), "untuned")}
+    choices = {task.workload: Choice(Candidate("elementwise", (("vl", 16),)), "untuned")}
     dump_graph(str(tmp_path), "ab" * 32, task.spec, [task], choices)
     place = tmp_path / ("ab" * 8)
     assert Graph.from_json(json.loads((place / "graph.json").read_text())) == task.spec
@@ -63,6 +63,6 @@ def test_a_place_that_cannot_be_written_is_a_warning(
 ) -> None:
     (tmp_path / "file").write_text("")
     task = _task()
-    choices = {task.workload: Choice(Candidate("injective"), "untuned")}
+    choices = {task.workload: Choice(Candidate("elementwise"), "untuned")}
     dump_graph(str(tmp_path / "file"), "ab" * 32, task.spec, [task], choices)
     assert "cannot write to debug_dir" in caplog.text

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from torch_pruner.compiler import kernels, seen
+from torch_pruner.compiler import kernels
 from torch_pruner.compiler.context import Context
+from torch_pruner.compiler.remembered import seen
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
 from torch_pruner.graph.ir import Builder

@@ -13,8 +13,9 @@ import torch
 from tests.fakes import make_task
 from torch_pruner import exc
 from torch_pruner.cache import KernelEntry, KernelStore, TuningRecord
-from torch_pruner.compiler import bundles, history, kernels, seen
+from torch_pruner.compiler import bundles, kernels
 from torch_pruner.compiler.context import Context
+from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
 from torch_pruner.log import PhaseTimer
 from torch_pruner.task import Candidate

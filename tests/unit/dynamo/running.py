@@ -13,9 +13,9 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils import _pytree as pytree
 
-from torch_pruner.dynamo.decompositions import decomposition_table
-from torch_pruner.dynamo.importer import DEFAULT_DTYPES
-from torch_pruner.dynamo.partition import PartitionedGraph, Region, partition
+from torch_pruner.dynamo.capture.decompositions import decomposition_table
+from torch_pruner.dynamo.lower.importer import DEFAULT_DTYPES
+from torch_pruner.dynamo.lower.partition import PartitionedGraph, Region, partition
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:

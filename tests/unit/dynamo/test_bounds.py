@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from torch_pruner.dynamo.aten.demand import KINDS, Demand, Range
-from torch_pruner.dynamo.bounds import IndexCheck, guarded, watched
+from torch_pruner.dynamo.lower.aten.demand import KINDS, Demand, Range
+from torch_pruner.dynamo.lower.bounds import IndexCheck, guarded, watched
 from torch_pruner.graph.ir import Builder
 from torch_pruner.graph.reference import evaluate
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from tests.unit.dynamo.test_sizes import Builds, arguments, attend, captured_one
-from torch_pruner.dynamo import sized_call, sizes
-from torch_pruner.dynamo.buckets import padded
-from torch_pruner.dynamo.sized_call import times_larger
-from torch_pruner.dynamo.tensors import TensorSpec
+from torch_pruner.dynamo.lower.tensors import TensorSpec
+from torch_pruner.dynamo.sizes import sized_call
+from torch_pruner.dynamo.sizes import symbolic as sizes
+from torch_pruner.dynamo.sizes.buckets import padded
+from torch_pruner.dynamo.sizes.sized_call import times_larger
 
 
 class Serves:

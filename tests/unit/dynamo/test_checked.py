@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_pruner import exc
-from torch_pruner.dynamo.checked import CheckedCall, bounds_of, run_eager
+from torch_pruner.dynamo.run.checked import CheckedCall, bounds_of, run_eager
 
 aten = torch.ops.aten
 

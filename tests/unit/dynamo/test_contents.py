@@ -7,10 +7,11 @@ import threading
 
 import torch
 
-from torch_pruner.dynamo import contents, static
-from torch_pruner.dynamo.contents import State
-from torch_pruner.dynamo.steps import Steps, steps, storage_key
-from torch_pruner.graph.checksum import PHASES
+from torch_pruner.dynamo.run import static
+from torch_pruner.dynamo.run import weight_checks as contents
+from torch_pruner.dynamo.run.optimizer_steps import Steps, steps, storage_key
+from torch_pruner.dynamo.run.weight_checks import State
+from torch_pruner.graph.weight_checksum import PHASES
 
 
 def watch(*tensors: torch.Tensor) -> contents.Watch:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.unit.dynamo.running import check
-from torch_pruner.dynamo.aten.contractions import _live_offsets
+from torch_pruner.dynamo.lower.aten.contractions import _live_offsets
 
 
 def _contractions(capture, op: str) -> list[tuple[int, ...]]:

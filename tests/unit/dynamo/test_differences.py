@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from torch_pruner.dynamo import checked, differences
-from torch_pruner.dynamo.differences import Kept, parts_for
+from torch_pruner.dynamo.run import checked, differences
+from torch_pruner.dynamo.run.differences import Kept, parts_for
 
 
 def error(got, expected, parts=1):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_pruner.dynamo.checked import CheckedCall, run_eager
-from torch_pruner.dynamo.first_call import FirstCall
+from torch_pruner.dynamo.run.checked import CheckedCall, run_eager
+from torch_pruner.dynamo.run.first_call import FirstCall
 
 
 def noisy(x):

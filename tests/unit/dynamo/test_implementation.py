@@ -7,8 +7,8 @@ import struct
 import pytest
 import torch
 
-from torch_pruner.dynamo import implementation
-from torch_pruner.dynamo.contents import facts_of
+from torch_pruner.dynamo.run import tensor_impl as implementation
+from torch_pruner.dynamo.run.weight_checks import facts_of
 
 
 def read(address: int, count: int) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from torch_pruner.dynamo.ends import mutated_inputs
-from torch_pruner.dynamo.inplace import IN_PLACE, updates_in_place
-from torch_pruner.dynamo.program import eager_step
+from torch_pruner.dynamo.capture.aot_metadata import mutated_inputs
+from torch_pruner.dynamo.lower.inplace import IN_PLACE, updates_in_place
+from torch_pruner.dynamo.lower.program import eager_step
 
 
 def found(fn) -> int:

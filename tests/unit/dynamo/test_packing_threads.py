@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_pruner.dynamo import static
+from torch_pruner.dynamo.run import static
 from torch_pruner.graph.ir import Builder
 from torch_pruner.graph.packing import PackLayout
 

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.unit.dynamo.running import Capture, assert_equal, check, check_training, run
-from torch_pruner.dynamo.partition import EagerStep, Region, RejectionKind, partition
+from torch_pruner.dynamo.lower.partition import EagerStep, Region, RejectionKind, partition
 from torch_pruner.graph.ir import Graph
 
 SMALL = {

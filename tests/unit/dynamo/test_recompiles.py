@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_pruner.dynamo import recompiles
+from torch_pruner.dynamo.capture import recompiles
 
 
 class Net(nn.Module):

@@ -10,8 +10,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.unit.dynamo.running import to_numpy
-from torch_pruner.dynamo import saved
-from torch_pruner.dynamo.program import Program, RegionStep, describe
+from torch_pruner.dynamo.lower import serialization as saved
+from torch_pruner.dynamo.lower.program import Program, RegionStep, describe
 from torch_pruner.graph.reference import evaluate
 
 aten = torch.ops.aten

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
-from torch_pruner.dynamo import sized_call, sizes
+from torch_pruner.dynamo.sizes import sized_call
+from torch_pruner.dynamo.sizes import symbolic as sizes
 
 
 def captured(fn, *args, dynamic=True):

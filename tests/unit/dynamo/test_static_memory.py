@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from torch_pruner.dynamo import static
+from torch_pruner.dynamo.run import static
 
 
 def snapshot(values: list[float], slot: int = 3) -> static.Snapshot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_pruner.dynamo import vendor
+from torch_pruner.dynamo.run import vendor
 from torch_pruner.graph.ir import Builder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.emitting import signature
 from tests.unit.graph.attention_graphs import Case, attention
 from tests.unit.graph.random_graphs import assert_close, inputs_for, run_fused
 from torch_pruner.graph.attention import attention_of, attention_plan, shared_masks
@@ -11,7 +12,6 @@ from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.reference import evaluate
-from torch_pruner.graph.signature import signature
 
 _ONE_KERNEL = [
     Case(),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_pruner.graph.checksum import BLOCKS, LINE, PHASES, Span, checksums, plan_of
+from torch_pruner.graph.weight_checksum import BLOCKS, LINE, PHASES, Span, checksums, plan_of
 
 PAGE = 4096
 

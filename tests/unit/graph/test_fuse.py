@@ -7,7 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.emitting import signature
 from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for, orders, run_fused
+from torch_pruner.families import sketches_for
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.ir import Builder, Graph
@@ -15,10 +17,8 @@ from torch_pruner.graph.layout import channels_last, identity
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.rows import row_domain
-from torch_pruner.graph.signature import signature
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
-from torch_pruner.tuner.sketch import sketches_for
 
 _MANY = settings(
     max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -9,16 +9,17 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.emitting import signature
 from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for, orders
 from tests.unit.graph.random_graphs import from_memory as tensor_of
+from torch_pruner.families import sketches_for
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.memory import ALIGNMENT, MemoryPlan, Place, plan_memory
 from torch_pruner.graph.reference import evaluate, numpy_dtype
-from torch_pruner.graph.signature import BufferSpec, Signature, signature
+from torch_pruner.graph.signature import BufferSpec, Signature
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
-from torch_pruner.tuner.sketch import sketches_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

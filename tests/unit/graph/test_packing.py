@@ -8,10 +8,10 @@ import json
 import numpy as np
 import pytest
 
+from tests.emitting import signature
 from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.ir import Builder, Graph, Node
 from torch_pruner.graph.packing import PackLayout, strided_layout, to_gkn
-from torch_pruner.graph.signature import signature
 
 
 def _element(operand: np.ndarray, form: str, groups: int, g: int, k: int, n: int) -> float:

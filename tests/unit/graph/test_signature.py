@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.emitting import signature
+from torch_pruner.families.rows.form import row_tasks
 from torch_pruner.graph.ir import Builder, Graph
-from torch_pruner.graph.signature import BufferSpec, row_tasks, signature
+from torch_pruner.graph.signature import BufferSpec
 
 _DECISIONS = {"vl": 4, "tm": 5, "nv": 2, "pack": 1, "kb": 1}
 
@@ -79,7 +81,7 @@ def test_rows_keep_what_is_read_again() -> None:
 def test_sweeps_take_inputs_and_outputs_only() -> None:
     b = Builder()
     x = b.input(0, (6, 8), "float32")
-    takes = signature(b.finish([b.pointwise("exp", x)]), "injective", {"vl": 4})
+    takes = signature(b.finish([b.pointwise("exp", x)]), "elementwise", {"vl": 4})
     assert takes.inputs == takes.outputs == (BufferSpec((6, 8), "float32"),)
     assert takes.scratch == ()
     assert takes.outputs[0].nbytes == 192
@@ -88,8 +90,8 @@ def test_sweeps_take_inputs_and_outputs_only() -> None:
 def test_what_metaschedule_laid_out_anew_arrives_packed() -> None:
     layout = {"in1_extent0": 3, "in1_stride0": 4, "in1_extent1": 6, "in1_stride1": 12}
     layout |= {"in1_extent2": 4, "in1_stride2": 1}
-    takes = signature(product(static=True), "stock", layout)
+    takes = signature(product(static=True), "metaschedule", layout)
     assert takes.packs[0] is None
     assert takes.packs[1] is not None
     assert takes.packs[1].nbytes == 6 * 12 * 2
-    assert signature(product(static=True), "stock", {}).packs == (None, None)
+    assert signature(product(static=True), "metaschedule", {}).packs == (None, None)

@@ -7,10 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.emitting import signature
+from torch_pruner.families.winograd.form import (
+    MAX_DEPTH,
+    additions,
+    places,
+    transformed,
+    winograd_of,
+)
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.packing import PackLayout, to_gkn
-from torch_pruner.graph.signature import signature
-from torch_pruner.graph.winograd import MAX_DEPTH, additions, places, transformed, winograd_of
 
 
 def conv(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.contracts.sketch import SketchContract
 from tests.unit.graph.attention_graphs import Case, attention
+from torch_pruner.families import sketches_for
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
-from torch_pruner.tuner.sketch import Sketch, sketches_for
+
+if TYPE_CHECKING:
+    from torch_pruner.families.space import Sketch
 
 _CASES = {
     "ragged": Case(queries=37, keys=197, depth=80, width=80, mask="add", guard=True),

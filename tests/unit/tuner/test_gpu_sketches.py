@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from torch_pruner.cards import CARDS
+from torch_pruner.families import sketches_for
+from torch_pruner.families.gpu import SUMS
+from torch_pruner.families.gpu_product.space import GpuProductSketch
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
-from torch_pruner.tuner.sketch import sketches_for
-from torch_pruner.tuner.sketch.gpu import SUMS, GpuProductSketch
-from torch_pruner.tuner.sketch.released import A100_40, latency_s, product_rows
+from torch_pruner.tuner.released import A100_40, latency_s, product_rows
 
 
 def matmul(m: int, n: int, k: int, dtype: str = "float32") -> Graph:

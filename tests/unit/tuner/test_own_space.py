@@ -7,10 +7,11 @@ from functools import cached_property
 import numpy as np
 import pytest
 
+from torch_pruner.families import drop_space, sketches_for, use_space
+from torch_pruner.families.contraction.space import ContractionSketch
 from torch_pruner.graph.ir import Builder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
-from torch_pruner.tuner.sketch import ContractionSketch, drop_space, sketches_for, use_space
 
 
 class Narrow(ContractionSketch):

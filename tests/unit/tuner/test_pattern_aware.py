@@ -10,6 +10,8 @@ import pytest
 
 from tests import fakes
 from tests.contracts.cost_model import CostModelContract, results_of
+from torch_pruner.families import sketches_for
+from torch_pruner.families.flow import Role, flow_of
 from torch_pruner.task import Task
 from torch_pruner.tuner.cost_model import network, pattern
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
@@ -20,8 +22,6 @@ from torch_pruner.tuner.cost_model.ranking import SHARPNESS, lambda_rank
 from torch_pruner.tuner.cost_model.residual import ResidualModel
 from torch_pruner.tuner.cost_model.training import MAX_LISTED, TaskList
 from torch_pruner.tuner.cost_model.weights import Weights
-from torch_pruner.tuner.sketch import sketches_for
-from torch_pruner.tuner.sketch.flow import Role, flow_of
 
 
 class TestPatternAwareModel(CostModelContract):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,11 +11,17 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.contracts.sketch import SketchContract
 from tests.unit.graph.random_graphs import graphs
+from torch_pruner.families import sketches_for
+from torch_pruner.families.bf16_pairs.space import DotSketch
+from torch_pruner.families.bf16_tiles import space as tiles
+from torch_pruner.families.bf16_tiles.space import TilesSketch
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
-from torch_pruner.tuner.sketch import DotSketch, Sketch, TilesSketch, pairs, sketches_for
+
+if TYPE_CHECKING:
+    from torch_pruner.families.space import Sketch
 
 _TARGETS = {
     "512": TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 4),
@@ -184,10 +191,10 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("weight gradient", ["gradient", "contraction"]),
         ("depthwise", ["depthwise"]),
         ("softmax", ["rows"]),
-        ("outer sum", ["columns", "abreast", "rows"]),
+        ("outer sum", ["columns", "lane_per_row", "rows"]),
         ("argmax", ["columns"]),
         ("pooling", ["columns"]),
-        ("pointwise", ["injective"]),
+        ("pointwise", ["elementwise"]),
     ],
 )
 def test_which_sketches_express_a_kernel(name: str, expected: list[str]) -> None:
@@ -225,11 +232,11 @@ def test_pairs_need_the_instructions(monkeypatch) -> None:
         return [s.name for s in sketches_for(Task("kernel", spec, target, 4))]
 
     even = _HALVES["even"]
-    for allowed, expected in ((True, ["tiles"]), (False, [])):
-        monkeypatch.setattr(pairs, "tiles_allowed", lambda allowed=allowed: allowed)
-        assert names(_WIDE, even) == [*expected, "dot", "contraction"]
+    for allowed, expected in ((True, ["bf16_tiles"]), (False, [])):
+        monkeypatch.setattr(tiles, "tiles_allowed", lambda allowed=allowed: allowed)
+        assert names(_WIDE, even) == [*expected, "bf16_pairs", "contraction"]
     zen = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver4"}, 4)
-    assert names(zen, even) == ["dot", "contraction"]
+    assert names(zen, even) == ["bf16_pairs", "contraction"]
     assert names(_TARGETS["512"], even) == ["contraction"]
     assert names(_WIDE, _SPECS["linear"]) == ["contraction"]
 
@@ -260,7 +267,7 @@ def test_statistics_of_channels_are_drafted_abreast() -> None:
     spec = b.finish([b.pointwise("rsqrt", total)])
     found = {s.name: s for s in sketches_for(Task("kernel", spec, _TARGETS["512"], 2))}
     seconds = {n: float(s.symbols(s.default()[None]).latency_s[0]) for n, s in found.items()}
-    assert seconds["rows"] > 5 * seconds["abreast"]
+    assert seconds["rows"] > 5 * seconds["lane_per_row"]
 
 
 def test_one_thread_has_no_parallel_tasks() -> None:

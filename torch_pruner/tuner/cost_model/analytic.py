@@ -9,8 +9,8 @@ import numpy as np
 from torch_pruner.tuner.cost_model.base import Array, CostModel, Decisions
 
 if TYPE_CHECKING:
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import Task
-    from torch_pruner.tuner.sketch.base import Sketch
 
 TINY_S, HUGE_S = 1e-12, 1e6
 

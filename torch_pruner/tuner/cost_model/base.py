@@ -10,8 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import MeasureResult, Task
-    from torch_pruner.tuner.sketch.base import Sketch
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Decisions = np.ndarray[Any, np.dtype[np.int64]]

@@ -13,9 +13,9 @@ from torch_pruner.task import MeasureStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import Candidate, MeasureResult
     from torch_pruner.tuner.cost_model.base import Array, Decisions
-    from torch_pruner.tuner.sketch.base import Sketch
 
 
 def signed_log2(values: np.ndarray[Any, Any]) -> Array:

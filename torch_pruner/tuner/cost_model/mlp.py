@@ -20,8 +20,8 @@ from torch_pruner.tuner.cost_model.training import Adam, Scaling, TaskList, samp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import MeasureResult, Task
-    from torch_pruner.tuner.sketch.base import Sketch
 
 WIDTH = 256
 SHAPES = ((STATEMENT, WIDTH), (WIDTH,), (WIDTH, WIDTH), (WIDTH,), (WIDTH, 1), (1,))

@@ -25,9 +25,9 @@ from torch_pruner.tuner.cost_model.trust import Trust
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import MeasureResult, Task
     from torch_pruner.tuner.cost_model.pattern import Patterns
-    from torch_pruner.tuner.sketch.base import Sketch
 
 MIN_MEASURED = 12  # in all, before the network is trained
 MIN_LIST = 4  # of a task, before its list is trained on

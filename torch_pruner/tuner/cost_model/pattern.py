@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from torch_pruner.families.flow import LINE_BYTES, Reuse, Role, flow_of, symbol_columns
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.ops import EXPENSIVE, FLOATS, OpKind
 from torch_pruner.tuner.cost_model.analytic import log_latency
 from torch_pruner.tuner.cost_model.features import decision_features, signed_log2
-from torch_pruner.tuner.sketch.flow import LINE_BYTES, Reuse, Role, flow_of, symbol_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.families.flow import Step
+    from torch_pruner.families.space import Sketch
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Task
     from torch_pruner.tuner.cost_model.base import Array, Decisions
-    from torch_pruner.tuner.sketch.base import Sketch
-    from torch_pruner.tuner.sketch.flow import Step
 
 VERSION = 1  # raise it whenever a feature changes its meaning: older weights are ignored
 SYMBOLS = (

@@ -10,8 +10,8 @@ import numpy as np
 from torch_pruner.tuner.cost_model.base import Array, CostModel, Decisions
 
 if TYPE_CHECKING:
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import Task
-    from torch_pruner.tuner.sketch.base import Sketch
 
 _M1, _M2, _GOLDEN = (
     np.uint64(0xBF58476D1CE4E5B9),

@@ -21,7 +21,7 @@ from torch_pruner.tuner.cost_model.features import decision_features, decisions_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch_pruner.tuner.sketch.base import Sketch
+    from torch_pruner.families.space import Sketch
 
 LENGTHS = (0.15, 0.3, 0.6, 1.2)  # of the kernel, per square root of the number of decisions
 NOISE = 0.05  # standard deviation of a measured log latency

@@ -16,7 +16,7 @@ from torch_pruner.tuner.cost_model.features import decision_features, decisions_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.tuner.sketch.base import Sketch
+    from torch_pruner.families.space import Sketch
 
 MIN_SAMPLES = 4
 FAILED = 3.0  # log latency of a candidate that failed, above the worst that did not

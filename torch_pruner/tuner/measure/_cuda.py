@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_pruner.codegen.gpu.device import CudaDevice, Device
-from torch_pruner.codegen.gpu.image import GpuEntry, GpuProgram
-from torch_pruner.codegen.gpu.program import build_gpu_program
+from torch_pruner import families
+from torch_pruner.codegen.build.gpu.device import CudaDevice, Device
+from torch_pruner.codegen.build.gpu.image import GpuEntry, GpuProgram
+from torch_pruner.codegen.build.gpu.program import build_gpu_program
 from torch_pruner.exc import CompileError
 from torch_pruner.graph.memory import Place
-from torch_pruner.graph.signature import signature
 from torch_pruner.tuner.measure.builder import BuiltKernel
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CudaBuilder:
         self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
     ) -> BuiltKernel:
         """Raises ``CompileError``."""
-        takes = signature(spec, candidate.sketch, dict(candidate.decisions))
+        takes = families.signature_of(spec, candidate)
         program = self.compile(spec, target, candidate)
 
         loaded: list[GpuEntry] = []
@@ -85,7 +85,7 @@ class CudaBuilder:
         card = target.card
         if card is None:
             raise CompileError(target.key(), "no card of that name is known")
-        takes = signature(spec, candidate.sketch, dict(candidate.decisions))
+        takes = families.signature_of(spec, candidate)
         count = len(takes.inputs) + len(takes.outputs) + len(takes.scratch)
         name = spec.digest()
         calls = {"main": [(name, tuple(Place(k) for k in range(count)))]}

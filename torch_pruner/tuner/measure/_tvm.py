@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen._tvm import tvm
-from torch_pruner.codegen.build import compile_kernel
-from torch_pruner.codegen.kernel import ScheduledKernel, schedule
-from torch_pruner.codegen.renewal import renewer
+from torch_pruner import families
+from torch_pruner.codegen.build.lower import compile_kernel
+from torch_pruner.codegen.build.renewal import renewer
+from torch_pruner.codegen.tir.builders import tvm
 from torch_pruner.exc import CompileError
-from torch_pruner.target import tiles_allowed
 from torch_pruner.tuner.measure.builder import BuiltKernel
 
 if TYPE_CHECKING:
@@ -36,9 +35,10 @@ class TvmBuilder:
     def build(
         self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
     ) -> BuiltKernel:
-        if candidate.sketch == "tiles" and not tiles_allowed():
-            raise CompileError(candidate.sketch, "the system refuses tile registers")
-        kernel = scheduled(spec, target, candidate)
+        family = families.named(candidate.sketch)
+        if not family.allowed():
+            raise CompileError(candidate.sketch, "the system refuses such kernels")
+        kernel = family.schedule(spec, candidate, target)
         built = compile_kernel(kernel, target)
         return BuiltKernel(
             bind=built.bind,  # takes the scratch that the worker adds in place of its own
@@ -61,12 +61,3 @@ class TvmBuilder:
         if self._threads not in self._renewers:
             self._renewers[self._threads] = renewer(target, self._threads)
         return self._renewers[self._threads](arrays)
-
-
-def scheduled(spec: Graph, target: TargetSpec, candidate: Candidate) -> ScheduledKernel:
-    """The kernel that a candidate of any strategy stands for."""
-    if candidate.sketch == "stock":
-        from torch_pruner.codegen.stock import schedule_stock  # imports MetaSchedule: seconds
-
-        return schedule_stock(spec, candidate, target)
-    return schedule(spec, candidate.sketch, dict(candidate.decisions))

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import rpc
 
-from torch_pruner.codegen.build import Call, compile_module, export_library, program_module
+from torch_pruner import families
+from torch_pruner.codegen.build.lower import Call, compile_module, export_library, program_module
 from torch_pruner.exc import CompileError, PrunerError
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.memory import Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus
-from torch_pruner.tuner.measure._tvm import scheduled
 from torch_pruner.tuner.measure.rpc import LOST
 from torch_pruner.tuner.measure.rpc_server import COMMAND, HELLO, library_name
 from torch_pruner.tuner.measure.worker import failure
@@ -96,9 +96,9 @@ class RpcRelay:
 
 def _built(spec: Graph, target: TargetSpec, candidate: Candidate) -> bytes:
     """A candidate as a shared library for a device of the fleet."""
-    if candidate.sketch == "stock":
+    if candidate.trace:
         raise CompileError(candidate.sketch, "MetaSchedule's candidates are not timed by a fleet")
-    kernel = scheduled(spec, target, candidate)
+    kernel = families.named(candidate.sketch).schedule(spec, candidate, target)
     count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
     call = Call("kernel", tuple(Place(k) for k in range(count)))
     library = compile_module(program_module({"kernel": kernel}, {"main": [call]}, count), target)

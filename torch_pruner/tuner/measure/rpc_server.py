@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.codegen.load import bound, load_entries
+from torch_pruner import families
+from torch_pruner.codegen.build.load import bound, load_entries
 from torch_pruner.fingerprint import DeviceFingerprint
-from torch_pruner.graph.signature import signature
 from torch_pruner.log import logger
 from torch_pruner.target import TargetSpec
 from torch_pruner.tuner.measure._tvm import TvmBuilder
@@ -49,7 +49,7 @@ class LibraryBuilder(TvmBuilder):
         self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
     ) -> BuiltKernel:
         """Raises ``CorruptEntry`` for a library that cannot be loaded."""
-        takes = signature(spec, candidate.sketch, dict(candidate.decisions))
+        takes = families.signature_of(spec, candidate)
         (entry,) = load_entries(self._folder / library_name(spec, candidate), ["main"])
         return BuiltKernel(
             bind=lambda arrays: bound(entry, arrays),

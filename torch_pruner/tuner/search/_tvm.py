@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import s_tir
 
-from torch_pruner.codegen._tvm import tvm
+from torch_pruner.codegen.tir.builders import tvm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import Candidate, MeasureResult, Task
-    from torch_pruner.tuner.sketch.base import Sketch
 
 
 class SearchStrategy(ABC):

@@ -19,8 +19,8 @@ from torch_pruner.tuner.search.space import Rows, SketchSpace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.tuner.cost_model.base import CostModel
-    from torch_pruner.tuner.sketch.base import Sketch
 
 Scores = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -1,7 +1,7 @@
 """TVM MetaSchedule behind the same seam: the baseline that draft-then-verify is compared with.
 
 Its own space (``PostOrderApply``), its own evolution and its own cost model; only building, timing
-and the budget are ours. Candidates carry ``sketch="stock"`` and the trace as JSON.
+and the budget are ours. Candidates carry ``sketch="metaschedule"`` and the trace as JSON.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import Candidate
-    from torch_pruner.tuner.sketch.base import Sketch
 
 EMPTY_ROUNDS = 3  # without a new candidate, after which the space counts as exhausted
 
@@ -41,7 +41,7 @@ class MetaScheduleSearch(SearchStrategy):
         rng: np.random.Generator,
         history: Sequence[MeasureResult] = (),
     ) -> None:
-        from torch_pruner.codegen.stock import workload_module
+        from torch_pruner.families.metaschedule.emit import workload_module
         from torch_pruner.tuner.search import _tvm  # seconds, and only the baseline needs it
 
         seed = int(rng.integers(1, 1 << 30))
@@ -73,7 +73,7 @@ class MetaScheduleSearch(SearchStrategy):
                 self._results.append((native, seconds))
 
     def _next_round(self) -> None:
-        from torch_pruner.codegen.stock import candidate_of
+        from torch_pruner.families.metaschedule.emit import candidate_of
 
         if self._results:
             natives, seconds = zip(*self._results, strict=True)

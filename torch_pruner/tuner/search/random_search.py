@@ -12,8 +12,8 @@ from torch_pruner.tuner.search.space import Rows, SketchSpace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.task import Candidate, MeasureResult, Task
-    from torch_pruner.tuner.sketch.base import Sketch
 
 DRAWS = 50  # rounds of drawing without a new point after which a space counts as exhausted
 

@@ -15,7 +15,7 @@ from torch_pruner.task import Candidate
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch_pruner.tuner.sketch.base import Sketch
+    from torch_pruner.families.space import Sketch
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Keys = np.ndarray[Any, np.dtype[np.uint64]]

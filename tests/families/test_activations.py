@@ -1,0 +1,104 @@
+"""Values that a forward keeps for its backward lie as kernels want them, and nothing else does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from torch_pruner.dynamo.lower import activations
+from torch_pruner.dynamo.run.runtime import RegionCall
+
+pytestmark = pytest.mark.tvm
+
+
+class Net(nn.Module):
+    """A convolution whose result leaves the model, too, and one whose result does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second = nn.Conv2d(16, 24, 3, padding=1, bias=False)
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x):
+        seen = self.first(x)
+        hidden = torch.relu(self.norm(seen))
+        y = nn.functional.max_pool2d(torch.tanh(self.second(hidden)), 3, stride=2)
+        return seen, self.head(y.mean((2, 3)))
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """The values of four dimensions that backward graphs are compiled for."""
+    found = []
+    original = activations.adopt
+
+    def adopt(gm, example_inputs):
+        found.extend(v for v in example_inputs if isinstance(v, torch.Tensor) and v.dim() == 4)
+        original(gm, example_inputs)
+
+    monkeypatch.setattr(activations, "adopt", adopt)
+    return found
+
+
+def step(call, x):
+    seen, y = call(x)
+    (seen.square().mean() + y.square().sum()).backward()
+    return seen, y
+
+
+def channels_last(value: torch.Tensor) -> bool:
+    return value.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_they_lie_channels_last_and_gradients_agree(cold, kept) -> None:
+    model, x = Net(), torch.randn(2, 3, 12, 12)
+    reference = copy.deepcopy(model)
+    compiled = cold.compile(model, effort="none", strict=True)
+    for _ in range(2):
+        model.zero_grad(), reference.zero_grad()
+        outputs, expected = step(compiled, x), step(reference, x)
+        torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
+        assert outputs[0].stride() == expected[0].stride()
+        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+            assert mine.grad.stride() == theirs.grad.stride()
+    made = [v for v in kept if v.shape[1] in (16, 24) and v.shape[2] > 3]
+    apart = [v for v in made if not channels_last(v)]
+    assert len(made) >= 4
+    # What the caller gets keeps eager's strides, and so do gradients that come from outside.
+    assert all(v.shape == (2, 16, 12, 12) for v in apart)
+    assert any(channels_last(v) and v.shape[1] == 24 for v in made)
+
+
+def test_a_forward_that_eager_runs_suits_the_backward_as_well(cold, kept, monkeypatch) -> None:
+    """Its strides are eager's and not those that were announced: the backward copies."""
+    model, x = Net(), torch.randn(2, 3, 12, 12)
+    reference = copy.deepcopy(model)
+    compiled = cold.compile(model, effort="none")
+    step(compiled, x)
+    assert any(channels_last(v) for v in kept)
+    original = RegionCall.__call__
+    as_eager = lambda self, inputs: [v.contiguous() for v in original(self, inputs)]  # noqa: E731
+    monkeypatch.setattr(RegionCall, "__call__", as_eager)
+    model.zero_grad()
+    step(compiled, x), step(reference, x)
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_sequences_of_other_networks_stay(cold, kept) -> None:
+    """Attention has values of four dimensions, too, and no channels."""
+    attend = nn.functional.scaled_dot_product_attention
+
+    def fn(q, k, v):
+        return attend(torch.tanh(q), k * 2, v)
+
+    given = [torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3)]
+    cold.compile(fn, effort="none")(*given).sum().backward()
+    assert kept
+    assert all(v.is_contiguous() or not channels_last(v) for v in kept)

@@ -1,0 +1,241 @@
+"""Every emitter against the reference interpreter, at sizes that fill tiles and that do not."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.families import kernels as K
+from torch_pruner.families.contraction import emit as contraction
+from torch_pruner.graph.contraction import constant_operand, contraction_of, is_widened
+from torch_pruner.graph.ir import Builder, Graph
+
+pytestmark = pytest.mark.tvm
+
+TILE = {
+    "vl": 16,
+    "tm": 8,
+    "nv": 2,
+    "mc": 1,
+    "order": 0,
+    "ku": 1,
+    "pack": 1,
+    "par": 1,
+    "ahead": 0,
+    "kb": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (K.linear(128, 768, 256), {}),
+        (K.linear(37, 41, 50), {"tm": 6, "ku": 4, "mc": 3}),
+        (K.linear(37, 41, 50), {"tm": 6, "nv": 1, "ku": 4, "ahead": 1}),
+        (K.linear(37, 41, 90), {"tm": 6, "ku": 2, "mc": 3, "order": 1, "ahead": 1}),
+        (K.linear(1, 100, 64), {"tm": 1, "nv": 1, "par": 0, "ahead": 1}),
+        (K.linear(4, 100, 64), {"tm": 4, "nv": 4, "ku": 4, "ahead": 1}),
+        (K.linear(37, 48, 50, static=False), {"tm": 6, "order": 1, "mc": 2}),
+        (K.linear(37, 41, 50, static=False), {"tm": 6, "pack": 0}),
+        (K.linear(1, 100, 64), {"tm": 1, "nv": 4, "par": 0}),
+        (K.linear(16, 32, 64, dtype="bfloat16"), {}),
+        (K.attention_scores(4, 33, 16), {}),
+        (K.conv(16, 14, 32, 3, 1, 1), {"tm": 7}),
+        (K.conv(16, 14, 40, 1, 1, 0), {"tm": 14, "mc": 2}),
+        (K.conv(24, 7, 32, 3, 2, 1), {"tm": 5}),
+        (K.conv(3, 32, 16, 7, 2, 3), {"nv": 1}),
+        (K.conv(24, 7, 64, 3, 1, 1), {"tm": 7, "ku": 4, "ahead": 1}),
+        (K.conv(32, 14, 32, 3, 1, 1, 32), {}),
+        (K.conv(24, 14, 24, 5, 2, 2, 24), {"nv": 1}),
+        (K.conv(16, 9, 32, 3, 2, 1, 4), {"nv": 1}),
+        (K.conv(8, 20, 16, 3, 1, 1, rank=1), {"nv": 1}),
+        (K.conv(4, 6, 16, 3, 1, 1, rank=3, batch=2), {"nv": 1}),
+        (K.conv(32, 17, 40, 3, 1, 1), {"tm": 6}),  # the last tile of a line begins earlier
+        (K.conv(32, 17, 40, 3, 1, 1), {"tm": 7, "nv": 3, "mc": 2, "order": 1}),  # crosses lines
+        (K.conv(32, 9, 72, 1, 1, 0), {"tm": 6, "nv": 4, "mc": 4, "order": 1}),
+        (K.conv(32, 9, 24, 1, 1, 0, batch=2), {"tm": 8, "nv": 1, "mc": 2}),
+        (K.linear(37, 41, 24), {"vl": 8, "nv": 3, "mc": 2, "order": 1, "ahead": 1}),  # half vectors
+        (K.conv(32, 9, 40, 3, 1, 1), {"vl": 8, "nv": 3, "tm": 9, "mc": 2}),
+        (K.linear(37, 41, 24, static=False), {"vl": 8, "nv": 3, "pack": 0}),
+        (K.linear(16, 32, 4096), {"kb": 4, "ku": 4}),
+        (K.linear(13, 40, 1536), {"kb": 3, "mc": 2, "order": 1, "ahead": 1, "ku": 4}),
+        (K.linear(13, 40, 1536), {"kb": 2, "tm": 4, "nv": 2, "ahead": 1, "par": 0}),
+        (K.linear(13, 40, 1536, static=False), {"kb": 6}),
+        (K.conv(128, 8, 40, 3, 2, 1), {"tm": 4, "kb": 3, "ahead": 1, "ku": 2}),
+        (K.conv(256, 9, 72, 3, 1, 1), {"tm": 5, "nv": 4, "kb": 9, "mc": 2, "order": 1}),
+        (K.conv(512, 9, 24, 3, 1, 1, rank=1), {"nv": 1, "kb": 3, "tm": 3}),
+        (K.conv_transpose(12, 4, 20, 4, 2, 1), {"nv": 1}),
+        (K.conv_transpose(10, 1, 16, 4, 1, 0), {"nv": 1, "tm": 4}),
+    ],
+)
+def test_contractions(spec: Graph, changes: dict[str, int]) -> None:
+    outputs, expected, _ = K.run(spec, "contraction", {**TILE, **changes})
+    bound = 1e-2 if spec.nodes[spec.outputs[0]].dtype == "bfloat16" else 1e-5
+    assert K.error(outputs, expected) < bound
+
+
+BFLOAT16, FLOAT16 = {"dtype": "bfloat16"}, {"dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (K.linear(37, 90, 50, **BFLOAT16), {"tm": 6, "ku": 4, "mc": 3}),
+        (K.linear(37, 90, 768, **BFLOAT16), {"tm": 6, "kb": 3, "ku": 4, "ahead": 1}),
+        (K.linear(37, 90, 768, **FLOAT16), {"tm": 6, "kb": 2, "mc": 2, "order": 1, "par": 0}),
+        (K.linear(37, 48, 50, static=False, **BFLOAT16), {"tm": 6, "order": 1, "mc": 2}),
+        (K.linear(37, 64, 50, static=False, **FLOAT16), {"tm": 6}),
+        (K.attention_scores(4, 33, 16, **BFLOAT16), {}),
+        (K.conv(16, 14, 32, 3, 1, 1, **BFLOAT16), {"tm": 7}),
+        (K.conv(16, 14, 40, 1, 1, 0, **FLOAT16), {"tm": 14, "mc": 2}),
+        (K.conv(24, 13, 32, 1, 2, 0, **BFLOAT16), {"tm": 7}),
+        (K.conv(256, 9, 72, 3, 1, 1, **BFLOAT16), {"tm": 5, "kb": 9, "mc": 2, "order": 1}),
+        (K.conv(16, 9, 32, 3, 2, 1, 4, **BFLOAT16), {"nv": 1, "tm": 5}),
+    ],
+)
+def test_narrow_operands_become_float32_before_tiles_read_them(
+    spec: Graph, changes: dict[str, int]
+) -> None:
+    con = contraction_of(spec)
+    constant = constant_operand(spec, con) is not None
+    assert is_widened(spec, con, constant, {**TILE, **changes})
+    outputs, expected, _ = K.run(spec, "contraction", {**TILE, **changes})
+    assert K.error(outputs, expected) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tm": 16}, {"nv": 4, "kb": 1}]
+)  # few tiles; a panel of 196 KB
+def test_where_conversion_pays_less_tiles_convert(changes: dict[str, int]) -> None:
+    spec = K.linear(37, 90, 768, dtype="bfloat16")
+    assert not is_widened(spec, contraction_of(spec), True, {**TILE, "tm": 6, **changes})
+    outputs, expected, _ = K.run(spec, "contraction", {**TILE, "tm": 6, **changes})
+    assert K.error(outputs, expected) < 1e-2
+
+
+def test_the_next_panel_is_fetched_once_per_panel() -> None:
+    """Over the tiles of a panel every line of the next one, also when tiles do not divide."""
+    calls = []
+    for ahead in (0, 1):
+        decisions = {**TILE, "tm": 6, "ku": 4, "ahead": ahead}
+        built = K.run(K.linear(64, 512, 64), "contraction", decisions)[2]
+        text = built._library.inspect_source("ll")
+        calls.append(len(re.findall(r"call void @llvm\.prefetch", text)))
+    assert calls[0] == 0
+    steps, tiles, lines = 512 // 4, 11, 512 * 2
+    assert calls[1] * steps * tiles >= lines
+
+
+def test_a_panel_of_one_tile_is_fetched_as_a_stream() -> None:
+    """As many lines in a step as the step reads, a fixed distance ahead of it."""
+    decisions = {**TILE, "tm": 4, "nv": 2, "ku": 4, "ahead": 1}
+    built = K.run(K.linear(4, 512, 64), "contraction", decisions)[2]
+    text = built._library.inspect_source("ll")
+    assert len(re.findall(r"call void @llvm\.prefetch", text)) == 4 * 2
+
+
+@pytest.mark.parametrize("width", [512, 197, 5])
+@pytest.mark.parametrize("make", [K.layer_norm, K.softmax])
+def test_rows(make: Any, width: int) -> None:
+    spec = make((2, 9, width))
+    outputs, expected, _ = K.run(spec, "rows", {"vl": 16, "lanes": 4, "chunk": 4, "par": 1})
+    assert K.error(outputs, expected) < 1e-5
+
+
+def _reduction(op: str, axes: tuple[int, ...], dtype: str = "float32") -> Graph:
+    b = Builder()
+    x = b.input(0, (6, 17, 41), dtype)
+    return b.finish([b.reduce(op, x, axes, dtype="int64" if op.startswith("arg") else dtype)])
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
+@pytest.mark.parametrize("axes", [(0,), (0, 1), (1,), (2,), (1, 2)])
+def test_reductions_both_ways(op: str, axes: tuple[int, ...]) -> None:
+    spec = _reduction(op, axes)
+    for sketch, extra in (("columns", {}), ("rows", {"lanes": 2})):
+        outputs, expected, _ = K.run(spec, sketch, {"vl": 16, "chunk": 8, "par": 1, **extra})
+        assert K.error(outputs, expected) < 1e-5
+
+
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+def test_arg_reductions(op: str) -> None:
+    outputs, expected, _ = K.run(_reduction(op, (1,)), "columns", {"vl": 1, "chunk": 8, "par": 1})
+    assert (outputs[0] == expected[0]).all()
+
+
+def test_window() -> None:
+    outputs, expected, _ = K.run(K.max_pool(14, 24), "columns", {"vl": 16, "chunk": 8, "par": 1})
+    assert K.error(outputs, expected) == 0
+
+
+def test_integers_that_are_computed_from_each_other_and_read_twice() -> None:
+    """As the indices of a strided max pool: 2 i, and from it 2 i + 1."""
+    b = Builder()
+    x, y = b.input(0, (6, 24), "float32"), b.input(1, (6, 24), "int64")
+    i = b.append("iota", (), (24,), "int64", dim=0)
+    even = b.pointwise("mul", i, b.const(2, "int64"))
+    odd = b.pointwise("add", even, b.const(1, "int64"))
+    far = b.pointwise("mul", odd, odd)
+    near, next_, last = (b.broadcast(v, (6, 24)) for v in (even, odd, far))
+    positive = b.pointwise("gt", x, b.broadcast(b.const(0.0, "float32"), (6, 24)))
+    chosen = b.pointwise("where", positive, next_, b.pointwise("where", positive, near, y))
+    other = b.broadcast(b.pointwise("sub", odd, b.const(3, "int64")), (6, 24))
+    total = b.pointwise("add", chosen, last)
+    spec = b.finish([b.pointwise("where", positive, total, other)])
+    outputs, expected, _ = K.run(spec, "elementwise", {"chunk": 2, "par": 1, "vl": 8})
+    assert (outputs[0] == expected[0]).all()
+
+
+def _injective(kind: str) -> Graph:
+    b = Builder()
+    x, y = b.input(0, (4, 33), "float32"), b.input(1, (4, 33), "float32")
+    if kind == "add":
+        return b.finish([b.pointwise("add", x, y)])
+    if kind == "transpose":
+        return b.finish([b.pointwise("add", b.permute(x, (1, 0)), b.permute(y, (1, 0)))])
+    if kind == "cat":
+        return b.finish([b.append("cat", (x, y), (8, 33), "float32", dim=0)])
+    if kind == "pad":
+        return b.finish(
+            [b.append("pad", (x,), (7, 35), "float32", lo=(1, 2), hi=(2, 0), value=3.0)]
+        )
+    if kind == "slice":
+        return b.finish(
+            [b.pointwise("add", b.slice(x, (1, 2), (2, 15), (2, 2)), b.slice(y, (0, 3), (2, 15)))]
+        )
+    index = b.input(2, (2, 5), "int64")
+    if kind == "take":
+        return b.finish([b.append("take", (x, index), (2, 5, 33), "float32", dim=0)])
+    return b.finish([b.append("gather", (x, index), (2, 5), "float32", dim=1)])
+
+
+@pytest.mark.parametrize("kind", ["add", "transpose", "cat", "pad", "slice", "take", "gather"])
+def test_injective(kind: str) -> None:
+    outputs, expected, _ = K.run(_injective(kind), "elementwise", {"vl": 16, "chunk": 2, "par": 1})
+    assert K.error(outputs, expected) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (K.linear(16, 32, 8192), {"ku": 4}),
+        (K.linear(13, 40, 3001), {"ku": 4, "ahead": 1}),  # neither pieces nor steps divide it
+        (K.conv(512, 7, 32, 3, 1, 1), {"tm": 7, "ku": 2}),
+        (K.conv(128, 8, 32, 3, 2, 1), {"tm": 4}),
+    ],
+    ids=["matmul", "ragged", "channels", "lines"],
+)
+def test_long_sums_keep_their_digits(
+    spec: Graph, changes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of thousands in one go were off by several times what eager is off by."""
+    exact = Graph.from_json(json.loads(json.dumps(spec.to_json()).replace("float32", "float64")))
+    expected = K.evaluate(exact, [a.astype("float64") for a in K.inputs_for(spec)])
+    errors = []
+    for long in (1 << 30, contraction._LONG):
+        monkeypatch.setattr(contraction, "_LONG", long)
+        errors.append(K.error(K.run(spec, "contraction", TILE | changes)[0], expected))
+    assert errors[1] < 0.75 * errors[0]

@@ -1,0 +1,115 @@
+"""Convolutions by minimal filtering: borders, ragged maps, dilation, images, and what is around."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.emitting import schedule
+from tests.families import kernels as K
+from torch_pruner.codegen.build.lower import compile_kernel
+from torch_pruner.compiler.kernels import draft
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+
+pytestmark = pytest.mark.tvm
+
+TAKEN = {"vl": 16, "tm": 7, "nv": 2, "tb": 2, "mc": 2, "nc": 1, "ku": 2, "ahead": 1, "par": 1}
+
+
+def conv(
+    channels: int,
+    size: tuple[int, int],
+    columns: int,
+    *,
+    kernel: tuple[int, int] = (3, 3),
+    pad: tuple[int, int] = (1, 1),
+    dilation: tuple[int, int] = (1, 1),
+    batch: int = 1,
+) -> Graph:
+    """Scaled inputs, the convolution, bias, a residual and a ReLU."""
+    b = Builder()
+    x = b.permute(b.input(0, (batch, *size, channels), "float32"), (0, 3, 1, 2))
+    w = b.input(1, (columns, channels, *kernel), "float32", static=True)
+    scale = b.input(2, (channels, 1, 1), "float32", static=True)
+    x = b.pointwise("relu", b.pointwise("mul", x, scale))
+    out = tuple(
+        n + 2 * p - d * (k - 1) for n, p, d, k in zip(size, pad, dilation, kernel, strict=True)
+    )
+    y = b.append(
+        "conv", (x, w), (batch, columns, *out), "float32", stride=(1, 1), lo=pad, hi=pad,
+        dilation=dilation, groups=1,
+    )  # fmt: skip
+    y = b.pointwise("add", y, b.input(3, (columns, 1, 1), "float32", static=True))
+    other = b.permute(b.input(4, (batch, *out, columns), "float32"), (0, 3, 1, 2))
+    y = b.pointwise("relu", b.pointwise("add", y, other))
+    return b.finish([b.permute(y, (0, 2, 3, 1))])
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (conv(32, (14, 14), 64), {}),
+        (conv(32, (15, 13), 64), {"nc": 2}),
+        (conv(16, (9, 8), 32, pad=(0, 0)), {"tb": 1, "mc": 3}),
+        (conv(32, (14, 14), 48, batch=3), {"nv": 3, "tm": 5, "ahead": 0}),
+        (conv(32, (20, 20), 32, kernel=(1, 3), pad=(0, 1)), {}),
+        (conv(32, (9, 20), 32, kernel=(3, 1), pad=(1, 0)), {"nv": 1, "ku": 1}),
+        (conv(32, (20, 20), 32, dilation=(2, 2), pad=(2, 2)), {}),
+        (conv(32, (21, 19), 32, dilation=(3, 4), pad=(3, 4)), {}),
+        (conv(32, (10, 11), 32, dilation=(12, 12), pad=(12, 12)), {}),
+        (conv(16, (4, 4), 16), {"tm": 4, "tb": 1, "nv": 1, "mc": 1, "par": 0}),
+        (K.conv(32, 20, 32, 3, 1, 1, rank=1), {"tm": 5}),
+    ],
+)
+def test_it_is_the_convolution(spec: Graph, changes: dict[str, int]) -> None:
+    outputs, expected, _ = K.run(spec, "winograd", {**TAKEN, **changes})
+    assert K.error(outputs, expected) < 1e-6
+
+
+def test_it_rounds_no_worse_than_the_sum() -> None:
+    """Against float64: the bound on whole networks rests on this."""
+    spec = K.conv(128, 14, 64, 3, 1, 1)
+    arrays = K.inputs_for(spec)
+    wide = [a.astype(np.float64) for a in arrays]
+    x, w = np.pad(wide[0], ((0, 0), (1, 1), (1, 1), (0, 0))), wide[1]
+    exact = sum(
+        np.einsum("nhwc,oc->nhwo", x[:, i : i + 14, j : j + 14], w[:, :, i, j])
+        for i in range(3)
+        for j in range(3)
+    )
+    exact = np.maximum(exact, 0)
+    direct = {"vl": 16, "tm": 7, "nv": 2, "mc": 2, "order": 1, "ku": 2, "pack": 1, "par": 1}
+    direct |= {"ahead": 1, "kb": 1}
+    error = {}
+    for sketch, decisions in (("winograd", TAKEN), ("contraction", direct)):
+        (output,), _, _ = K.run(spec, sketch, decisions)
+        error[sketch] = np.abs(output - exact).max()
+    assert error["winograd"] <= 2 * error["contraction"]
+
+
+def test_the_draft_takes_it_where_arithmetic_is_the_limit() -> None:
+    target = TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 2)
+    assert draft(Task("k", K.conv(64, 56, 64, 3, 1, 1), target, 2)).sketch == "winograd"
+    assert draft(Task("k", K.conv(64, 56, 64, 3, 2, 1), target, 2)).sketch == "contraction"
+
+
+def test_an_infinite_input_stays_in_its_tiles() -> None:
+    """It spreads, as NaN, over the results of the tiles that read it, and no further."""
+    spec = K.conv(16, 16, 16, 3, 1, 1)
+    kernel = schedule(spec, "winograd", {**TAKEN, "nv": 1})
+    built = compile_kernel(kernel, TargetSpec.detect(2))
+    arrays = K.inputs_for(spec)
+    arrays[0][0, 8, 8, 3] = np.inf
+    given = [
+        a if p is None else K.aligned(p.pack(a).shape, "float32")
+        for a, p in zip(arrays, kernel.packs, strict=True)
+    ]
+    given[1][...] = kernel.packs[1].pack(arrays[1])
+    out = K.aligned(kernel.outputs[0].shape, "float32")
+    built.bind([*given, out])()
+    assert not np.isfinite(out[0, 7:10, 7:10]).all()
+    untouched = np.ones((16, 16), dtype=bool)
+    untouched[6:10, 6:10] = False
+    assert np.isfinite(out[0][untouched]).all()

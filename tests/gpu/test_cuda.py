@@ -1,0 +1,160 @@
+"""Compiled graphs on the GPU at hand: right, on the caller's stream, in torch's memory."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torch_pruner as tp
+from tests.compile.agreement import assert_equal
+from tests.gpu.test_gpu_compile import Mixed
+
+pytestmark = [pytest.mark.tvm, pytest.mark.cuda]
+ASKED = {"target": {"kind": "cuda"}}
+HALF = 2e-2  # of the largest result
+
+
+def mixed() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    x, at = torch.randn(2, 3, 8, 8, device="cuda"), torch.tensor([4, 2], device="cuda")
+    return Mixed().eval().cuda(), (x, at)
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, bound: float) -> None:
+    assert got.dtype == want.dtype
+    assert got.stride() == want.stride()
+    assert ((got - want).abs().max() / want.abs().max()).item() < bound
+
+
+@torch.no_grad()
+def test_a_network(cold) -> None:
+    net, given = mixed()
+    compiled = cold.compile(net, **ASKED)
+    for mine, theirs in zip(compiled(*given), net(*given), strict=True):
+        assert_close(mine, theirs, 1e-4)
+    report = tp.last_report()
+    assert report is not None
+    assert report.ops_compiled == report.ops_total
+    net.up.weight.mul_(2)
+    for mine, theirs in zip(compiled(*given), net(*given), strict=True):
+        assert_close(mine, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_half_precision(cold, dtype) -> None:
+    if dtype is torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs compute capability 8.0")
+    net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 128)).to("cuda", dtype)
+    x = torch.randn(100, 256, device="cuda", dtype=dtype)
+    assert_close(cold.compile(net, **ASKED)(x), net(x), HALF)
+
+
+def test_training(cold) -> None:
+    net = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 5)).cuda()
+    twin, x = copy.deepcopy(net), torch.randn(9, 24, device="cuda")
+    target = torch.arange(9, device="cuda") % 5
+    compiled = cold.compile(net, **ASKED)
+    for _ in range(2):
+        for model in (compiled, twin):
+            torch.manual_seed(1)
+            nn.functional.cross_entropy(model(x), target).backward()
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert_equal(mine.grad.cpu(), theirs.grad.cpu())
+
+
+@torch.no_grad()
+def test_the_callers_stream(cold) -> None:
+    """What a stream has queued before is seen, and nothing waits for the device."""
+    net, (x, at) = mixed()
+    compiled = cold.compile(net, **ASKED)
+    compiled(x, at)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    want = net(x + 1, at)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        late = x + 1
+        got = compiled(late, at)
+        assert not stream.query(), "the call waited for the device"
+    stream.synchronize()
+    for mine, theirs in zip(got, want, strict=True):
+        assert_close(mine, theirs, 1e-4)
+
+
+@torch.no_grad()
+def test_memory_is_torchs(cold) -> None:
+    net, given = mixed()
+    compiled = cold.compile(net, **ASKED)
+    compiled(*given)
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        out = compiled(*given)
+        held = sum(t.untyped_storage().nbytes() for t in out)
+        assert torch.cuda.memory_allocated() >= before + held
+        del out
+    assert torch.cuda.memory_allocated() == before, "the workspace is given back"
+
+
+@torch.no_grad()
+def test_a_graph_of_torch_captures_a_call(cold) -> None:
+    net, (x, at) = mixed()
+    compiled = cold.compile(net, **ASKED)
+    compiled(x, at)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = compiled(x, at)
+    x.add_(1)
+    graph.replay()
+    for mine, theirs in zip(out, net(x, at), strict=True):
+        assert_close(mine, theirs, 1e-4)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@torch.no_grad()
+def test_every_device_has_its_own(cold) -> None:
+    for index in range(2):
+        device = torch.device("cuda", index)
+        net, x = nn.Linear(16, 32).to(device), torch.randn(5, 16, device=device)
+        assert_close(cold.compile(net, **ASKED)(x), net(x), 1e-4)
+
+
+@torch.no_grad()
+def test_tuning_on_the_card(cold) -> None:
+    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU()).to("cuda", torch.float16)
+    x = torch.randn(128, 256, device="cuda", dtype=torch.float16)
+    compiled = cold.compile(net, **ASKED, effort="quick", trials=8, time_budget_s=120.0)
+    assert_close(compiled(x), net(x), HALF)
+    report = tp.last_report()
+    assert report is not None
+    assert {t.source for t in report.tasks} <= {"tuned", "library"}
+    assert all(t.latency_after_s and t.latency_after_s < 1e-3 for t in report.tasks)
+    torch._dynamo.reset()
+    warm = cold.compile(net, **ASKED, effort="quick", on_miss="error")
+    assert_close(warm(x), net(x), HALF)
+
+
+@torch.no_grad()
+def test_cuda_graphs(cold, caplog) -> None:
+    """Recorded once; new inputs and new weights are seen by the calls that are replayed."""
+    net, (x, at) = mixed()
+    compiled = torch.compile(net, backend="pruner", options=cold.options(cuda_graphs=True, **ASKED))
+    for k in range(5):
+        if k == 3:
+            net.up.weight.mul_(2)
+        given = x + k
+        got = [t.clone() for t in compiled(given, at)]
+        for mine, theirs in zip(got, net(given, at), strict=True):
+            assert_close(mine, theirs, 1e-4)
+    assert "not recorded" not in caplog.text
+
+
+@torch.no_grad()
+def test_int_weights_and_indices_of_the_device(cold) -> None:
+    net = nn.Linear(128, 256).cuda()
+    x = torch.randn(1, 128, device="cuda")
+    assert_close(cold.compile(net, **ASKED, int8_weights=True)(x), net(x), 2e-2)

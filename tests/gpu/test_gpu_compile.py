@@ -1,0 +1,224 @@
+"""``torch.compile`` for a card that is made of loops: everything but machine code and time."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_pruner as tp
+from tests.compile.agreement import assert_equal
+from tests.contracts.measure_executor import MeasureExecutorContract
+from tests.families import kernels as K
+from tests.gpu import pretend_gpu
+from torch_pruner.compiler.toolchain import GpuToolchain
+from torch_pruner.dynamo.run import runtime
+from torch_pruner.families import sketches_for
+from torch_pruner.fingerprint import Gpu
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate, MeasureStatus, Task
+from torch_pruner.tuner.measure.gpu import gpu_executor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.tvm
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[pretend_gpu.PretendPlatform]:
+    torch._dynamo.reset()
+    with pretend_gpu.instead_of_cpu(monkeypatch) as platform:
+        yield platform
+
+
+class Mixed(nn.Module):
+    """A convolution, normalisation, two linear layers, softmax and a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.up, self.down = nn.Linear(16, 40), nn.Linear(40, 16)
+        self.table = nn.Embedding(10, 16)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.norm(self.conv(x)).relu().mean((2, 3))
+        hidden = nn.functional.layer_norm(x + self.table(at), (16,))
+        hidden = hidden + self.down(nn.functional.gelu(self.up(hidden)))
+        return hidden, hidden.softmax(-1)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(2, 3, 8, 8), torch.tensor([4, 2])
+
+
+def agree(got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...]) -> None:
+    for mine, theirs in zip(got, want, strict=True):
+        assert_equal(mine, theirs)
+
+
+@torch.no_grad()
+def test_a_network_with_everything(cold, card) -> None:
+    net, given = Mixed().eval(), inputs()
+    compiled = cold.compile(net)
+    agree(compiled(*given), net(*given))
+    report = tp.last_report()
+    assert report is not None
+    assert report.ops_compiled == report.ops_total
+    assert {t.sketch for t in report.tasks} >= {"gpu_product", "gpu_rows"}
+    launched = len(card.driver.launched)
+    assert launched >= len(report.tasks)
+    assert {stream for *_, stream in card.driver.launched} == {pretend_gpu.STREAM}
+    compiled(*given)
+    assert len(card.driver.launched) > launched
+    net.up.weight.mul_(2)
+    net.norm.running_var.add_(1)
+    agree(compiled(*given), net(*given))
+
+
+@torch.no_grad()
+def test_half_precision(cold, card) -> None:
+    net = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32)).half()
+    x = torch.randn(17, 64).half()
+    assert_equal(cold.compile(net)(x), net(x))
+    report = tp.last_report()
+    assert report is not None
+    assert report.ops_compiled == report.ops_total
+
+
+def test_training(cold, card) -> None:
+    net = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 5))
+    twin, x = copy.deepcopy(net), torch.randn(9, 24)
+    compiled = cold.compile(net)
+    for _ in range(2):
+        nn.functional.cross_entropy(compiled(x), torch.arange(9) % 5).backward()
+        nn.functional.cross_entropy(twin(x), torch.arange(9) % 5).backward()
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert_equal(mine.grad, theirs.grad)
+    assert card.driver.launched
+
+
+@torch.no_grad()
+def test_a_warm_start_builds_nothing(cold, card, monkeypatch) -> None:
+    net, given = Mixed().eval(), inputs()
+    cold.compile(net)(*given)
+    torch._dynamo.reset()
+    monkeypatch.setattr(GpuToolchain, "build", lambda *_: pytest.fail("built again"))
+    compiled = cold.compile(net, on_miss="error")
+    agree(compiled(*given), net(*given))
+
+
+@torch.no_grad()
+def test_a_kernel_of_the_cpu_is_none_of_the_cards(cold, monkeypatch) -> None:
+    net, given = Mixed().eval(), inputs()
+    cold.compile(net)(*given)
+    torch._dynamo.reset()
+    failed = torch._dynamo.exc.BackendCompilerFailed
+    with pretend_gpu.instead_of_cpu(monkeypatch), pytest.raises(failed, match="CacheMiss"):
+        cold.compile(net, on_miss="error")(*given)
+
+
+@torch.no_grad()
+def test_a_damaged_program_is_built_again(cold, card) -> None:
+    net, given = Mixed().eval(), inputs()
+    cold.compile(net)(*given)
+    for path in cold.cache_dir.rglob("*.so"):
+        path.write_bytes(path.read_bytes()[:100])
+    torch._dynamo.reset()
+    agree(cold.compile(net)(*given), net(*given))
+
+
+@torch.no_grad()
+def test_memory_is_taken_for_each_call_and_given_back(cold, card, monkeypatch) -> None:
+    """torch's allocator has to see every use: streams, pools of graphs, what is left."""
+    calls: list[runtime.RegionCall] = []
+    started = runtime.RegionCall._take_workspace
+
+    def take(self: Any, local: Any) -> None:
+        calls.append(self)
+        started(self, local)
+
+    monkeypatch.setattr(runtime.RegionCall, "_take_workspace", take)
+    monkeypatch.setattr(runtime, "KEEPS_WORKSPACE", ())
+    net, given = Mixed().eval(), inputs()
+    compiled = cold.compile(net)
+    for _ in range(3):
+        agree(compiled(*given), net(*given))
+    assert len(calls) == 3
+    assert calls[0]._local.workspace is None
+
+
+@torch.no_grad()
+def test_explain_speaks_of_the_card(cold, card) -> None:
+    found = tp.explain(Mixed().eval(), inputs(), options=cold.options())
+    assert all(not t.cached for g in found.graphs for t in g.tasks)
+    assert sum(g.ops_compiled for g in found.graphs) > 5
+
+
+class TestExecutor(MeasureExecutorContract):
+    """Candidates of a card, built and timed in workers."""
+
+    @pytest.fixture
+    def executor(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        builder = "tests.gpu.pretend_gpu:PretendBuilder"
+        monkeypatch.setattr("torch_pruner.tuner.measure.gpu.CUDA_BUILDER", builder)
+        with gpu_executor(Gpu(pretend_gpu.fingerprint(), "")) as found:
+            yield found
+
+    @pytest.fixture
+    def task(self) -> Task:
+        spec = K.linear(40, 48, 64)
+        return Task("linear", spec, TargetSpec.of_card(pretend_gpu.CARD), 1)
+
+    @pytest.fixture
+    def good(self, task: Task) -> list[Candidate]:
+        sketch = sketches_for(task)[0]
+        return [
+            Candidate(sketch.name, tuple(sorted(point.items()))) for point in K.points(sketch, 3)
+        ]
+
+    @pytest.fixture
+    def bad(self, good: list[Candidate]) -> list[tuple[Candidate, MeasureStatus]]:
+        unknown = Candidate("gpu_nothing", good[0].decisions)
+        return [(unknown, MeasureStatus.BUILD_ERROR)]
+
+
+@torch.no_grad()
+def test_tuning_for_the_card(cold, card, monkeypatch) -> None:
+    builder = "tests.gpu.pretend_gpu:PretendBuilder"
+    monkeypatch.setattr("torch_pruner.tuner.measure.gpu.CUDA_BUILDER", builder)
+    monkeypatch.setattr(pretend_gpu.PretendPlatform, "at_hand", True)
+    net = nn.Sequential(nn.Linear(64, 48), nn.ReLU()).eval()
+    x = torch.randn(16, 64)
+    compiled = cold.compile(net, effort="quick", trials=6, time_budget_s=60)
+    assert_equal(compiled(x), net(x))
+    report = tp.last_report()
+    assert report is not None
+    assert {t.source for t in report.tasks} == {"tuned"}
+    assert report.tasks[0].trials >= 2
+
+
+@torch.no_grad()
+def test_kernels_for_a_card_that_is_not_at_hand(cold, monkeypatch) -> None:
+    """They are drafted, built and kept; eager runs the network."""
+    monkeypatch.setattr(
+        "torch_pruner.codegen.build.gpu.program.compile_kernels", pretend_gpu.compiled
+    )
+    net, given = Mixed().eval(), inputs()
+    report = tp.tune(net, given, options=cold.options(target={"kind": "cuda", "model": "h200"}))
+    assert report.ops_compiled == report.ops_total
+    assert {t.source for t in report.tasks} == {"untuned"}
+    assert {t.sketch for t in report.tasks} >= {"gpu_product", "gpu_rows"}
+    assert list(cold.cache_dir.rglob("*.so"))
+    compiled = cold.compile(net, target={"kind": "cuda", "model": "h200"})
+    agree(compiled(*given), net(*given))
+
+
+def test_a_card_that_nobody_knows(cold) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="h200"):
+        cold.compile(nn.Linear(4, 4), target={"kind": "cuda", "model": "voodoo"})(torch.ones(1, 4))

@@ -1,0 +1,321 @@
+"""GPU kernels without a GPU: numbers on the host, machine code from NVRTC where it is installed.
+
+The same schedule runs as loops (see ``codegen.gpu.grid``), so indices, guards, tiles, stages,
+fragments and reductions are checked against the reference at sizes that divide and that do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.emitting import schedule
+from tests.families import kernels as K
+from tests.unit.graph.attention_graphs import Case, attention
+from torch_pruner.cards import CARDS
+from torch_pruner.codegen.build.gpu import nvrtc
+from torch_pruner.codegen.build.gpu.driver import CudaDriver
+from torch_pruner.codegen.build.gpu.image import GpuProgram, launches_of, load_gpu_program
+from torch_pruner.codegen.build.gpu.source import cuda_source
+from torch_pruner.codegen.build.lower import aligned, compile_kernel
+from torch_pruner.compiler.kernels import draft
+from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.memory import Place
+from torch_pruner.graph.precision import allow_tf32, is_tf32
+from torch_pruner.graph.reference import evaluate
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.ir import Graph
+
+pytestmark = pytest.mark.tvm
+TINY = {"bm": 32, "bn": 32, "bk": 16, "tm": 4, "tn": 4, "stages": 1, "tensor": 0, "ahead": 0}
+TENSOR = {"bm": 64, "bn": 64, "bk": 32, "tm": 32, "tn": 32, "stages": 2, "tensor": 1, "ahead": 0}
+
+ATTENTION = {"bm": 32, "bn": 32}
+
+
+def error(spec: Graph, sketch: str, decisions: dict[str, int]) -> float:
+    """Largest relative difference between the kernel as loops on the host and the reference."""
+    arrays = K.inputs_for(spec)
+    expected = evaluate(spec, arrays)
+    assert any(np.abs(e.astype(np.float64)).max() > 0 for e in expected), "nothing is compared"
+    kernel = schedule(spec, sketch, decisions, host=True)
+    built = compile_kernel(kernel, TargetSpec.detect(1))
+    given = []
+    for array, pack in zip(arrays, kernel.packs, strict=True):
+        if pack is not None:
+            packed = pack.pack(array)
+            array = aligned(packed.shape, str(packed.dtype))
+            array[...] = packed
+        given.append(array)
+    outputs = [aligned(o.shape, o.dtype) for o in kernel.outputs]
+    for out in outputs:
+        out.view(np.uint8)[...] = 0x55  # what is not written is not right by chance
+    built.bind([*given, *outputs])()
+    return K.error(outputs, expected)
+
+
+def pointwise(n: int, dtype: str = "float32") -> Graph:
+    b = Builder()
+    x, y = (b.input(i, (n,), dtype) for i in range(2))
+    return b.finish([b.pointwise("mul", b.pointwise("tanh", x), b.pointwise("relu", y))])
+
+
+def softmax(rows: int, width: int) -> Graph:
+    b = Builder()
+    x = b.input(0, (rows, width), "float32")
+    top = b.reduce("max", x, [1], keepdim=True)
+    powers = b.pointwise("exp", b.pointwise("sub", x, top))
+    return b.finish([b.pointwise("div", powers, b.reduce("sum", powers, [1], keepdim=True))])
+
+
+def mean_and_square(rows: int, width: int) -> Graph:
+    """Two reductions, the second of what the first gave; one output per row, one per element."""
+    b = Builder()
+    x = b.input(0, (rows, width), "float32")
+    mean = b.pointwise(
+        "div", b.reduce("sum", x, [1], keepdim=True), b.const(float(width), "float32")
+    )
+    centred = b.pointwise("sub", x, mean)
+    square = b.reduce("sum", b.pointwise("mul", centred, centred), [1])
+    return b.finish([centred, square])
+
+
+def arg(op: str, rows: int, width: int) -> Graph:
+    b = Builder()
+    x = b.input(0, (rows, width), "float32")
+    return b.finish([b.reduce(op, x, [1], dtype="int64")])
+
+
+def pool() -> Graph:
+    b = Builder()
+    x = b.input(0, (1, 8, 15, 15), "float32")
+    ends = {"kernel": (3, 3), "stride": (2, 2), "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1)}
+    return b.finish([b.append("window_max", (x,), (1, 8, 8, 8), "float32", **ends)])
+
+
+def rounded(spec: Graph) -> Graph:
+    """The same with operands that tensor cores may round to tf32."""
+    return allow_tf32(spec, {"matmul", "conv"})
+
+
+def scores(heads: int, rows: int, dim: int) -> Graph:
+    """Queries by keys: the second operand lies along the reduction."""
+    b = Builder()
+    q, k = (b.input(i, (heads, rows, dim), "float16") for i in range(2))
+    return b.finish([b.matmul(q, b.permute(k, (0, 2, 1)))])
+
+
+def weighted(heads: int, rows: int, dim: int) -> Graph:
+    """Powers by values: the second operand lies along its columns."""
+    b = Builder()
+    p = b.input(0, (heads, rows, 64), "float16")
+    v = b.input(1, (heads, 64, dim), "float16")
+    return b.finish([b.matmul(p, v)])
+
+
+CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
+    "pointwise": (pointwise(1024), "gpu_elementwise", {"vl": 4, "threads": 128}),
+    "pointwise with a rest": (pointwise(1001), "gpu_elementwise", {"vl": 1, "threads": 128}),
+    "pointwise half": (pointwise(1024, "float16"), "gpu_elementwise", {"vl": 4, "threads": 64}),
+    "softmax": (softmax(7, 197), "gpu_rows", {"threads": 64}),
+    "softmax in a warp": (softmax(3, 20), "gpu_rows", {"threads": 32}),
+    "softmax in many": (softmax(3, 1024), "gpu_rows", {"threads": 1024}),
+    "variance": (mean_and_square(5, 100), "gpu_rows", {"threads": 64}),
+    "argmax": (arg("argmax", 5, 300), "gpu_rows", {"threads": 64}),
+    "argmin": (arg("argmin", 5, 30), "gpu_rows", {"threads": 32}),
+    "pool": (pool(), "gpu_columns", {"threads": 64}),
+    "depthwise": (K.conv(8, 14, 8, 3, 2, 1, 8), "gpu_direct", {"threads": 64}),
+    "small product": (K.linear(5, 7, 9), "gpu_direct", {"threads": 64}),
+    "product": (K.linear(64, 64, 64), "gpu_product", TINY),
+    "product that does not divide": (K.linear(37, 45, 51), "gpu_product", TINY),
+    "two stages": (K.linear(37, 45, 51), "gpu_product", TINY | {"stages": 2}),
+    "one turn": (K.linear(37, 45, 9), "gpu_product", TINY | {"stages": 2}),
+    "weights that change": (K.linear(37, 45, 51, static=False), "gpu_product", TINY),
+    "scores": (K.attention_scores(3, 40, 24), "gpu_product", TINY | {"stages": 2}),
+    "convolution": (K.conv(24, 9, 24, 5, 1, 2), "gpu_product", TINY | {"stages": 2}),
+    "strided convolution": (K.conv(8, 15, 24, 3, 2, 1), "gpu_product", TINY),
+    "grouped convolution": (K.conv(8, 9, 16, 3, 1, 1, 2), "gpu_product", TINY),
+    "convolution in space": (K.conv(8, 6, 16, 3, 1, 1, rank=3), "gpu_product", TINY),
+    "transposed": (K.conv_transpose(6, 7, 5, 4, 1, 1), "gpu_product", TINY),
+    "transposed by phases": (K.conv_transpose(6, 7, 5, 4, 2, 1), "gpu_product", TINY),
+    "half product": (K.linear(37, 45, 51, dtype="float16"), "gpu_product", TINY),
+    "tensor cores": (K.linear(64, 64, 64, dtype="float16"), "gpu_product", TENSOR),
+    "tensor cores that do not divide": (
+        K.linear(37, 45, 51, dtype="float16"), "gpu_product", TENSOR,
+    ),
+    "tensor cores in bfloat16": (K.linear(128, 96, 64, dtype="bfloat16"), "gpu_product", TENSOR),
+    "tensor cores, weights that change": (
+        K.linear(40, 72, 64, dtype="float16", static=False), "gpu_product", TENSOR | {"tm": 16},
+    ),
+    "copies ahead": (
+        K.linear(70, 96, 72, dtype="float16"), "gpu_product", TENSOR | {"ahead": 1},
+    ),
+    "copies far ahead": (
+        K.linear(128, 96, 200, dtype="bfloat16"), "gpu_product",
+        TENSOR | {"ahead": 1, "stages": 4},
+    ),
+    "fewer turns than stages": (
+        K.linear(64, 64, 32, dtype="float16"), "gpu_product",
+        TENSOR | {"ahead": 1, "stages": 4},
+    ),
+    "scores in tensor cores": (scores(2, 70, 64), "gpu_product", TENSOR | {"ahead": 1}),
+    "scores, copied": (scores(2, 70, 36), "gpu_product", TENSOR),
+    "weighted values": (weighted(2, 70, 64), "gpu_product", TENSOR | {"ahead": 1, "stages": 3}),
+    "tf32": (rounded(K.linear(64, 64, 64)), "gpu_product", TENSOR),
+    "tf32 that does not divide": (rounded(K.linear(37, 45, 51)), "gpu_product", TENSOR),
+    "tf32, copies ahead": (
+        rounded(K.linear(70, 96, 72)), "gpu_product", TENSOR | {"ahead": 1, "stages": 3},
+    ),
+    "tf32, weights that change": (
+        rounded(K.linear(40, 72, 64, static=False)), "gpu_product", TENSOR | {"tm": 16},
+    ),
+    "tf32, scores": (
+        rounded(K.attention_scores(3, 40, 24)), "gpu_product", TENSOR | {"ahead": 1},
+    ),
+    "tf32, convolution": (rounded(K.conv(24, 9, 24, 5, 1, 2)), "gpu_product", TENSOR),
+    "split": (K.linear(37, 45, 96), "gpu_product", TINY | {"split": 2}),
+    "split, copies ahead": (
+        K.linear(70, 96, 256, dtype="float16"), "gpu_product",
+        TENSOR | {"ahead": 1, "stages": 3, "split": 4},
+    ),
+    "split, fewer turns than stages": (
+        K.linear(64, 64, 64, dtype="bfloat16"), "gpu_product",
+        TENSOR | {"ahead": 1, "stages": 4, "split": 2},
+    ),
+    "split convolution": (
+        K.conv(24, 9, 24, 4, 1, 1), "gpu_product", TINY | {"stages": 2, "split": 4},
+    ),
+    "attention": (attention(Case(dtype="float16")), "gpu_attention", ATTENTION),
+    "attention, several turns": (
+        attention(Case(dtype="float16", queries=70, keys=200, depth=64, width=64)),
+        "gpu_attention", {"bm": 64, "bn": 64},
+    ),
+    "attention, causal": (
+        attention(Case(dtype="float16", queries=100, keys=100, causal=True)), "gpu_attention",
+        ATTENTION,
+    ),
+    "attention, masked": (
+        attention(Case(dtype="float16", mask="bool", guard=True)), "gpu_attention", ATTENTION,
+    ),
+    "attention, a mask for each head": (
+        attention(Case(dtype="float16", mask="heads")), "gpu_attention", ATTENTION,
+    ),
+    "attention in bfloat16": (
+        attention(Case(dtype="bfloat16", kv=2)), "gpu_attention", ATTENTION,
+    ),
+    "attention, flat": (
+        attention(Case(dtype="float16", depth=24, width=20, flat=True)), "gpu_attention",
+        {"bm": 16, "bn": 32},
+    ),
+    "more shared memory": (
+        K.linear(300, 256, 256, dtype="float16"), "gpu_product",
+        {"bm": 256, "bn": 128, "bk": 64, "tm": 64, "tn": 64, "stages": 3, "tensor": 1, "ahead": 1},
+    ),
+}  # fmt: skip
+TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2}
+
+
+def tolerance(spec: Graph) -> float:
+    if any(is_tf32(node) for node in spec.nodes):
+        return TOLERANCE["float16"]  # the same mantissa
+    return TOLERANCE[spec.nodes[spec.inputs[0]].dtype]
+
+
+NAMES = [pytest.param(name, id=name.replace(" ", "-")) for name in CASES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_on_the_host(name: str) -> None:
+    spec, sketch, decisions = CASES[name]
+    assert error(spec, sketch, decisions) < tolerance(spec)
+
+
+def test_nan_and_ties_of_argmax() -> None:
+    spec = arg("argmax", 3, 100)
+    x = np.zeros((3, 100), np.float32)
+    x[0, [40, 70]] = 5.0  # the first of equals
+    x[1, [10, 90]] = np.nan  # the first NaN, more than any number
+    kernel = schedule(spec, "gpu_rows", {"threads": 64}, host=True)
+    given, out = aligned((3, 100), "float32"), aligned((3,), "int64")
+    given[...] = x
+    compile_kernel(kernel, TargetSpec.detect(1)).bind([given, out])()
+    assert out.tolist() == [40, 10, 0]
+
+
+def _newer(case: tuple[Graph, str, dict[str, int]]) -> bool:
+    """Whether a kernel needs compute capability 8.0."""
+    spec, _, decisions = case
+    rounds = decisions.get("tensor") and any(is_tf32(node) for node in spec.nodes)
+    newer = decisions.get("ahead") or spec.nodes[spec.inputs[0]].dtype == "bfloat16"
+    return bool(rounds or newer)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_every_kernel_becomes_machine_code(arch: str) -> None:
+    """All in one source, as a network's are."""
+    if not nvrtc.available():
+        pytest.skip("NVRTC or CUDA's headers are not installed: pip install nvidia-cuda-nvrtc ...")
+    kernels = {
+        f"k{n}": schedule(*case)
+        for n, case in enumerate(CASES.values())
+        if arch != "sm_75" or not _newer(case)
+    }
+    source, launches = cuda_source(kernels, arch)
+    assert {name.partition("/")[0] for name in launches} == kernels.keys()
+    cubin, log = nvrtc.compile_cubin(source, arch)
+    assert cubin.startswith(b"\x7fELF")
+    assert "error" not in log
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_on_the_card(name: str) -> None:
+    """The same cases on the GPU at hand, through the driver, on another stream than the default."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) < (8, 0) and _newer(CASES[name]):
+        pytest.skip("needs compute capability 8.0")
+    arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    spec, sketch, decisions = CASES[name]
+    arrays = K.inputs_for(spec)
+    expected = evaluate(spec, arrays)
+    kernel = schedule(spec, sketch, decisions)
+    source, launches = cuda_source({"k": kernel}, arch)
+    image, _ = nvrtc.compile_cubin(source, arch)
+    count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
+    places = [Place(i) for i in range(count)]
+    calls = {"main": [(name, places) for name in launches_of("k", launches)]}
+    program = GpuProgram(arch, image, launches, calls)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        driver = CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream))
+        (entry,) = load_gpu_program(program.to_bytes(), ["main"], driver)
+        packed = [a if p is None else p.pack(a) for a, p in zip(arrays, kernel.packs, strict=True)]
+        flat = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in packed]
+        given = [torch.from_numpy(a).cuda() for a in flat]
+        outputs = [aligned(o.shape, o.dtype) for o in kernel.outputs]
+        made = [torch.full((o.nbytes,), 0x55, dtype=torch.uint8, device="cuda") for o in outputs]
+        scratch = [torch.empty(s.nbytes, dtype=torch.uint8, device="cuda") for s in kernel.scratch]
+        table = (ctypes.c_int64 * count)(*(t.data_ptr() for t in (*given, *made, *scratch)))
+        entry(ctypes.addressof(table))
+    stream.synchronize()
+    for out, raw in zip(outputs, made, strict=True):
+        out.reshape(-1).view(np.uint8)[...] = raw.cpu().numpy()
+    assert K.error(outputs, expected) < tolerance(spec)
+
+
+@pytest.mark.parametrize("card", ["h200", "a100", "t4"])
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_are_valid_and_right(name: str, card: str) -> None:
+    """The draft model's choice for a card gives the same numbers."""
+    spec: Any = CASES[name][0]
+    task = Task(name, spec, TargetSpec.of_card(CARDS[card]), 1)
+    chosen = draft(task)
+    assert error(spec, chosen.sketch, dict(chosen.decisions)) < tolerance(spec)

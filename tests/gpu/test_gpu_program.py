@@ -1,0 +1,134 @@
+"""Programs for GPUs: their bytes, their launches, and whole graphs on a card made of loops."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import emitting as gpu_kernel
+from tests.families import kernels as K
+from tests.gpu.pretend_gpu import CARD, STREAM, HostDevice, compiled
+from torch_pruner.codegen.build.gpu import image, nvrtc, program
+from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch, load_gpu_program
+from torch_pruner.codegen.build.lower import aligned
+from torch_pruner.compiler.kernels import draft
+from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.memory import Place
+from torch_pruner.graph.reference import evaluate
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate, Task
+
+pytestmark = pytest.mark.tvm
+
+
+def drafted(spec: Graph) -> tuple[Graph, Candidate]:
+    return spec, draft(Task("t", spec, TargetSpec.of_card(CARD), 1))
+
+
+def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
+    """x w + b, then a softmax of it: one table of addresses, a workspace between."""
+    first = K.linear(5, 24, 9)
+    b = Builder()
+    x = b.input(0, (1, 5, 24), "float32")
+    top = b.reduce("max", x, [2], keepdim=True)
+    powers = b.pointwise("exp", b.pointwise("sub", x, top))
+    second = b.finish([b.pointwise("div", powers, b.reduce("sum", powers, [2], keepdim=True))])
+    kernels = {s.digest(): drafted(s) for s in (first, second)}
+    one, two = kernels
+    calls = {
+        "main": [
+            (one, (Place(0), Place(1), Place(2), Place(3, 64))),
+            (two, (Place(3, 64), Place(4))),
+        ]
+    }
+    data = program.build_gpu_program(kernels, calls, CARD, compiled=compiled).to_bytes()
+    driver = HostDevice()
+    (entry,) = load_gpu_program(data, ["main"], driver)
+
+    arrays = K.inputs_for(first)
+    expected = evaluate(second, [evaluate(first, arrays)[0]])
+    packs = gpu_kernel.schedule(
+        first, kernels[one][1].sketch, dict(kernels[one][1].decisions)
+    ).packs
+    given = []
+    for array, pack in zip(arrays, packs, strict=True):
+        if pack is not None:
+            packed = pack.pack(array)
+            array = aligned(packed.shape, str(packed.dtype))
+            array[...] = packed
+        given.append(array)
+    workspace, out = aligned((1024,), "float32"), aligned((1, 5, 24), "float32")
+    held = [*given, workspace, out]
+    table = (ctypes.c_int64 * len(held))(*(a.ctypes.data for a in held))
+    for _ in range(2):
+        out[...] = np.nan
+        entry(ctypes.addressof(table))
+        assert K.error([out], expected) < 1e-6
+    assert [stream for *_, stream in driver.launched] == [STREAM] * 4
+
+
+def launch_of(**changes: Any) -> GpuProgram:
+    launch = Launch(
+        **{"symbol": "k_kernel", "blocks": 2, "threads": 64, "parameters": (0, 1)} | changes
+    )
+    return GpuProgram("sm_80", b"\x7fELF", {"k": launch}, {"main": [("k", [Place(0), Place(1)])]})
+
+
+def test_bytes_round_trip() -> None:
+    found = GpuProgram.from_bytes(launch_of().to_bytes())
+    assert found == launch_of()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"blocks": 0},
+        {"blocks": 2**31},
+        {"threads": 2048},
+        {"parameters": (-1,)},
+        {"parameters": (5,)},
+    ],
+    ids=str,
+)
+def test_launches_that_no_card_takes_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"launch|takes more"):
+        GpuProgram.from_bytes(launch_of(**changes).to_bytes())
+
+
+@pytest.mark.parametrize("cut", [0, 5, 25, 40, 60])
+def test_damaged_programs_are_refused(cut: int) -> None:
+    with pytest.raises(ValueError, match=r"not a program|not a list of launches|too long"):
+        GpuProgram.from_bytes(launch_of().to_bytes()[:cut])
+
+
+def test_a_length_beyond_the_file_is_refused_before_anything_is_read() -> None:
+    data = bytearray(launch_of().to_bytes())
+    data[len(image._MAGIC) + 7] = 0x7F
+    with pytest.raises(ValueError, match="too long"):
+        GpuProgram.from_bytes(bytes(data))
+
+
+def test_a_header_of_another_kind_is_refused() -> None:
+    text = json.dumps([1, 2]).encode()
+    data = image._MAGIC + image._LENGTH.pack(len(text)) + text
+    with pytest.raises(ValueError, match="not a list of launches"):
+        GpuProgram.from_bytes(data)
+
+
+def test_an_entry_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match="no other"):
+        load_gpu_program(launch_of().to_bytes(), ["other"], HostDevice())
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC or CUDA's headers are not installed")
+def test_a_program_is_built_for_a_card() -> None:
+    spec = K.linear(64, 64, 64, dtype="float16")
+    kernels = {spec.digest(): drafted(spec)}
+    places = tuple(Place(i) for i in range(4))
+    built = program.build_gpu_program(kernels, {"main": [(spec.digest(), places)]}, CARD)
+    assert built.image.startswith(b"\x7fELF")
+    assert GpuProgram.from_bytes(built.to_bytes()) == built

@@ -1,0 +1,197 @@
+"""Kernels to CUDA C: TVM lowers and prints them, with a preamble of our own in place of its own.
+
+TVM's preamble pulls in the CUDA C++ library, which takes longer to parse than a kernel to compile.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner import exc
+from torch_pruner.codegen.tir.builders import S, T, tvm
+from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core, tf32
+from torch_pruner.codegen.build.gpu.image import Launch
+from torch_pruner.codegen.build.spill import spill
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.codegen.parts.kernel import ScheduledKernel
+
+_TYPES = """
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define uchar unsigned char
+#define ushort unsigned short
+#define uint unsigned int
+#define CUDART_INF_F __int_as_float(0x7f800000)
+#define CUDART_NAN_F __int_as_float(0x7fffffff)
+#define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
+#define CUDART_NAN __longlong_as_double(0x7fffffffffffffffLL)
+"""
+_NAME = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
+_SHARED = re.compile(r"__shared__ alignas\(\d+\) ([\w ]+?) (\w+)\[(\d+)\];")
+_SIZES = {
+    "float": 4, "double": 8, "half": 2, "ushort": 2, "short": 2, "int": 4, "uint": 4,
+    "int64_t": 8, "long long": 8, "signed char": 1, "uchar": 1, "bool": 1,
+}  # fmt: skip
+_ALIGNED = 128
+# TVM's names of a function's launches: the first has no number.
+_DEVICE = re.compile(r"(?P<name>.+?)_kernel(?:_(?P<number>\d+))?")
+_KERNEL_LAUNCH = 2  # of TVM's calling conventions
+_HALVES = """
+#include <cuda_fp16.h>
+static __device__ __forceinline__ unsigned __pack_half2(half low, half high) {
+  return (unsigned)__half_as_ushort(low) | ((unsigned)__half_as_ushort(high) << 16);
+}
+struct __align__(8) half4 {
+  half x, y, z, w;
+};
+static __device__ __forceinline__ half4 make_half4(half x, half y, half z, half w) {
+  return half4{x, y, z, w};
+}
+"""
+
+
+def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str, dict[str, Launch]]:
+    """CUDA C of all kernels, and how each is launched. ``arch``: ``sm_80``, ``sm_90a``, ...
+
+    A kernel's second launch is under its name with "/1", and so on (``image.launches_of``).
+
+    Raises ``CompileError`` with TVM's message.
+    """
+    device = {"kind": "cuda", "arch": arch, "max_threads_per_block": 1024}
+    target = tvm.target.Target(device, host={"kind": "llvm"})
+    functions = {
+        tvm.ir.GlobalVar(name): _of_pointers(kernel.func).with_attr({"global_symbol": name})
+        for name, kernel in kernels.items()
+    }
+    config = {"tirx.disable_storage_rewrite": True, "tirx.disable_cse_tir": True}
+    try:
+        with tvm.transform.PassContext(config=config):
+            module = spill(tvm.IRModule(functions))
+            printed = _lowered(module, target)
+            built = tvm.get_global_func("target.build.cuda")(printed, target)
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
+        raise exc.CompileError("kernels", "TVM refused the generated code", log=str(err)) from err
+    code = str(built.inspect_source("cuda"))
+    code, shared = _dynamic_shared(code[code.index('extern "C"') :])
+    launches = {}
+    for var, func in printed.functions.items():
+        if (found := _DEVICE.fullmatch(str(var.name_hint))) and found["name"] in kernels:
+            name, number = found["name"], found["number"]
+            key = f"{name}/{number}" if number else name
+            launches[key] = _launch(func, kernels[name], shared)
+    return _preamble(code) + code, launches
+
+
+def _of_pointers(func: Any) -> Any:
+    """The function with pointers for parameters, as a kernel has them."""
+    pointers, declared = [], []
+    for buf in func.params:
+        kind = tvm.ir.PointerType(tvm.ir.PrimType(buf.dtype), "global")
+        pointer = T.Var(f"{buf.name}_ptr", kind)
+        pointers.append(pointer)
+        declared.append(S.DeclBuffer(buf, data=pointer))
+    body = S.SeqStmt([*declared, func.body])
+    return T.PrimFunc(pointers, body).with_attr({"tirx.noalias": True})
+
+
+def _lowered(module: Any, target: Any) -> Any:
+    """The device functions of a module, ready to be printed.
+
+    TVM's own pipeline also plans barriers, and refuses kernels where it would want one in a branch;
+    ours have all that they need.
+    """
+    passes = tvm.tirx.transform
+    lower = [
+        passes.BindTarget(target),
+        passes.StmtSimplify(),
+        passes.FlattenBuffer(),
+        passes.NarrowDataType(32),
+        passes.VectorizeLoop(True),
+        passes.UnrollLoop(),
+        passes.StmtSimplify(),
+        passes.RemoveNoOp(),
+        tvm.s_tir.transform.RewriteUnsafeSelect(),
+        passes.AnnotateEntryFunc(),
+        passes.SplitHostDevice(),
+        passes.Filter(_on_device),
+        passes.StmtSimplify(),
+        passes.LowerIntrin(),
+    ]
+    return tvm.ir.transform.Sequential(lower)(module)
+
+
+def _on_device(func: Any) -> bool:
+    return bool(func.attrs.get("calling_conv", 0) == _KERNEL_LAUNCH)
+
+
+def _preamble(code: str) -> str:
+    """Only what this source needs: headers take longer to read than kernels."""
+    parts = [_TYPES]
+    if "half" in code:
+        parts.append(_HALVES)
+    parts += [h.SOURCE for h in (tensor_core, tf32, asynchronous) if h.NAME in code]
+    return "".join(parts)
+
+
+def _dynamic_shared(code: str) -> tuple[str, dict[str, int]]:
+    """The source with shared memory sized at launch, and how much each kernel takes.
+
+    What a kernel declares may not exceed 48 KiB; what it is launched with may be all that there is.
+    """
+    parts = re.split(r'(?=^extern "C" __global__)', code, flags=re.MULTILINE)
+    sizes: dict[str, int] = {}
+    for n, part in enumerate(parts):
+        name = _NAME.match(part)
+        taken = 0
+
+        def place(found: re.Match[str]) -> str:
+            nonlocal taken
+            kind, variable, count = found.groups()
+            first, taken = taken, taken + -(-_SIZES[kind] * int(count) // _ALIGNED) * _ALIGNED
+            pointer = f"reinterpret_cast<{kind}*>(torch_pruner_shared + {first})"
+            return f"{kind}* const {variable} = {pointer};"
+
+        parts[n] = _SHARED.sub(place, part)
+        if taken:
+            if name is None:
+                raise exc.CompileError(
+                    "kernels", "no name where shared memory is declared", log=part
+                )
+            sizes[name.group(1)] = taken
+    declared = f"extern __shared__ __align__({_ALIGNED}) unsigned char torch_pruner_shared[];\n"
+    return (declared if sizes else "") + "".join(parts), sizes
+
+
+def _launch(func: Any, kernel: ScheduledKernel, shared: Mapping[str, int]) -> Launch:
+    kinds = ("in", "out", "scratch")
+    counts = (len(kernel.inputs), len(kernel.outputs), len(kernel.scratch))
+    names = [f"{kind}{i}_ptr" for kind, n in zip(kinds, counts, strict=True) for i in range(n)]
+    extents: dict[str, int] = {}
+    stmt = func.body
+    todo = [stmt]
+    while todo:
+        at = todo.pop()
+        if isinstance(at, S.SeqStmt):
+            todo += list(at.seq)
+        elif isinstance(at, S.AttrStmt):
+            if at.attr_key == "thread_extent":
+                extents[str(at.node.thread_tag)] = int(at.value)
+            todo.append(at.body)
+    symbol = str(func.attrs["global_symbol"])
+    return Launch(
+        symbol,
+        extents.get("blockIdx.x", 1),
+        extents.get("threadIdx.x", 1),
+        tuple(names.index(str(p.name)) for p in func.params),
+        shared.get(symbol, 0),
+    )

@@ -1,0 +1,191 @@
+"""Kernels to machine code: one host function calls every kernel, in process or from a library.
+
+The calling convention is one integer: the address of a table of 64-bit addresses. The caller owns
+all memory, and nothing is checked or copied on the way in, so callers must hand over dense buffers
+aligned to ``ALIGNMENT``.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_pruner import exc
+from torch_pruner.codegen.tir.builders import Expr, S, T, seq, tvm
+from torch_pruner.codegen.build.load import bound
+from torch_pruner.codegen.build.region import Part, parts_of, region
+from torch_pruner.codegen.build.spill import spill
+from torch_pruner.config import COMPILERS, c_compiler
+from torch_pruner.graph.memory import ALIGNMENT, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from torch_pruner.codegen.parts.kernel import ScheduledKernel
+    from torch_pruner.target import TargetSpec
+
+Array = npt.NDArray[Any]
+
+_ROOM = 16 << 20  # bytes that object files and libraries stay below
+# TVM tags each access with a type per buffer variable. Once two kernels are inlined into one
+# program, what the first writes and what the second reads are the same memory under two such types,
+# and LLVM would swap the two.
+_LLVM_OPTIONS = {"cl-opt": ["-enable-tbaa:bool=false"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kernel call of a program."""
+
+    kernel: str
+    args: tuple[Place, ...]
+
+
+def program_module(
+    kernels: Mapping[str, ScheduledKernel], programs: Mapping[str, Sequence[Call]], slots: int
+) -> Any:
+    """An IRModule with parts of kernels as private functions and a public function per program."""
+    parts = {
+        name: [(tvm.ir.GlobalVar(f"{name}_{i}"), part) for i, part in enumerate(parts_of(kernel))]
+        for name, kernel in kernels.items()
+    }
+    functions: dict[Any, Any] = {var: part.func for of in parts.values() for var, part in of}
+    for entry, calls in programs.items():
+        functions[tvm.ir.GlobalVar(entry)] = _entry(entry, calls, kernels, parts, slots)
+    return tvm.IRModule(functions)
+
+
+def _entry(
+    entry: str,
+    calls: Sequence[Call],
+    kernels: Mapping[str, ScheduledKernel],
+    parts: Mapping[str, Sequence[tuple[Any, Part]]],
+    slots: int,
+) -> Any:
+    address = T.Var("table", "int64")
+    table_ptr = T.Var("table_ptr", tvm.ir.PointerType(tvm.ir.PrimType("int64"), "global"))
+    table = T.decl_buffer((max(slots, 1),), "int64", "addresses", data=table_ptr)
+    begin: list[Any] = [
+        S.Bind(table_ptr, _cast_pointer(address, "int64")),
+        S.DeclBuffer(table, data=table_ptr),
+    ]
+
+    def called(call: Call, function: Any) -> Callable[[Expr | None], Any]:
+        def statement(number: Expr | None) -> Any:
+            pointers = [
+                _pointer(table, a, dtype)
+                for a, dtype in zip(call.args, _dtypes(kernels[call.kernel]), strict=True)
+            ]
+            given = pointers if number is None else [*pointers, number]
+            return S.Evaluate(tvm.ir.Call(function, given, ret_ty=tvm.ir.PrimType("int32")))
+
+        return statement
+
+    everything = [(part, called(c, var)) for c in calls for var, part in parts[c.kernel]]
+    func = T.PrimFunc([address], seq([*begin, region(everything)] if everything else begin))
+    return func.with_attr({"global_symbol": entry})
+
+
+def _dtypes(kernel: ScheduledKernel) -> list[str]:
+    return [
+        "uint16" if b.dtype == "bfloat16" else b.dtype
+        for b in (*kernel.inputs, *kernel.outputs, *kernel.scratch)
+    ]
+
+
+def _pointer(table: Any, argument: Place, dtype: str) -> Expr:
+    address = table[argument.slot]
+    if argument.offset:
+        address = address + T.const(argument.offset, "int64")
+    return _cast_pointer(address, dtype)
+
+
+def _cast_pointer(address: Expr, dtype: str) -> Expr:
+    pointer = tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global")
+    return tvm.ir.Call(tvm.ir.Op.get("tirx.reinterpret"), [address], ret_ty=pointer)
+
+
+def compile_module(module: Any, target: TargetSpec) -> Any:
+    """Machine code for a module, in memory. Raises ``CompileError`` with TVM's message."""
+    try:
+        # Storage rewrite would merge the accumulators into one block too large for the stack;
+        # common subexpressions are LLVM's to find (TVM 0.27 uses variables before their
+        # definition).
+        config = {"tirx.disable_storage_rewrite": True, "tirx.disable_cse_tir": True}
+        with tvm.transform.PassContext(config=config):
+            return tvm.tirx.build(
+                spill(module), tvm.target.Target(target.tvm_target() | _LLVM_OPTIONS)
+            )
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
+        raise exc.CompileError("kernels", "TVM refused the generated code", log=str(err)) from err
+
+
+def export_library(library: Any, path: Path) -> None:
+    """Link into a shared library.
+
+    Raises ``CompileError`` when there is no C compiler or it fails.
+    """
+    compiler = c_compiler()
+    if compiler is None:
+        raise exc.CompileError.no_compiler("the kernel library", COMPILERS)
+    _make_room(path)
+    try:
+        library.export_library(str(path), cc=compiler)
+    except RuntimeError as err:
+        raise exc.CompileError("the kernel library", f"{compiler} failed", log=str(err)) from err
+
+
+def _make_room(path: Path) -> None:
+    """Raise OSError unless ``_ROOM`` bytes fit beside ``path``: LLVM ends the process if not."""
+    with tempfile.TemporaryFile(dir=path.parent) as file:
+        os.posix_fallocate(file.fileno(), 0, _ROOM)
+
+
+@dataclass(slots=True)
+class BuiltKernel:
+    """A kernel that runs in this process on numpy arrays."""
+
+    kernel: ScheduledKernel
+    _library: Any
+    _entry: Callable[[int], None]
+
+    def bind(self, arrays: Sequence[Array]) -> Callable[[], None]:
+        """A call without arguments on fixed arrays (inputs, outputs; scratch is made here).
+
+        Arrays must be dense and aligned to 64 bytes: see ``aligned``.
+        """
+        scratch = [aligned(b.shape, b.dtype) for b in self.kernel.scratch]
+        return bound(self._entry, [*arrays, *scratch])
+
+
+def compile_kernel(kernel: ScheduledKernel, target: TargetSpec) -> BuiltKernel:
+    """Compile one kernel for measuring it in this process."""
+    count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
+    call = Call("kernel", tuple(Place(i) for i in range(count)))
+    library = compile_module(program_module({"kernel": kernel}, {"main": [call]}, count), target)
+    return BuiltKernel(kernel, library, library["main"])
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy dtype of an IR dtype (bfloat16 comes from ml_dtypes)."""
+    if dtype == "bfloat16":
+        import ml_dtypes  # a dependency of TVM
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(dtype)
+
+
+def aligned(shape: Sequence[int], dtype: str) -> Array:
+    """An uninitialised array on a 64-byte boundary."""
+    kind = numpy_dtype(dtype)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(kind).reshape(tuple(shape))

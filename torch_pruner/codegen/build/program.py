@@ -1,0 +1,50 @@
+"""Kernels and their decisions to one compiled program of several entry functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.codegen.tir.builders import tvm
+from torch_pruner import families
+from torch_pruner.codegen.build.lower import Call, compile_module, export_library, program_module
+from torch_pruner.codegen.build.weight_checksum import checksum_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.memory import Place
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Candidate
+
+
+def build_program(
+    kernels: Mapping[str, tuple[Graph, Candidate]],
+    calls: Mapping[str, Sequence[tuple[str, tuple[Place, ...]]]],
+    slots: int,
+    target: TargetSpec,
+) -> Any:
+    """Machine code with one entry per key of ``calls``, and ``CHECKSUMS``; ``kernels`` by workload.
+
+    Raises ``CompileError``.
+    """
+    used = {workload for sequence in calls.values() for workload, _ in sequence}
+    scheduled = {}
+    for workload, (spec, candidate) in kernels.items():
+        if workload not in used:
+            continue
+        kernel = families.named(candidate.sketch).schedule(spec, candidate, target)
+        scheduled[f"kernel_{workload[:16]}"] = kernel
+    programs = {
+        entry: [Call(f"kernel_{workload[:16]}", places) for workload, places in sequence]
+        for entry, sequence in calls.items()
+    }
+    module = program_module(scheduled, programs, slots)
+    module.update(tvm.IRModule(checksum_functions()))
+    return compile_module(module, target)
+
+
+def link(library: Any, path: Path) -> None:
+    """Write a compiled program as a shared library. Raises ``CompileError``."""
+    export_library(library, path)

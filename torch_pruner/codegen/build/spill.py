@@ -1,0 +1,182 @@
+"""Turns variables that hold computed values into stores to small stack buffers and loads from them.
+
+TVM's analyzer replaces a variable by its value wherever it meets it, and LLVM code generation hands
+it every ``Let`` and ``Bind``: a chain of definitions that each use an earlier one twice takes
+exponential time, minutes for three activations in a row. A load is opaque to the analyzer, and LLVM
+turns the buffers back into registers. Runs on plain loops before the pipeline; positions stay
+variables, since analysis of indices needs them.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tvm_ffi
+from tvm.ir import Call, TensorLoad
+
+from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, S, Stmt, T, buffer, seq, stack, tvm
+from torch_pruner.codegen.tir.reader import POSITION
+from torch_pruner.codegen.tir.vmath import KEEP
+
+
+def spill(module: Any) -> Any:
+    """The module with the computed variables of its functions in stack buffers."""
+    functions = {}
+    for name, func in module.functions.items():
+        frame = _Frame()
+        _visit(func.body, frame)
+        functions[name] = func.with_body(seq([*frame.buffers, *frame.stmts]))
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+@dataclass(slots=True)
+class _Frame:
+    """Where statements go: a loop body or a branch.
+
+    ``lane`` is the index of the vectorised loop around it, if any; its frames share ``buffers``.
+    """
+
+    stmts: list[Stmt] = field(default_factory=list)
+    buffers: list[Stmt] = field(default_factory=list)
+    loads: ChainMap[int, Expr] = field(default_factory=ChainMap)  # by the identity of the variable
+    lane: Expr = None
+    lanes: int = 1
+    guards: tuple[Expr, ...] = ()
+
+    def inside(self) -> _Frame:
+        child = self.loads.new_child()
+        if self.lane is None:
+            return _Frame(loads=child)
+        return replace(self, stmts=[], loads=child)
+
+
+def _visit(stmt: Stmt, frame: _Frame) -> None:
+    """Append the statements that stand for ``stmt``."""
+    match stmt:
+        case S.SeqStmt():
+            for each in stmt.seq:
+                _visit(each, frame)
+        case S.For():
+            _visit_loop(stmt, frame)
+        case S.IfThenElse():
+            condition = _expr(stmt.condition, frame)
+            otherwise = None if stmt.else_case is None else _branch(stmt.else_case, frame)
+            frame.stmts.append(S.IfThenElse(condition, _branch(stmt.then_case, frame), otherwise))
+        case S.AttrStmt():
+            body = _branch(stmt.body, frame)
+            frame.stmts.append(S.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body))
+        case S.BufferStore():
+            value = _expr(stmt.value, frame)
+            indices = [_expr(i, frame) for i in stmt.indices]
+            frame.stmts.append(S.BufferStore(stmt.buffer, value, indices))
+        case S.Bind():
+            if (value := _define(stmt.var, _expr(stmt.value, frame), frame)) is not None:
+                frame.stmts.append(S.Bind(stmt.var, value))
+        case S.Evaluate():
+            frame.stmts.append(S.Evaluate(_expr(stmt.value, frame)))
+        case _:
+            frame.stmts.append(stmt)
+
+
+def _visit_loop(stmt: Any, frame: _Frame) -> None:
+    inner = frame.inside()
+    vector = stmt.kind == VECTORIZED and frame.lane is None
+    if vector:
+        inner.lane, inner.lanes = stmt.loop_var, int(stmt.extent)
+    _visit(stmt.body, inner)
+    here = [] if vector or frame.lane is not None else inner.buffers
+    body = seq([*here, *inner.stmts])
+    if vector:
+        frame.stmts.extend(inner.buffers)
+    low, extent = _expr(stmt.min, frame), _expr(stmt.extent, frame)
+    frame.stmts.append(
+        S.For(
+            stmt.loop_var,
+            low,
+            extent,
+            stmt.kind,
+            body,
+            stmt.thread_binding,
+            stmt.annotations,
+            stmt.step,
+        )
+    )
+
+
+def _branch(stmt: Stmt, frame: _Frame) -> Stmt:
+    inner = frame.inside()
+    _visit(stmt, inner)
+    return seq([*(inner.buffers if frame.lane is None else ()), *inner.stmts])
+
+
+def _expr(value: Expr, frame: _Frame) -> Expr:
+    """``value`` with its variables replaced; statements that define them are appended first."""
+
+    def let(node: Any, mutator: Any) -> Expr:
+        kept = []
+        while isinstance(node, T.Let):
+            if (bound := _define(node.var, mutator.mutate(node.value), frame)) is not None:
+                kept.append((node.var, bound))
+            node = node.body
+        result = mutator.mutate(node)
+        for variable, bound in reversed(kept):
+            result = T.Let(variable, bound, result)
+        return result
+
+    def call(node: Any, mutator: Any) -> Expr:
+        if not node.op.same_as(_IF_THEN_ELSE):
+            return mutator.default_mutate(node)
+        condition = mutator.mutate(node.args[0])
+        outer = frame.guards
+        frame.guards = (*outer, condition)
+        then = mutator.mutate(node.args[1])
+        frame.guards = (*outer, T.Not(condition))
+        otherwise = mutator.mutate(node.args[2])
+        frame.guards = outer
+        return T.if_then_else(condition, then, otherwise)
+
+    def var(node: Any, _mutator: Any) -> Expr:
+        return frame.loads.get(node.id_, node)
+
+    if isinstance(value, (T.IntImm, T.FloatImm)):
+        return value
+    return tvm_ffi.structural_mutate(value, [(T.Let, let), (Call, call), (T.Var, var)])
+
+
+def _define(var: Any, value: Expr, frame: _Frame) -> Expr | None:
+    """Store ``value``; or return what the variable must go on being bound to."""
+    if var.id_ in frame.loads:
+        return None
+    if not isinstance(value.ty, tvm.ir.PrimType):
+        return value  # a pointer
+    kept = isinstance(value, Call) and value.op.same_as(_KEEP_OP)
+    value = value.args[0] if kept else value
+    dtype = str(value.ty.dtype)
+    # Where a definition in a vectorised loop reads another one, TVM's vectoriser loses the first.
+    lanes = frame.lane is not None and var.name != POSITION
+    if not (kept or lanes or dtype == "bool" or "float" in dtype):
+        return value
+    if frame.guards and _reads(value):
+        value = T.if_then_else(T.all(*frame.guards), value, T.const(0, dtype))
+    truth = dtype == "bool"
+    if truth:  # a vector of bool in memory is one of bytes
+        value = T.Select(value, T.const(1, "int8"), T.const(0, "int8"))
+    at = T.const(0, "int32") if frame.lane is None else frame.lane
+    buf = buffer(frame.lanes, "int8" if truth else dtype, var.name, scope="local")
+    frame.buffers.append(stack(buf))
+    frame.stmts.append(S.BufferStore(buf, value, [at]))
+    frame.loads[var.id_] = T.NE(buf[at], T.const(0, "int8")) if truth else buf[at]
+    return None
+
+
+def _reads(value: Expr) -> bool:
+    found = tvm_ffi.structural_visit(
+        value, [(TensorLoad, lambda _n, _v: tvm_ffi.VisitInterrupt(1))]
+    )
+    return found is not None
+
+
+_IF_THEN_ELSE = T.if_then_else(T.Var("c", "bool"), T.const(0, "int32"), T.const(1, "int32")).op
+_KEEP_OP = tvm.ir.Op.get(KEEP)

@@ -1,0 +1,196 @@
+"""What one tile of attention works on: its buffers, and the copies that are made for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.tir.builders import (
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    S,
+    Stmt,
+    T,
+    index_var,
+    loop,
+)
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
+from torch_pruner.codegen.tir.values import load, store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.graph.attention import Attention, AttentionPlan
+    from torch_pruner.graph.ir import Graph
+
+
+@dataclass(slots=True)
+class Nest:
+    """Everything the parts of one emission share; the expressions are those of the open unit."""
+
+    spec: Graph
+    att: Attention
+    plan: AttentionPlan
+    reader: Reader
+    vl: int
+    nv: int
+    tm: int
+    tr: int
+    nc: int
+    kb: int
+    dtype: str
+    scores: Buffer  # [task][key][lane]
+    query: Buffer  # [task][depth][lane]
+    sums: Buffer  # [task][lane][column of a slot]
+    values: Buffer | None  # [task][key][column of a slot], where they are not read in place
+    keys: Buffer | None  # [task][key][depth], the same
+    masks: dict[int, Buffer]  # [task][key][lane]
+    top: Buffer
+    total: Buffer
+    spread: dict[int, Buffer]
+    out: Buffer
+    task: Expr
+    group: Expr
+    first: Expr  # query of lane 0
+    end: Expr  # keys that some query of the tile sees
+
+    @property
+    def lanes(self) -> int:
+        return self.vl * self.nv
+
+    def query_at(self, lane: Expr) -> Expr:
+        at = self.first + lane
+        last = self.att.queries - 1
+        return T.min(at, imm(last)) if self.att.queries % self.lanes else at
+
+    def score_at(self, key: Expr, lane: Expr) -> Expr:
+        return (self.task * self.att.keys + key) * self.lanes + lane
+
+    def full(self, key: Expr, lane: Expr) -> Index:
+        return (*unlinear(self.group, self.att.batch), self.query_at(lane), key)
+
+
+def over_lanes(nest: Nest, body: Callable[[Expr], Stmt]) -> Stmt:
+    """All lanes of a tile, a vector at a time."""
+
+    def vector(j: Expr) -> Stmt:
+        return loop(nest.vl, lambda v: body(j * nest.vl + v), VECTORIZED, "v")
+
+    return loop(nest.nv, vector, UNROLLED, "j")
+
+
+def counted(extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
+    """A loop whose count is known at run time only."""
+    var = index_var(name)
+    return S.For(var, imm(0), extent, SERIAL, body(var))
+
+
+def over_keys(nest: Nest, body: Callable[[Expr], Stmt]) -> Stmt:
+    if nest.att.causal:
+        return counted(nest.end, body, "key")
+    return loop(nest.att.keys, body, name="key")
+
+
+def first_column(nest: Nest, slot: Expr) -> Expr:
+    """The first column of a slot; the last slot overlaps the one before where widths say so."""
+    first, last = slot * nest.plan.column, nest.att.width - nest.plan.column
+    return T.min(first, imm(last)) if nest.att.width % nest.plan.column else first
+
+
+def pack_queries(nest: Nest) -> Stmt:
+    source = nest.spec.nodes[nest.att.scores].inputs[0]
+    batch = nest.spec.nodes[source].shape[:-2]
+
+    def element(lane: Expr, d: Expr) -> Stmt:
+        index = (*unlinear(nest.group, batch), nest.query_at(lane), d)
+        at = (nest.task * nest.att.depth + d) * nest.lanes + lane
+        return nest.reader.scope(
+            lambda: [store(nest.query, at, nest.reader.at(source, index).astype(nest.dtype))]
+        )
+
+    return loop(
+        nest.lanes, lambda v: loop(nest.att.depth, lambda d: element(v, d), name="d"), name="lane"
+    )
+
+
+def pack_values(nest: Nest, copy: Buffer) -> Stmt:
+    """All values of a head in one piece: rows far apart compete for few sets of the cache."""
+    plan = nest.plan
+
+    def vector(key: Expr, slot: Expr) -> Stmt:
+        def lane(v: Expr) -> Stmt:
+            at = value_at(nest, key, slot) + v
+            return nest.reader.scope(
+                lambda: [store(copy, at, value_of(nest, key, first_column(nest, slot) + v))]
+            )
+
+        return loop(plan.column, lane, VECTORIZED, "v")
+
+    # Later tiles of a causal head see more keys than the first.
+    return loop(
+        nest.att.keys, lambda key: loop(plan.slots, lambda j: vector(key, j), name="j"), name="key"
+    )
+
+
+def value_at(nest: Nest, key: Expr, slot: Expr) -> Expr:
+    width = nest.plan.slots * nest.plan.column
+    return (nest.task * nest.att.keys + key) * width + slot * nest.plan.column
+
+
+def value_of(nest: Nest, key: Expr, column: Expr) -> Expr:
+    """A value where the graph has it."""
+    node = nest.spec.nodes[nest.att.out].inputs[1]
+    index = (*unlinear(nest.group, nest.spec.nodes[node].shape[:-2]), key, column)
+    return nest.reader.at(node, index).astype(nest.dtype)
+
+
+def pack_keys(nest: Nest, copy: Buffer) -> Stmt:
+    """All keys of a head in one piece, converted to the dtype of the sums."""
+    depth = nest.att.depth
+    lanes = nest.vl if depth >= nest.vl else 1
+
+    def vector(key: Expr, j: Expr) -> Stmt:
+        first = T.min(j * lanes, imm(depth - lanes)) if depth % lanes else j * lanes
+
+        def lane(v: Expr) -> Stmt:
+            at = key_at(nest, key, first + v)
+            return nest.reader.scope(lambda: [store(copy, at, key_of(nest, key, first + v))])
+
+        return loop(lanes, lane, VECTORIZED, "v")
+
+    count = -(-depth // lanes)
+    return loop(
+        nest.att.keys, lambda key: loop(count, lambda j: vector(key, j), name="j"), name="key"
+    )
+
+
+def key_at(nest: Nest, key: Expr, d: Expr) -> Expr:
+    return (nest.task * nest.att.keys + key) * nest.att.depth + d
+
+
+def key_of(nest: Nest, key: Expr, d: Expr) -> Expr:
+    """An element of a key where the graph has it."""
+    node = nest.spec.nodes[nest.att.scores].inputs[1]
+    index = (*unlinear(nest.group, nest.spec.nodes[node].shape[:-2]), d, key)
+    return nest.reader.at(node, index).astype(nest.dtype)
+
+
+def pack_mask(nest: Nest, node: int) -> Stmt:
+    source = nest.masks[node]
+
+    def element(lane: Expr, key: Expr) -> Stmt:
+        def emitted() -> list[Stmt]:
+            nest.reader.overrides.pop(node, None)
+            value = nest.reader.at(node, nest.full(key, lane))
+            return [store(source, nest.score_at(key, lane), value)]
+
+        return nest.reader.scope(emitted)
+
+    return loop(nest.lanes, lambda v: over_keys(nest, lambda key: element(v, key)), name="lane")
+
+
+def kept(copy: Buffer, at: Expr) -> Callable[[Index], Expr]:
+    return lambda _: load(copy, at)

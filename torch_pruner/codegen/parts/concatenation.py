@@ -1,0 +1,103 @@
+"""Emits elementwise kernels of a concatenation: one loop per part, so that no element asks whose.
+
+An element of a concatenation read at any index is a chain of conditions, as long as there are
+parts. Where the output's innermost axis is the joined one, each line is written part by part
+instead, and in every loop it is known which operand is read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, Stmt, loop, seq
+from torch_pruner.codegen.tir.reader import Index, Reader, unlinear
+from torch_pruner.graph.ops import OpKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.graph.ir import Graph
+
+_MIN_PART = 4  # elements; shorter ones are not worth a loop of their own
+
+
+def joined_innermost(spec: Graph) -> int | None:
+    """The one concatenation along the axis that lies innermost in every output, or None.
+
+    It is looked for through elementwise operators and permutations.
+    """
+    found: set[tuple[int, int]] = set()
+    for output in spec.outputs:
+        rank = len(spec.nodes[output].shape)
+        todo = [(output, tuple(range(rank)))]
+        seen = set()
+        while todo:
+            at, axes = todo.pop()  # axes[d]: the output's axis that dimension d of the node is
+            if (at, axes) in seen:
+                continue
+            seen.add((at, axes))
+            node = spec.nodes[at]
+            if node.op == "cat":
+                found.add((at, axes[node.attr("dim")] - rank))
+            elif node.op == "permute":
+                inner = [0] * rank
+                for d, p in enumerate(node.attr("perm")):
+                    inner[p] = axes[d]
+                todo.append((node.inputs[0], tuple(inner)))
+            elif node.kind is OpKind.POINTWISE:
+                todo += [(j, axes) for j in node.inputs if spec.nodes[j].shape == node.shape]
+    if len(found) != 1:
+        return None
+    at, axis = next(iter(found))
+    node = spec.nodes[at]
+    after = {at}
+    for i, reader in enumerate(spec.nodes):
+        if any(j in after for j in reader.inputs):
+            if reader.kind is not OpKind.POINTWISE and reader.op != "permute":
+                return None  # it may want an element of another part
+            after.add(i)
+    sizes = [spec.nodes[j].shape[node.attr("dim")] for j in node.inputs]
+    return at if axis == -1 and min(sizes) >= _MIN_PART else None
+
+
+def over_parts(
+    spec: Graph,
+    reader: Reader,
+    cat: int,
+    vl: int,
+    store: Callable[[Index], Stmt],
+    lines: Callable[[int, int, Callable[[Expr], Stmt]], Stmt],
+) -> Stmt:
+    """``store(index)`` for every element of the output, line by line and part by part.
+
+    ``lines(n, vectors, body)`` runs ``body`` for n lines of so many vectors each.
+    """
+    node = spec.nodes[cat]
+    *lead, inner = spec.nodes[spec.outputs[0]].shape
+    dim = node.attr("dim")
+
+    def part(line: Index, operand: int, start: int) -> Stmt:
+        def read(index: Index) -> Expr:
+            own = tuple(e - start if d == dim else e for d, e in enumerate(index))
+            return reader.at(operand, own)
+
+        def vector(first: Expr, lanes: int) -> Stmt:
+            return loop(lanes, lambda v: store((*line, first + v)), VECTORIZED, "v")
+
+        reader.overrides[cat] = read
+        whole, rest = divmod(spec.nodes[operand].shape[dim], vl)
+        done = start + whole * vl
+        blocks = loop(whole, lambda o: vector(start + o * vl, vl), name="o") if whole else None
+        tail = loop(rest, lambda e: store((*line, done + e)), name="rest") if rest else None
+        return seq([blocks, tail])
+
+    def one_line(p: Expr) -> Stmt:
+        line, start, parts = unlinear(p, tuple(lead)), 0, []
+        for operand in node.inputs:
+            parts.append(part(line, operand, start))
+            start += spec.nodes[operand].shape[dim]
+        del reader.overrides[cat]
+        return seq(parts)
+
+    return lines(math.prod(lead), max(inner // vl, 1), one_line)

@@ -1,0 +1,172 @@
+"""Copies that a contraction makes of its operands: panels, padded inputs, wider rows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.operands import second_operand
+from torch_pruner.codegen.tir.builders import (
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    Stmt,
+    T,
+    loop,
+    seq,
+    when,
+)
+from torch_pruner.codegen.tir.reader import Index, imm, linear, unlinear
+from torch_pruner.codegen.tir.values import load, store, value_dtype
+from torch_pruner.graph.contraction import columns_adjacent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.codegen.parts.operands import Nest
+
+
+def pack_panel(nest: Nest) -> Stmt:
+    """Copy a second operand that is not constant into panels, once per call, as it lies."""
+    con, bn, vl = nest.con, nest.bn, nest.vl
+    panel = nest.panel
+    assert panel is not None
+
+    def element(p: Expr, nb: Expr, flat: Expr, v: Expr, *, guarded: bool) -> Stmt:
+        g, column = unlinear(p, (con.groups, nest.blocks))[0], nb * bn + v
+        value = second_operand(nest, g, unlinear(flat, con.k), column)
+        if guarded:
+            zero = T.const(0, value_dtype(nest.spec.nodes[con.b].dtype))
+            value = T.if_then_else(column < con.n, value, zero)
+        value = value.astype(value_dtype(_element(panel)))
+        return store(panel, (p * con.depth + flat) * bn + v, value)
+
+    def by_columns(p: Expr, nb: Expr) -> Stmt:
+        def column(v: Expr) -> Stmt:
+            guarded = bool(con.n % bn)
+            return loop(con.depth, lambda k: element(p, nb, k, v, guarded=guarded), name="k")
+
+        return loop(bn, column, name="v")
+
+    def whole(p: Expr, nb: Expr, k: Expr) -> Stmt:
+        def vector(j: Expr) -> Stmt:
+            def lane(v: Expr) -> Stmt:
+                return element(p, nb, k, j * vl + v, guarded=False)
+
+            return loop(vl, lane, VECTORIZED, "v")
+
+        return loop(nest.nv, vector, UNROLLED, "j")
+
+    def cut(p: Expr, nb: Expr, k: Expr) -> Stmt:
+        return loop(bn, lambda v: element(p, nb, k, v, guarded=True), name="v")
+
+    def block(p: Expr) -> Stmt:
+        _, nb = unlinear(p, (con.groups, nest.blocks))
+        if not columns_adjacent(nest.spec, con):
+            return by_columns(p, nb)
+        rows = loop(con.depth, lambda k: whole(p, nb, k), name="k")
+        if con.n % bn == 0:
+            return rows
+        last = loop(con.depth, lambda k: cut(p, nb, k), name="k")
+        return when(nb < nest.blocks - 1, rows, last)
+
+    return loop(con.groups * nest.blocks, block, nest.kind, name="p")
+
+
+def _element(buf: Buffer) -> str:
+    return "bfloat16" if str(buf.dtype) == "uint16" else str(buf.dtype)
+
+
+def widen_block(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Stmt:
+    """Convert a block of a panel into ``near``, for all tiles that pass by it."""
+    panel, near, vl = nest.panel, nest.near, nest.vl
+    assert panel is not None
+    assert near is not None
+    first = ((g * nest.blocks + nb) * nest.kb + kb) * (nest.block_depth * nest.bn)
+
+    def lane(at: Expr) -> Stmt:
+        return store(near, at, load(panel, first + at).astype(_element(near)))
+
+    def row(k: Expr) -> Stmt:
+        def vector(j: Expr) -> Stmt:
+            return loop(vl, lambda v: lane((k * nest.nv + j) * vl + v), VECTORIZED, "v")
+
+        return loop(nest.nv, vector, UNROLLED, "j")
+
+    return loop(nest.block_depth, row, name="k")
+
+
+def copy_first(nest: Nest) -> Stmt:
+    """Copy the first operand as float32, or padded, or both."""
+    return pad_input(nest) if nest.con.conv is not None else _widen_rows(nest)
+
+
+def _widen_rows(nest: Nest) -> Stmt:
+    con, copied = nest.con, nest.copied
+    assert copied is not None
+
+    def row(p: Expr) -> Stmt:
+        g, at = unlinear(p, (con.groups, con.rows))
+        where = (*unlinear(g, con.batch), at)
+
+        def element(k: Expr) -> Stmt:
+            value = nest.reader.at(con.a, (*where, k))
+            return store(copied, p * con.depth + k, value.astype(_element(copied)))
+
+        return nest.reader.scope(lambda: [_channels(con.depth, nest.vl, element)])
+
+    return loop(con.groups * con.rows, row, nest.kind, name="row")
+
+
+def pad_input(nest: Nest) -> Stmt:
+    """Copy the input channels-last with its padding and the zeros between dilated elements."""
+    con, conv, padded = nest.con, nest.con.conv, nest.copied
+    assert conv is not None
+    assert padded is not None
+    x = nest.spec.nodes[con.a]
+    images, channels, *extent = x.shape
+    zero = T.const(0, value_dtype(_element(padded)))
+    shape = (images, *conv.padded, channels)
+    lines = (images, *conv.padded[:-1])
+
+    def widened(index: Index) -> Expr:
+        return nest.reader.at(con.a, index).astype(value_dtype(_element(padded)))
+
+    def line(p: Expr) -> Stmt:
+        image, *outer = unlinear(p, lines)
+
+        def point(w: Expr) -> Stmt:
+            inside, source = [], []
+            for q, lo, d, size in zip((*outer, w), conv.lo, conv.dilate_input, extent, strict=True):
+                shifted = q - lo
+                if lo > 0:
+                    inside.append(shifted >= 0)
+                inside.append(shifted < (size - 1) * d + 1)
+                if d != 1:
+                    inside.append(T.floormod(shifted, d) == 0)
+                source.append(T.floordiv(shifted, d) if d != 1 else shifted)
+            base = linear((image, *outer, w, imm(0)), shape)
+
+            def copy(value: Callable[[Expr], Expr]) -> Stmt:
+                return _channels(channels, nest.vl, lambda c: store(padded, base + c, value(c)))
+
+            read = nest.reader.scope(lambda: [copy(lambda c: widened((image, c, *source)))])
+            return when(T.all(*inside), read, copy(lambda c: zero))
+
+        return loop(conv.padded[-1], point, name="w")
+
+    return loop(math.prod(lines), line, nest.kind, name="line")
+
+
+def _channels(count: int, vl: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """Vectors over ``count`` elements and a scalar remainder."""
+    parts = []
+    whole = count // vl
+    if whole:
+        parts.append(
+            loop(whole, lambda o: loop(vl, lambda v: body(o * vl + v), VECTORIZED, "v"), name="c")
+        )
+    if count % vl:
+        parts.append(loop(count % vl, lambda v: body(whole * vl + v), name="c"))
+    return seq(parts)

@@ -1,0 +1,162 @@
+"""What products on GPUs read and write: operands where they lie, results through the epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.operands import phase
+from torch_pruner.codegen.parts.output import along, anchor_index
+from torch_pruner.codegen.tir.builders import UNROLLED, VECTORIZED, Buffer, Expr, S, Stmt, T, loop
+from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
+from torch_pruner.codegen.tir.values import store, value_dtype
+from torch_pruner.graph.ops import ITEMSIZE, OpKind
+from torch_pruner.graph.strided import strided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.codegen.parts.operands import Nest
+    from torch_pruner.graph.contraction import Contraction
+    from torch_pruner.graph.ir import Graph
+
+WIDEST = 16  # bytes that one instruction copies
+
+
+def first_operand(
+    nest: Nest, g: Expr, row: Index, column: Expr
+) -> tuple[Callable[[Index], list[Expr]], Callable[[Index], Expr]]:
+    """For a row: what must hold for a position of the reduction to be read, and its value.
+
+    Nothing is copied or padded first: outside of a convolution's input there are zeros, for the
+    caller to supply. Only a depthwise convolution reads another channel for another ``column``.
+    """
+    con, reader, conv = nest.con, nest.reader, nest.con.conv
+    if conv is None:
+        batch = unlinear(g, con.batch)
+        return (lambda _: []), (lambda k: reader.at(con.a, (*batch, *row, *k)))
+    image, *place = row
+    if con.form == "conv_phases":
+        place = [q + late for q, (late, _) in zip(place, phase(con, g), strict=True)]
+    extent = nest.spec.nodes[con.a].shape[2:]
+    depthwise = con.form == "depthwise"
+
+    def positions(k: Index) -> list[Expr]:
+        """In the input with zeros between its elements, which begin at 0."""
+        taps = k if depthwise else k[:-1]
+        return [
+            o * s + r * d - lo
+            for o, s, r, d, lo in zip(place, conv.stride, taps, conv.dilation, conv.lo, strict=True)
+        ]
+
+    def inside(k: Index) -> list[Expr]:
+        found = []
+        for at, size, gap in zip(positions(k), extent, conv.dilate_input, strict=True):
+            found += [at >= 0, at < (size - 1) * gap + 1] if conv.copies_input else []
+            found += [T.EQ(T.floormod(at, gap), imm(0))] if gap > 1 else []
+        return found
+
+    def value(k: Index) -> Expr:
+        places = [
+            T.floordiv(at, gap) if gap > 1 else at
+            for at, gap in zip(positions(k), conv.dilate_input, strict=True)
+        ]
+        if depthwise:
+            channel = column
+        else:
+            channel = k[-1] if con.form == "conv_phases" else g * con.k[-1] + k[-1]
+        return reader.at(con.a, (image, channel, *places))
+
+    return inside, value
+
+
+def write_out(
+    nest: Nest, path: tuple[int, ...], place: tuple[Expr, Expr, Expr], sums: Buffer, at: Expr
+) -> Stmt:
+    """The sum at ``sums[at]`` of (group, row, column) through the rest of the graph, stored."""
+    con, spec, reader = nest.con, nest.spec, nest.reader
+    g, m, n = place
+    shape, dtype = spec.nodes[path[-1]].shape, spec.nodes[con.anchor].dtype
+    index = along(spec, path, anchor_index(con, g, unlinear(m, con.m), n))
+    reader.overrides[con.anchor] = held(sums, at, dtype)
+    return reader.scope(lambda: [store(nest.out, linear(index, shape), reader.at(path[-1], index))])
+
+
+class Moved:
+    """How elements of an operand travel to shared memory.
+
+    For tensor cores they stay as they are; what is only moved is not even looked at, which matters
+    for bfloat16. Otherwise they become what sums are kept in.
+    """
+
+    def __init__(self, nest: Nest, operand: int, *, tensor: bool, packed: bool = False) -> None:
+        dtype = nest.spec.nodes[operand].dtype
+        self.raw = tensor and (packed or _only_viewed(nest.spec, operand))
+        reader = Reader(nest.spec, nest.reader.buffers, raw=True) if self.raw else nest.reader
+        self.nest = replace(nest, reader=reader)
+        if self.raw:
+            self.dtype = "uint16" if dtype == "bfloat16" else dtype
+        else:
+            self.dtype = value_dtype(dtype) if tensor else nest.con.acc_dtype
+        self.most = WIDEST // ITEMSIZE[dtype]
+        self.packed, self._operand = packed, operand
+
+    def wide(self, axis: int) -> bool:
+        """Whether neighbours along an axis of the operand lie together, in aligned groups."""
+        if self.packed:
+            return True
+        place = strided(self.nest.spec, self._operand)
+        if place is None or not self.raw:
+            return False
+        others = [s for k, s in enumerate(place.strides) if k != axis % len(place.strides)]
+        whole = all(s % self.most == 0 for s in (*others, place.offset))
+        return place.strides[axis] == 1 and whole
+
+    def put(self, buf: Buffer, at: Expr, value: Expr) -> Stmt:
+        """Store an element."""
+        if self.raw:
+            return S.BufferStore(buf, value, [at])
+        return store(buf, at, value.astype(self.dtype))
+
+    def lanes(
+        self,
+        width: int,
+        put: Callable[[Expr, Expr], Stmt],
+        value: Callable[[Expr], Expr],
+        guards: list[Expr],
+    ) -> Stmt:
+        """``width`` neighbours copied, or zeros where one of ``guards`` does not hold."""
+        kind = VECTORIZED if self.raw else UNROLLED
+        copied = loop(width, lambda v: put(v, value(v)), kind, "v")
+        if not guards:
+            return copied
+        zero = T.const(0, self.dtype)
+        if self.dtype == "uint16":  # TVM prints a vector of eight of them with too many arguments
+            kind = UNROLLED
+        return S.IfThenElse(T.all(*guards), copied, loop(width, lambda v: put(v, zero), kind, "v"))
+
+
+def by_reduction(spec: Graph, con: Contraction) -> bool:
+    """Whether the second operand's neighbours along the reduction lie together, not its columns.
+
+    So do those of keys, which a product with queries reads transposed.
+    """
+    if con.form != "matmul":
+        return False
+    place = strided(spec, con.b)
+    return place is not None and place.strides[-2] == 1 and place.strides[-1] != 1
+
+
+def common_width(most: int, *axes: int) -> int:
+    """Neighbours that one copy takes: as many, up to ``most``, as divide all of ``axes``."""
+    width = most
+    while any(axis % width for axis in axes):
+        width //= 2
+    return max(width, 1)
+
+
+def _only_viewed(spec: Graph, node: int) -> bool:
+    """Whether a value is an input's elements in another order, or repeated."""
+    while spec.nodes[node].kind is OpKind.VIEW:
+        node = spec.nodes[node].inputs[0]
+    return spec.nodes[node].op == "input"

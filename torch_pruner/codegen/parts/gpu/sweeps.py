@@ -1,0 +1,36 @@
+"""A sweep over an output on a grid of threads."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.gpu.grid import Grid, in_blocks
+from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, Stmt, loop, when
+from torch_pruner.codegen.tir.reader import Index, unlinear
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch_pruner.graph.ir import Graph
+
+
+def over_threads(
+    spec: Graph, decisions: Mapping[str, int], one: Callable[[Index], Stmt], *, host: bool
+) -> Stmt:
+    """``one`` for every element of the output; neighbours go to neighbouring threads."""
+    shape = spec.nodes[spec.outputs[0]].shape
+    total, threads = math.prod(shape), decisions["threads"]
+    vl = decisions["vl"] if total % decisions["vl"] == 0 else 1
+    groups = total // vl
+    grid = Grid(in_blocks(groups, threads), threads, host)
+
+    def block(b: Expr) -> Stmt:
+        def each(tid: Expr) -> Stmt:
+            group = b * threads + tid
+            body = loop(vl, lambda v: one(unlinear(group * vl + v, shape)), VECTORIZED, "v")
+            return body if groups % threads == 0 else when(group < groups, body)
+
+        return grid.phases(each)
+
+    return grid.launch(block)

@@ -1,0 +1,155 @@
+"""Products of fragments in tensor cores: CUDA C for the device, the same sums as loops on the host.
+
+A warp multiplies a tile of A, rows of k in shared memory, by a tile of B, rows of n, with
+``mma.m16n8k16`` (two of ``m16n8k8`` on compute capability 7.5, another where operands are float32:
+``tf32``) and float32 sums. Of each 16 by 8
+block of the result, thread ``lane`` of the warp holds four sums: row ``lane / 4`` and 8 rows below,
+columns ``2 (lane % 4)`` and the next (PTX ISA, "Matrix fragments for mma.m16n8k16").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.gpu import tf32
+from torch_pruner.codegen.parts.gpu.grid import WARP
+from torch_pruner.codegen.tir.builders import UNROLLED, Buffer, Expr, S, Stmt, T, loop
+from torch_pruner.codegen.tir.reader import imm
+from torch_pruner.codegen.tir.values import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+M, N, K = 16, 8, 16
+SUMS = 4  # of a block, in each thread
+NAME = "torch_pruner_mma"
+SOURCE = r"""
+template <bool BF16>
+__device__ __forceinline__ void torch_pruner_mma_block(float* c, const unsigned* a,
+                                                       const unsigned* b) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (BF16) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+#else
+  static_assert(!BF16, "bfloat16 needs compute capability 8.0");
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
+  }
+#endif
+}
+
+// The warp's MI x NI blocks, over DEPTH positions of the reduction. B's lines are positions of the
+// reduction, or columns where COLUMNS says so.
+template <int MI, int NI, int DEPTH, bool BF16, bool COLUMNS>
+__device__ __forceinline__ void torch_pruner_mma(float* acc, const void* tile_a, int lda,
+                                                 const void* tile_b, int ldb) {
+  const unsigned short* a = static_cast<const unsigned short*>(tile_a);
+  const unsigned short* b = static_cast<const unsigned short*>(tile_b);
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int k = 0; k < DEPTH; k += 16) {
+    unsigned left[MI][4], right[NI][2];
+#pragma unroll
+    for (int i = 0; i < MI; ++i) {
+      unsigned at = static_cast<unsigned>(
+          __cvta_generic_to_shared(a + (i * 16 + (lane & 15)) * lda + k + (lane >> 4) * 8));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(left[i][0]), "=r"(left[i][1]), "=r"(left[i][2]), "=r"(left[i][3])
+                   : "r"(at));
+    }
+#pragma unroll
+    for (int j = 0; j < NI; ++j) {
+      if constexpr (COLUMNS) {
+        unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(
+            b + (j * 8 + (lane & 7)) * ldb + k + ((lane >> 3) & 1) * 8));
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                     : "=r"(right[j][0]), "=r"(right[j][1])
+                     : "r"(at));
+      } else {
+        unsigned at = static_cast<unsigned>(
+            __cvta_generic_to_shared(b + (k + (lane & 15)) * ldb + j * 8));
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                     : "=r"(right[j][0]), "=r"(right[j][1])
+                     : "r"(at));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < MI; ++i)
+#pragma unroll
+      for (int j = 0; j < NI; ++j)
+        torch_pruner_mma_block<BF16>(acc + (i * NI + j) * 4, left[i], right[j]);
+  }
+}
+"""
+
+
+def place(lane: Expr, number: Expr | int, columns: int) -> tuple[Expr, Expr]:
+    """(row, column) in the warp's tile of sum ``number`` of a thread, for ``columns`` columns."""
+    block, register = T.floordiv(imm(0) + number, SUMS), T.floormod(imm(0) + number, SUMS)
+    across = columns // N
+    row = T.floordiv(block, across) * M + T.floordiv(lane, 4) + T.floordiv(register, 2) * 8
+    column = T.floormod(block, across) * N + T.floormod(lane, 4) * 2 + T.floormod(register, 2)
+    return row, column
+
+
+def multiply(
+    acc: Callable[[Expr | int], Expr],
+    sums: Buffer,
+    a: tuple[Buffer, Expr, int],
+    b: tuple[Buffer, Expr, int],
+    shape: tuple[int, int, int],
+    *,
+    columns_first: bool,
+    tid: Expr,
+    host: bool,
+) -> Stmt:
+    """Add the product of two tiles to the warp's sums.
+
+    ``a`` and ``b``: shared memory, the tile's first element and the distance of its rows. ``shape``
+    is the warp's (rows, columns, depth); ``acc(i)`` says where in ``sums`` a thread keeps sum i.
+    ``columns_first``: b's lines are its columns.
+    """
+    rows, columns, depth = shape
+    (left, a_first, lda), (right, b_first, ldb) = a, b
+    if not host:
+        bf16 = "true" if str(left.dtype) == "uint16" else "false"
+        lines = "true" if columns_first else "false"
+        name = f"{NAME}<{rows // M}, {columns // N}, {depth}, {bf16}, {lines}>"
+        if str(left.dtype) == "float32":
+            name = f"{tf32.NAME}<{rows // M}, {columns // N}, {depth}, {lines}>"
+        places = T.address_of(sums[acc(0)]), T.address_of(left[a_first]), lda
+        call = T.call_extern("void", name, *places, T.address_of(right[b_first]), ldb)
+        return S.Evaluate(call)
+    lane = T.floormod(tid, WARP)
+
+    def one(i: Expr) -> Stmt:
+        row, column = place(lane, i, columns)
+
+        def step(k: Expr) -> Stmt:
+            line = column * ldb + k if columns_first else k * ldb + column
+            x, y = _seen(left, a_first + row * lda + k), _seen(right, b_first + line)
+            return S.BufferStore(sums, sums[acc(i)] + x * y, [acc(i)])
+
+        return loop(depth, step, name="k")
+
+    return loop(rows * columns // WARP, one, UNROLLED, "sum")
+
+
+def _seen(buf: Buffer, index: Expr) -> Expr:
+    """An element as tensor cores take it, in float32."""
+    if str(buf.dtype) == "float32":
+        return tf32.rounded(buf[index])
+    return load(buf, index).astype("float32")

@@ -1,0 +1,79 @@
+"""What an emitter returns, the buffers it takes, and the scheduled kernel made of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.codegen.tir.builders import T, buffer, indexing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.packing import PackLayout
+    from torch_pruner.graph.signature import BufferSpec, Signature
+
+_LARGE = 2**31 - 2**24  # elements from which on indices have 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledKernel:
+    """TIR for one kernel. Parameters are flat buffers: inputs by index, outputs, then scratch.
+
+    ``packs[i]`` is the layout in which input ``i`` must be given, or None for the layout of the
+    graph.
+    """
+
+    func: Any
+    inputs: tuple[BufferSpec, ...]
+    outputs: tuple[BufferSpec, ...]
+    scratch: tuple[BufferSpec, ...]
+    packs: tuple[PackLayout | None, ...]
+
+
+@dataclass(slots=True)
+class Emitted:
+    """What an emitter returns: the body and the buffers it uses, in parameter order."""
+
+    body: Any
+    inputs: list[Any]
+    outputs: list[Any]
+    scratch: list[Any]
+
+
+def parameters(takes: Signature) -> tuple[list[Any], list[Any], list[Any]]:
+    """Flat buffers for inputs, outputs and scratch."""
+    return (
+        [flat(b, f"in{k}") for k, b in enumerate(takes.inputs)],
+        [flat(b, f"out{k}") for k, b in enumerate(takes.outputs)],
+        [flat(b, f"scratch{k}") for k, b in enumerate(takes.scratch)],
+    )
+
+
+def flat(spec: BufferSpec, name: str) -> Any:
+    return buffer(math.prod(spec.shape), spec.dtype, name)
+
+
+def as_kernel(spec: Graph, signature: Signature, emit: Callable[[], Emitted]) -> ScheduledKernel:
+    """What ``emit`` returns as a function, its indices as wide as ``spec`` needs them."""
+    with indexing(index_dtype_of(spec, signature)):
+        emitted = emit()
+    buffers = [*emitted.inputs, *emitted.outputs, *emitted.scratch]
+    func = T.PrimFunc(buffers, emitted.body).with_attr(
+        {"global_symbol": "kernel", "tirx.noalias": True}
+    )
+    return ScheduledKernel(
+        func, signature.inputs, signature.outputs, signature.scratch, signature.packs
+    )
+
+
+def index_dtype_of(spec: Graph, signature: Signature) -> str:
+    """Of the indices of a kernel: "int32" unless a value or a buffer of it has too many elements.
+
+    Loops round extents up to whole tiles and vectors, for which there is room below the bound.
+    """
+    buffers = (*signature.inputs, *signature.outputs, *signature.scratch)
+    most = max([n.numel for n in spec.nodes] + [math.prod(b.shape) for b in buffers])
+    return "int32" if most < _LARGE else "int64"

@@ -1,0 +1,93 @@
+"""Sweeps over an output in vectors of its innermost axis, shared out to parallel tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    Expr,
+    Stmt,
+    loop,
+    seq,
+    when,
+)
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
+from torch_pruner.codegen.tir.values import store
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.ir import Graph, Shape
+
+
+def store_outputs(spec: Graph, reader: Reader, outputs: list[object], index: Index) -> Stmt:
+    """Every output at ``index`` (the outputs have one shape)."""
+
+    def stores() -> list[Stmt]:
+        return [
+            store(out, linear(index, spec.nodes[node].shape), reader.at(node, index))
+            for node, out in zip(spec.outputs, outputs, strict=True)
+        ]
+
+    return reader.scope(stores)
+
+
+Block = Callable[[Callable[[Expr], Index], int], Stmt]
+
+
+def over_blocks(shape: Shape, decisions: Mapping[str, int], block: Block) -> Stmt:
+    """Parallel loops over ``shape`` in vectors of ``vl`` elements along the innermost axis.
+
+    ``block(index, lanes)`` emits one vector: ``index(v)`` is the position of lane v. Remainders are
+    blocks of one lane.
+    """
+    vl, chunk, parallel = decisions["vl"], decisions["chunk"], decisions["par"]
+    inner = shape[-1] if shape else 1
+    lead: tuple[int, ...] = shape[:-1]
+    if inner < 2 * vl:  # short rows: vectors may cross them
+        inner, lead = math.prod(shape), ()
+
+    def at(line: Index, position: Expr) -> Index:
+        return unlinear(position, shape) if not lead and len(shape) != 1 else (*line, position)
+
+    whole, rest = divmod(inner, vl)
+
+    def vector(line: Index, o: Expr) -> Stmt:
+        return block(lambda v: at(line, o * vl + v), vl)
+
+    def tail(line: Index) -> Stmt | None:
+        if not rest:
+            return None
+        return loop(rest, lambda e: block(lambda _: at(line, imm(whole * vl) + e), 1), name="rest")
+
+    if math.prod(lead) == 1:
+        line: Index = tuple(imm(0) for _ in lead)
+        body = blocked(whole, chunk, parallel, lambda o: vector(line, o)) if whole else None
+        return seq([body, tail(line)])
+
+    def one_line(p: Expr) -> Stmt:
+        line = unlinear(p, lead)
+        return seq(
+            [loop(whole, lambda o: vector(line, o), name="o") if whole else None, tail(line)]
+        )
+
+    return blocked(math.prod(lead), max(1, chunk // max(whole, 1)), parallel, one_line)
+
+
+def blocked(extent: int, chunk: int, parallel: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """A loop over ``extent`` cut into parallel tasks of ``chunk`` iterations."""
+    if not parallel:
+        return loop(extent, body, SERIAL, "p")
+    chunk = max(1, min(chunk, extent))
+    tasks = -(-extent // chunk)
+
+    def task(p: Expr) -> Stmt:
+        def step(q: Expr) -> Stmt:
+            at = p * chunk + q
+            return body(at) if extent % chunk == 0 else when(at < extent, body(at))
+
+        return loop(chunk, step, SERIAL, "q")
+
+    return loop(tasks, task, PARALLEL, "p")

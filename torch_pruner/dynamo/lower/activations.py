@@ -1,0 +1,88 @@
+"""How values lie that a forward graph keeps for its backward: as kernels want them.
+
+Nobody but the backward sees them, so they need not have eager's strides. What convolutions make or
+read lies channels last inside of both graphs; kept in any other order it would be turned twice.
+AOTAutograd asks for the strides of what a compiled forward returns (``TracingContext``) and hands
+values with these strides to whoever compiles the backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from torch_pruner.dynamo.lower.tensors import dense_strides
+from torch_pruner.graph.layout import channels_last
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+aten = torch.ops.aten
+
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+
+
+def keep_channels_last(outputs: Sequence[Any], loose: Collection[int], made: Sequence[Any]) -> None:
+    """Gives nodes among ``outputs`` other strides (in ``meta``), if they are ``made`` by kernels.
+
+    ``loose``: positions of outputs that no one but the backward reads.
+    """
+    seen = [o for k, o in enumerate(outputs) if k not in loose]
+    kept = {o for k, o in enumerate(outputs) if k in loose and isinstance(o, fx.Node)}
+    if not kept:
+        return
+    around = _around_convolutions(next(iter(kept)).graph)
+    for node in made:
+        if node in kept and node in around and node not in seen:
+            node.meta["val"] = _channels_last(node.meta["val"])
+
+
+def report(outputs: Sequence[Any]) -> None:
+    """Tell AOTAutograd, if it asks, how ``outputs`` lie."""
+    context = torch._guards.TracingContext.try_get()
+    asked = getattr(context, "output_strides", None)
+    values = [o.meta["val"] if isinstance(o, fx.Node) else None for o in outputs]
+    if asked is not None and not asked:
+        asked.extend(_strides(value) for value in values)
+
+
+def adopt(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    """Placeholders of a backward graph as they will come, and not as eager would have kept them."""
+    for node, given in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False):
+        known = node.meta.get("val")
+        if isinstance(known, torch.Tensor) and isinstance(given, torch.Tensor):
+            same = _strides(known) == _strides(given)
+            node.meta["val"] = known if same else given
+
+
+def _strides(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    strides = value.stride()
+    return strides if all(type(s) is int for s in strides) else None
+
+
+def _around_convolutions(graph: fx.Graph) -> set[fx.Node]:
+    """Convolutions' results, and what is computed from them without a change of dimensions."""
+    found: dict[fx.Node, int] = {}  # and how many dimensions the value has, or the tuple's first
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        first = value[0] if isinstance(value, (tuple, list)) and value else value
+        if node.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() < 4:
+            continue
+        near = any(found.get(a) == first.dim() for a in node.all_input_nodes)
+        view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        if node.target in _CONVOLUTIONS or (near and not view):
+            found[node] = first.dim()
+    return {node for node in found if isinstance(node.meta["val"], torch.Tensor)}
+
+
+def _channels_last(value: torch.Tensor) -> torch.Tensor:
+    """The same fake tensor in another order, if it lies in torch's default one now."""
+    shape = value.shape
+    fixed = all(type(d) is int for d in shape)
+    if not fixed or not value.is_contiguous():
+        return value
+    return value.new_empty_strided(shape, dense_strides(shape, channels_last(len(shape))))

@@ -1,0 +1,29 @@
+"""Rules from ATen operators to the graph IR. Importing this package fills ``TABLE``."""
+
+from __future__ import annotations
+
+from torch_pruner.dynamo.lower.aten import (
+    activations,
+    attention,
+    contractions,
+    creation,
+    indexing,
+    losses,
+    normalization,
+    pointwise,
+    pooling,
+    pooling_gradients,
+    reductions,
+    resampling,
+    views,
+)
+from torch_pruner.dynamo.lower.aten.registry import TABLE, Call, dtype_name
+from torch_pruner.dynamo.lower.aten.rejection import Rejection, RejectionKind, Unsupported
+from torch_pruner.dynamo.lower.aten.value import Value
+
+__all__ = [
+    "TABLE", "Call", "Rejection", "RejectionKind", "Unsupported", "Value", "activations",
+    "attention", "contractions", "creation", "dtype_name", "indexing", "losses",
+    "normalization", "pointwise", "pooling", "pooling_gradients", "reductions", "resampling",
+    "views",
+]  # fmt: skip

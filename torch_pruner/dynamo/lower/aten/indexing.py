@@ -1,0 +1,100 @@
+"""Reads at computed positions: embedding, gather, advanced indexing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.rejection import arguments
+from torch_pruner.dynamo.lower.aten.value import Value
+from torch_pruner.graph.ir import broadcast_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+aten = torch.ops.aten
+
+
+@rule(aten.embedding.default)
+def embedding(
+    call: Call,
+    weight: Value,
+    indices: Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
+    del padding_idx, scale_grad_by_freq, sparse
+    call.demand_index(indices, weight.shape, 0, "embedding")
+    return weight.take(0, indices)
+
+
+@rule(aten.index_select.default)
+def index_select(call: Call, x: Value, dim: int, index: Value) -> Value:
+    if x.ndim == 0:
+        raise arguments("index_select of a scalar")
+    call.demand_index(index, x.shape, dim % x.ndim, "index_select")
+    return x.take(dim % x.ndim, index.reshape((_count(index),)))
+
+
+def _count(index: Value) -> int:
+    return index.builder.nodes[index.id].numel
+
+
+@rule(aten.gather.default)
+def gather(call: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    del sparse_grad
+    if x.ndim == 0 or index.ndim != x.ndim:
+        raise arguments("gather of a scalar")
+    axis = dim % x.ndim
+    call.demand_index(index, x.shape, axis, "gather")
+    shape = [x.shape[i] if i == axis else n for i, n in enumerate(index.shape)]
+    cut = x.slice([0] * x.ndim, shape)
+    ids = x.builder.append("gather", (cut.id, index.id), call.shape, x.dtype, dim=axis)
+    return Value(x.builder, ids)
+
+
+@rule(aten.index.Tensor)
+def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    pairs = zip(indices, x.shape, strict=False)
+    used = [(index, size) for index, size in pairs if index is not None]
+    for k, (index, _) in enumerate(used):  # eager counts the dimensions that are indexed
+        call.demand_index(index, [size for _, size in used], k, "index", wraps=True)
+    return unsafe_index(call, x, indices)
+
+
+@rule(aten._unsafe_index.Tensor)
+def unsafe_index(_call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    """``index`` whose positions are promised to lie within."""
+    axes = [i for i, index in enumerate(indices) if index is not None]
+    tensors = [index for index in indices if index is not None]
+    if any(index.dtype in ("bool", "uint8") for index in tensors):
+        raise arguments("indexing with a mask, whose result has a data-dependent shape")
+    adjacent = axes == list(range(axes[0], axes[-1] + 1))
+    front = axes[0] if adjacent else 0
+    rest = [i for i in range(x.ndim) if i not in axes]
+    moved = x.permute([*rest[:front], *axes, *rest[front:]])
+    sizes = [x.shape[a] for a in axes]
+    total = 1
+    for size in sizes:
+        total *= size
+    merged = moved.reshape((*moved.shape[:front], total, *moved.shape[front + len(axes) :]))
+    return merged.take(front, _flat_index(tensors, sizes))
+
+
+def _flat_index(tensors: Sequence[Value], sizes: Sequence[int]) -> Value:
+    """The row-major position that several index tensors name together."""
+    if len(tensors) == 1:
+        return tensors[0]
+    shape: tuple[int, ...] = ()
+    for tensor in tensors:
+        shape = broadcast_shapes(shape, tensor.shape)
+    flat: Value | None = None
+    for tensor, size in zip(tensors, sizes, strict=True):
+        index = tensor.cast("int64")
+        index = (index < 0).where(index + size, index)
+        flat = index if flat is None else flat * size + index
+    assert flat is not None
+    return flat.broadcast(shape)

@@ -1,0 +1,185 @@
+"""Batch, layer, group and root-mean-square normalisation."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_pruner.dynamo.lower.aten.reductions import moments
+from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.rejection import arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner.dynamo.lower.aten.value import Value
+
+aten = torch.ops.aten
+
+
+def _affine(x: Value, weight: Value | None, bias: Value | None) -> Value:
+    if weight is not None:
+        x = x * weight.cast(x.dtype)
+    return x if bias is None else x + bias.cast(x.dtype)
+
+
+def _per_channel(vector: Value, rank: int) -> Value:
+    return vector.reshape((vector.shape[0], *[1] * (rank - 2)))
+
+
+@rule(aten.native_layer_norm.default)
+def layer_norm(
+    _call: Call,
+    x: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    wide = x.widened()
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    variance, mean = moments(wide, axes)
+    scale = (variance + eps).apply("rsqrt")
+    return _affine((wide - mean) * scale, weight, bias), mean, scale
+
+
+@rule(aten._fused_rms_norm.default)
+def rms_norm(
+    _call: Call,
+    x: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None,
+    eps: float | None,
+) -> tuple[Value, Value]:
+    assert x.fake is not None
+    wide = x.widened()
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    tiny = torch.finfo(x.fake.dtype).eps if eps is None else eps
+    scale = ((wide * wide).mean(axes, keepdim=True) + tiny).apply("rsqrt")
+    return _affine(wide * scale, weight, None), scale
+
+
+@rule(aten.native_group_norm.default)
+def group_norm(
+    _call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    batch: int,
+    channels: int,
+    inner: int,
+    groups: int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    wide = x.widened().reshape((batch, groups, channels // groups * inner))
+    variance, mean = moments(wide, (2,))
+    scale = (variance + eps).apply("rsqrt")
+    normal = ((wide - mean) * scale).reshape(x.shape)
+    vectors = [None if v is None else _per_channel(v, x.ndim) for v in (weight, bias)]
+    shape = (batch, groups)
+    return _affine(normal, *vectors), mean.reshape(shape), scale.reshape(shape)
+
+
+def _folded(
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    eps: float,
+) -> Value:
+    """``x * s + t`` with ``s`` and ``t`` computed on vectors, which fold when they are static."""
+    wide = x.widened()
+    scale = (variance.cast(wide.dtype) + eps).apply("rsqrt")
+    if weight is not None:
+        scale = weight.cast(wide.dtype) * scale
+    shift = -(mean.cast(wide.dtype) * scale)
+    if bias is not None:
+        shift = bias.cast(wide.dtype) + shift
+    return wide * _per_channel(scale, x.ndim) + _per_channel(shift, x.ndim)
+
+
+@rule(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_inference(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    del momentum
+    if call.used & {1, 2}:
+        raise arguments("the empty statistics of an inference batch norm")
+    return _folded(x, weight, bias, mean, variance, eps), None, None
+
+
+@rule(aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
+def batch_norm(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    variance: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    if training or mean is None or variance is None:
+        raise arguments("batch norm that updates its statistics in place")
+    return batch_norm_inference(call, x, weight, bias, mean, variance, momentum, eps)
+
+
+@rule(aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_stats(
+    _call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    del training, momentum
+    variance, mean = batch_moments(x)
+    scale = (variance + eps).apply("rsqrt")
+    return _folded(x, weight, bias, mean, variance, eps), mean, scale
+
+
+def batch_moments(x: Value) -> tuple[Value, Value]:
+    """Variance (biased) and mean of each channel, as vectors."""
+    axes = (0, *range(2, x.ndim))
+    variance, mean = moments(x.widened(), axes)
+    return variance.reshape((x.shape[1],)), mean.reshape((x.shape[1],))
+
+
+@rule(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    if not training:
+        out = _folded(x, weight, bias, running_mean, running_var, eps)
+        if call.used & {1, 2}:
+            raise arguments("the empty statistics of an inference batch norm")
+        return out, None, None, running_mean, running_var
+    variance, mean = batch_moments(x)
+    scale = (variance + eps).apply("rsqrt")
+    count = math.prod(x.shape) // x.shape[1]
+    unbiased = variance * (count / (count - 1)) if count > 1 else variance
+    keep = 1.0 - momentum
+    new_mean = mean * momentum + running_mean.cast(mean.dtype) * keep
+    new_var = unbiased * momentum + running_var.cast(mean.dtype) * keep
+    return _folded(x, weight, bias, mean, variance, eps), mean, scale, new_mean, new_var

@@ -1,0 +1,135 @@
+"""Pooling over windows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_pruner.dynamo.lower.aten.pooling_gradients import (
+    adaptive_matrix,
+    divided_by_counts,
+    located_maximum,
+    spread,
+    through_matrices,
+)
+from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+aten = torch.ops.aten
+
+
+def _window(
+    op: str,
+    x: Value,
+    size: Sequence[int],
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Value:
+    rank = len(kernel)
+    source = x.shape[x.ndim - rank :]
+    rows = zip(size, kernel, stride, padding, dilation, source, strict=True)
+    hi = [max(0, (n - 1) * s + (k - 1) * d + 1 - m - p) for n, k, s, p, d, m in rows]
+    shape = (*x.shape[: x.ndim - rank], *size)
+    ids = x.builder.append(
+        op, (x.id,), shape, x.dtype, kernel=tuple(kernel), stride=tuple(stride),
+        lo=tuple(padding), hi=tuple(hi), dilation=tuple(dilation),
+    )  # fmt: skip
+    return Value(x.builder, ids)
+
+
+def _max_pool(
+    call: Call,
+    rank: int,
+    x: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Value, Value | None]:
+    del ceil_mode
+    kernel = spread(kernel_size, rank)
+    hops = spread(stride, rank) if len(stride) else kernel
+    pads, gaps = spread(padding, rank), spread(dilation, rank)
+    size = call.shape[x.ndim - rank :]
+    if 1 in call.used:
+        return located_maximum(x, size, kernel=kernel, stride=hops, padding=pads, dilation=gaps)
+    out = _window("window_max", x, size, kernel=kernel, stride=hops, padding=pads, dilation=gaps)
+    return out, None
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def max_pool2d(call: Call, *args: Any, **kwargs: Any) -> tuple[Value, Value | None]:
+    return _max_pool(call, 2, *args, **kwargs)
+
+
+@rule(aten.max_pool3d_with_indices.default)
+def max_pool3d(call: Call, *args: Any, **kwargs: Any) -> tuple[Value, Value | None]:
+    return _max_pool(call, 3, *args, **kwargs)
+
+
+def _average_pool(
+    call: Call,
+    rank: int,
+    x: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    del ceil_mode
+    kernel, pads = spread(kernel_size, rank), spread(padding, rank)
+    hops = spread(stride, rank) if len(stride) else kernel
+    size = call.shape[x.ndim - rank :]
+    total = _window(
+        "window_sum", x.widened(), size, kernel=kernel, stride=hops, padding=pads,
+        dilation=(1,) * rank,
+    )  # fmt: skip
+    if divisor_override:
+        return total / float(divisor_override)
+    return divided_by_counts(
+        total, x.shape[x.ndim - rank :], kernel=kernel, stride=hops, padding=pads,
+        include_pad=count_include_pad,
+    )  # fmt: skip
+
+
+@rule(aten.avg_pool1d.default)
+def avg_pool1d(call: Call, *args: Any, **kwargs: Any) -> Value:
+    return _average_pool(call, 1, *args, **kwargs)
+
+
+@rule(aten.avg_pool2d.default)
+def avg_pool2d(call: Call, *args: Any, **kwargs: Any) -> Value:
+    return _average_pool(call, 2, *args, **kwargs)
+
+
+@rule(aten.avg_pool3d.default)
+def avg_pool3d(call: Call, *args: Any, **kwargs: Any) -> Value:
+    return _average_pool(call, 3, *args, **kwargs)
+
+
+@rule(
+    aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default,
+    aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+)  # fmt: skip
+def adaptive_average_pool(call: Call, x: Value, output_size: Sequence[int]) -> Value:
+    rank = len(output_size)
+    size, source = call.shape[x.ndim - rank :], x.shape[x.ndim - rank :]
+    wide = x.widened()
+    if all(n == 1 for n in size):
+        return wide.mean(range(x.ndim - rank, x.ndim), keepdim=True)
+    if all(m % n == 0 for m, n in zip(source, size, strict=True)):
+        kernel = tuple(m // n for m, n in zip(source, size, strict=True))
+        return _average_pool(call, rank, x, kernel)
+    rows = zip(source, size, strict=True)
+    return through_matrices(wide, [adaptive_matrix(wide, m, n) for m, n in rows])

@@ -1,0 +1,169 @@
+"""Values that eager tests: it raises for an index out of bounds, or a whole number divided by zero.
+
+A kernel would clamp the one and give 0 for the other. Where an index is an input of the region, it
+is looked at before the region runs. What the region computes is shown by one more output: for each
+demand its largest key, a number that says whether a value lies outside and which one. So tests are
+values of the graph like any others: nothing drops, repeats or pads them that would not do so to a
+result. What can be seen to hold for every input is not tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_pruner.dynamo.lower.aten.value import Value, concatenate
+from torch_pruner.dynamo.lower.tensors import TensorSpec
+from torch_pruner.graph.intervals import interval, limits
+from torch_pruner.graph.ir import const_value
+from torch_pruner.graph.ops import ITEMSIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch_pruner.dynamo.lower.aten.demand import Demand, Range
+    from torch_pruner.graph.ir import Builder
+
+    Run = Callable[[list[Any]], Sequence[Any]]
+
+__all__ = ["IndexCheck", "Watch", "flag_spec", "guarded", "watched"]
+
+_KEY = "int64"
+_LEAST = limits(_KEY)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCheck:
+    """The elements of input ``input`` must lie in ``range`` or be ``ignored``."""
+
+    input: int
+    range: Range
+    ignored: int | None
+
+    def __call__(self, index: torch.Tensor) -> None:
+        if self._holds(index):
+            return
+        if self.ignored is not None:
+            index = index[index != self.ignored]
+            if index.numel() == 0 or self._holds(index):
+                return
+        self.range.fail(index)
+
+    def _holds(self, index: torch.Tensor) -> bool:
+        least, most = torch.aminmax(index)
+        return bool(least.item() >= self.range.low and most.item() < self.range.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What keeps an eye on the demands of a graph; ``output`` is the node that shows ``flags``."""
+
+    checks: tuple[IndexCheck, ...]
+    flags: tuple[Range, ...]
+    output: int | None
+
+
+def watched(builder: Builder, demands: Sequence[Demand], *, flagged: bool) -> Watch:
+    """The checks and flags that ``demands`` need, each once, in the order of the operators.
+
+    Without ``flagged`` only inputs are looked at.
+    """
+    checks: dict[tuple[int, int, int, int | None], IndexCheck] = {}
+    flags: dict[tuple[int, int, int], tuple[Range, Value]] = {}
+    for demand in demands:
+        wanted = demand.range
+        low, high = interval(builder.nodes, demand.value)
+        if wanted.low <= low and high < wanted.high:
+            continue
+        source, ignored = _source(builder, demand.value, wanted)
+        if source is not None:
+            key = source, wanted.low, wanted.high, ignored
+            checks.setdefault(key, IndexCheck(source, wanted, ignored))
+        elif flagged:
+            value = Value(builder, demand.value)
+            flags.setdefault((demand.value, wanted.low, wanted.high), (wanted, value))
+    keys = [_largest_key(value, wanted) for wanted, value in flags.values()]
+    output = concatenate(keys, 0).id if keys else None
+    return Watch(tuple(checks.values()), tuple(wanted for wanted, _ in flags.values()), output)
+
+
+def _largest_key(value: Value, wanted: Range) -> Value:
+    """Keys count from the least value that is in range, as unsigned numbers would: those of values
+    outside are larger than all others."""
+    key = value.cast(_KEY)
+    key = key - wanted.low if wanted.low else key
+    return key.apply("bitwise_xor", _LEAST).reduce("max", range(key.ndim)).reshape((1,))
+
+
+def flag_spec(flags: Sequence[Range]) -> tuple[TensorSpec, ...]:
+    """The output of a region that shows ``flags``, if there are any."""
+    return (TensorSpec.make((len(flags),), (1,), getattr(torch, _KEY)),) if flags else ()
+
+
+def guarded(run: Run, checks: Sequence[IndexCheck], flags: Sequence[Range] = ()) -> Run:
+    """``run`` after all ``checks`` of its inputs, without its last output, which shows ``flags``.
+
+    Raises what eager does where one does not hold.
+    """
+    if not checks and not flags:
+        return run
+    spans = tuple((wanted, wanted.high - wanted.low + _LEAST) for wanted in flags)
+
+    def call(inputs: list[Any]) -> Sequence[Any]:
+        for check in checks:
+            check(inputs[check.input])
+        results = run(inputs)
+        if not spans:
+            return results
+        *results, keys = results
+        for key, (wanted, end) in zip(keys.tolist(), spans, strict=True):
+            if key >= end:
+                wanted.fail(torch.tensor([_value(key, wanted)]))
+        return results
+
+    return call
+
+
+def _value(key: int, wanted: Range) -> int:
+    """The number that has this key."""
+    value = key - _LEAST + wanted.low
+    return value if value < -_LEAST else value + 2 * _LEAST
+
+
+def _source(builder: Builder, at: int, wanted: Range) -> tuple[int | None, int | None]:
+    """The input with the same elements as node ``at``, and which of them a loss replaces: the class
+    to ignore."""
+    ignored: int | None = None
+    while True:
+        at = _unviewed(builder, at)
+        node = builder.nodes[at]
+        if node.op == "input":
+            index: int = node.attr("index")
+            return index, ignored
+        if node.op != "where" or ignored is not None:
+            return None, None
+        condition, kept, other = (_unviewed(builder, i) for i in node.inputs)
+        test, filler = builder.nodes[condition], builder.nodes[other]
+        if test.op != "ne" or filler.op != "const":
+            return None, None
+        left, right = (_unviewed(builder, i) for i in test.inputs)
+        number = builder.nodes[right]
+        inside = wanted.low <= const_value(filler) < wanted.high
+        if not inside or number.op != "const" or left != kept:
+            return None, None
+        at, ignored = kept, int(const_value(number))
+
+
+def _unviewed(builder: Builder, at: int) -> int:
+    """The node that has the same elements in another order, shape or wider dtype."""
+    while True:
+        node = builder.nodes[at]
+        if node.op == "cast":
+            source = builder.dtype(node.inputs[0])
+            if not source.startswith(("int", "uint")) or ITEMSIZE[node.dtype] <= ITEMSIZE[source]:
+                return at
+        elif node.op not in ("reshape", "permute", "broadcast", "flip"):
+            return at
+        at = node.inputs[0]

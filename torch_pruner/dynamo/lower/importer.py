@@ -1,0 +1,328 @@
+"""Turn fx nodes of a functional ATen graph into IR nodes, one operator rule at a time.
+
+In: fx nodes with fake tensors in ``meta["val"]``. Out: an ``Imported`` for a set of nodes
+(``import_region``) or, for a single node, whether it can be imported and what it would cost
+(``probe``). Whether a node can be imported depends on that node alone, never on its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from torch_pruner.dynamo.lower.aten import (
+    TABLE,
+    Call,
+    RejectionKind,
+    Unsupported,
+    Value,
+    dtype_name,
+)
+from torch_pruner.dynamo.lower.bounds import watched
+from torch_pruner.graph.ir import Builder, Graph, Node
+from torch_pruner.graph.ops import FLOATS, OpKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from torch_pruner.dynamo.lower.aten.demand import Demand, Range
+    from torch_pruner.dynamo.lower.bounds import IndexCheck
+
+DEFAULT_DTYPES = frozenset(
+    ("float64", "float32", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+)
+CPU = torch.device("cpu")
+
+# Arguments that say where a result lives, which its fake tensor says as well.
+_PLACEMENT = frozenset(("layout", "device", "pin_memory", "memory_format", "non_blocking"))
+
+Values = Value | tuple[Value | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What importing one node would give.
+
+    ``free`` nodes are views, copies and constants: they do no arithmetic. ``reads`` are the
+    argument nodes whose elements the result depends on.
+    """
+
+    free: bool
+    reads: tuple[fx.Node, ...]
+    flops: int
+
+
+def probe(
+    node: fx.Node, dtypes: Collection[str] = DEFAULT_DTYPES, device: torch.device = CPU
+) -> Probe:
+    """Import ``node`` on its own, for ``device``.
+
+    Raises ``Unsupported`` if it has to stay with eager.
+    """
+    _check(node, dtypes, device)
+    builder = Builder()
+    env: dict[fx.Node, Values] = {}
+    inputs = list(node.all_input_nodes)
+    for arg in inputs:
+        env[arg] = _inputs_for(builder, arg, len(builder.nodes))
+    result = import_node(builder, node, env)
+    results = result if isinstance(result, tuple) else (result,)
+    graph_outputs = [v.id for v in results if v is not None]
+    reached = _reachable(builder, graph_outputs)
+    reads = tuple(arg for arg in inputs if any(v.id in reached for v in _flat(env[arg])))
+    nodes = [builder.nodes[i] for i in sorted(reached)]
+    free = all(n.kind in (OpKind.VIEW, OpKind.LEAF) for n in nodes)
+    return Probe(free, reads, 0 if free else _flops(builder, nodes, results))
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A graph, and what its inputs have to be and one more output shows: see ``bounds``."""
+
+    graph: Graph
+    checks: tuple[IndexCheck, ...] = ()
+    flags: tuple[Range, ...] = ()
+    demanding: frozenset[fx.Node] = frozenset()  # the nodes that ask for it
+
+
+def import_region(
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    static: Collection[fx.Node] = (),
+    *,
+    flagged: bool = False,
+) -> Imported:
+    """The graph that computes ``outputs`` from ``inputs`` through ``nodes`` (in topological order).
+
+    Equal outputs share a position. ``inputs`` are numbered in the given order. What operators
+    demand of values that the graph computes is in ``flags`` if they are to be ``flagged``.
+    """
+    builder = Builder()
+    env: dict[fx.Node, Values] = {}
+    for index, node in enumerate(inputs):
+        fake = node.meta["val"]
+        position = builder.input(index, fake.shape, dtype_name(fake.dtype), static=node in static)
+        env[node] = Value(builder, position, fake)
+    demands: dict[fx.Node, list[Demand]] = {}
+    for node in nodes:
+        env[node] = import_node(builder, node, env, demands.setdefault(node, []))
+    positions = []
+    for node in outputs:
+        value = env[node]
+        assert isinstance(value, Value), node
+        positions.append(value.id)
+    every = [demand for of in demands.values() for demand in of]
+    watch = watched(builder, every, flagged=flagged)
+    if watch.output is not None:
+        positions.append(watch.output)
+    asking = frozenset(node for node, of in demands.items() if of)
+    return Imported(builder.finish(positions), watch.checks, watch.flags, asking)
+
+
+def import_node(
+    builder: Builder,
+    node: fx.Node,
+    env: Mapping[fx.Node, Values],
+    demands: list[Demand] | None = None,
+) -> Values:
+    """Append what ``node`` computes, and what it demands.
+
+    Arguments missing from ``env`` are not read by any result.
+    """
+    if node.target is operator.getitem:
+        source, index = node.args
+        assert isinstance(source, fx.Node)
+        values = env[source]
+        assert isinstance(values, tuple)
+        assert isinstance(index, int)
+        value = values[index]
+        assert value is not None, node
+        return value
+    assert isinstance(node.target, torch._ops.OpOverload)
+    call = Call(builder, output_fakes(node), used_outputs(node), [] if demands is None else demands)
+
+    def replaced(arg: fx.Node) -> Any:
+        return env[arg] if arg in env else _unread(builder, arg)
+
+    args = _replace(node.args, replaced)
+    kwargs = {k: _replace(v, replaced) for k, v in node.kwargs.items() if k not in _PLACEMENT}
+    result = TABLE[node.target](call, *args, **kwargs)
+    if not isinstance(result, tuple):
+        if isinstance(node.meta["val"], (tuple, list)):
+            result = (result,)
+        else:
+            return _conformed(result, node.meta["val"])
+    return tuple(
+        None if value is None or fake is None or i not in call.used else _conformed(value, fake)
+        for i, (value, fake) in enumerate(zip(result, call.outputs, strict=True))
+    )
+
+
+def output_fakes(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
+    """The fake tensors a node results in; None for an output that is not a tensor."""
+    fake = node.meta["val"]
+    fakes = fake if isinstance(fake, (tuple, list)) else (fake,)
+    return tuple(f if isinstance(f, torch.Tensor) else None for f in fakes)
+
+
+def used_outputs(node: fx.Node) -> frozenset[int]:
+    """Which outputs of a node somebody reads."""
+    if not isinstance(node.meta["val"], (tuple, list)):
+        return frozenset((0,))
+    found = set()
+    for user in node.users:
+        if user.target is operator.getitem and isinstance(user.args[1], int):
+            found.add(user.args[1])
+        else:
+            return frozenset(range(len(node.meta["val"])))
+    return frozenset(found)
+
+
+def _replace(arg: Any, fn: Any) -> Any:
+    """``arg`` with fx nodes replaced; nested lists become lists."""
+    if isinstance(arg, fx.Node):
+        return fn(arg)
+    if isinstance(arg, (list, tuple)):
+        replaced = [_replace(a, fn) for a in arg]
+        return replaced if isinstance(arg, list) else tuple(replaced)
+    return arg
+
+
+def _conformed(value: Value, fake: torch.Tensor) -> Value:
+    """``value`` in the dtype and shape that torch promises."""
+    shape = tuple(int(d) for d in fake.shape)
+    out = value.cast(dtype_name(fake.dtype))
+    if out.shape != shape:
+        out = out.broadcast(shape)
+    return Value(out.builder, out.id, fake)
+
+
+def _inputs_for(builder: Builder, arg: fx.Node, start: int) -> Values:
+    fakes = output_fakes(arg)
+    values: list[Value | None] = []
+    for i, fake in enumerate(fakes):
+        if fake is None:
+            values.append(None)
+            continue
+        position = builder.input(start + i, fake.shape, dtype_name(fake.dtype))
+        values.append(Value(builder, position, fake))
+    if isinstance(arg.meta["val"], (tuple, list)):
+        return tuple(values)
+    assert values[0] is not None, arg
+    return values[0]
+
+
+def _unread(builder: Builder, arg: fx.Node) -> Value:
+    """A stand-in for an argument of which only the shape and dtype matter."""
+    fake = arg.meta["val"]
+    zero = Value(builder, builder.const(0, dtype_name(fake.dtype)))
+    return Value(builder, zero.broadcast(fake.shape).id, fake)
+
+
+def _flat(values: Values) -> tuple[Value, ...]:
+    return tuple(v for v in values if v is not None) if isinstance(values, tuple) else (values,)
+
+
+def _reachable(builder: Builder, roots: Sequence[int]) -> set[int]:
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i not in found:
+            found.add(i)
+            stack.extend(builder.nodes[i].inputs)
+    return found
+
+
+def _flops(builder: Builder, nodes: Sequence[Node], results: Sequence[Value | None]) -> int:
+    """Two per multiply-add of contractions, one per element of other floating results."""
+    total = 0
+    for node in nodes:
+        if node.kind is OpKind.CONTRACT:
+            total += contraction_flops(node, [builder.nodes[i] for i in node.inputs])
+    return total + sum(v.builder.nodes[v.id].numel for v in results if v and v.dtype in FLOATS)
+
+
+def contraction_flops(node: Node, operands: Sequence[Node]) -> int:
+    """Two per multiply-add of a matmul, conv or conv_transpose."""
+    a, b = operands
+    if node.op == "matmul":
+        return 2 * node.numel * a.shape[-1]
+    if node.op == "conv":
+        return 2 * node.numel * math.prod(b.shape[1:])
+    return 2 * a.numel * math.prod(b.shape[1:])
+
+
+def _check(node: fx.Node, dtypes: Collection[str], device: torch.device) -> None:
+    """What holds for every operator: known, pure, static, dense, of these dtypes, on ``device``."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        raise Unsupported(RejectionKind.UNSUPPORTED_OP, "not an ATen operator")
+    if op._schema.is_mutable:
+        raise Unsupported(RejectionKind.MUTATION, "writes to one of its arguments")
+    if op not in TABLE:
+        if torch.Tag.nondeterministic_seeded in op.tags:
+            raise Unsupported(RejectionKind.RANDOM, _RANDOM)
+        raise Unsupported(RejectionKind.UNSUPPORTED_OP, "no rule for this operator")
+    if "val" not in node.meta:
+        raise Unsupported(RejectionKind.ARGUMENTS, "the captured node has no fake tensor")
+    if not node.all_input_nodes and _takes_tensors(op):
+        raise Unsupported(RejectionKind.ARGUMENTS, "Python numbers in place of all tensors")
+    used = used_outputs(node)
+    fakes = [f for i, f in enumerate(output_fakes(node)) if i in used]
+    if any(f is None for f in fakes):
+        raise Unsupported(RejectionKind.ARGUMENTS, "a result that is not a tensor")
+    for arg in node.all_input_nodes:
+        value = arg.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise Unsupported(RejectionKind.DYNAMIC_SHAPE, _DYNAMIC)
+        if not isinstance(value, (torch.Tensor, tuple, list)):
+            raise Unsupported(RejectionKind.ARGUMENTS, f"argument {arg.name} is not a tensor")
+        if isinstance(value, torch.Tensor) and not _ignored(op, value):
+            fakes.append(value)
+    for fake in fakes:
+        assert fake is not None
+        _check_tensor(fake, dtypes, device)
+
+
+def _takes_tensors(op: torch._ops.OpOverload) -> bool:
+    """Whether tensors are what an operator computes from; numbers may stand for them."""
+    return any(isinstance(a.type, torch.TensorType) for a in op._schema.arguments)
+
+
+def _ignored(op: torch._ops.OpOverload, arg: torch.Tensor) -> bool:
+    """Concatenation leaves out tensors without elements, such as a cache that is still empty."""
+    # A size that depends on values is no number yet, and asking would fail.
+    return (
+        op is torch.ops.aten.cat.default
+        and arg.ndim == 1
+        and statically_known_true(arg.shape[0] == 0)
+    )
+
+
+_RANDOM = "random numbers are drawn by eager, so that they equal eager's"
+_DYNAMIC = "a dimension is symbolic; compile with dynamic=False to have it compiled"
+
+
+def _check_tensor(fake: torch.Tensor, dtypes: Collection[str], device: torch.device) -> None:
+    if not dtypes:
+        raise Unsupported(RejectionKind.DEVICE, f"no code generator for {fake.device.type}")
+    if fake.layout != torch.strided:
+        raise Unsupported(RejectionKind.LAYOUT, f"{fake.layout} tensors are not compiled")
+    if fake.is_quantized or dtype_name(fake.dtype) not in dtypes:
+        name = str(fake.dtype).removeprefix("torch.")
+        raise Unsupported(RejectionKind.DTYPE, f"{name} tensors are not compiled on this device")
+    if any(isinstance(d, torch.SymInt) for d in fake.shape):
+        raise Unsupported(RejectionKind.DYNAMIC_SHAPE, _DYNAMIC)
+    if fake.numel() == 0:
+        raise Unsupported(RejectionKind.EMPTY, "a tensor without elements")
+    if fake.device != device:
+        why = f"a tensor of {fake.device} in a graph that is compiled for {device}"
+        raise Unsupported(RejectionKind.DEVICE, why)

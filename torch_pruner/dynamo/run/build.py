@@ -1,0 +1,126 @@
+"""From a ``Program`` to a ``GraphCall``: compile its regions, join the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_pruner import exc
+from torch_pruner.dynamo.lower.bounds import guarded
+from torch_pruner.dynamo.lower.program import Program, RegionStep
+from torch_pruner.dynamo.run.runtime import GraphCall, RegionCall, profiled
+from torch_pruner.report import GraphReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import fx
+
+    from torch_pruner.compiler.driver import CompiledGraph, Compiler
+    from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.dynamo.run import runtime
+    from torch_pruner.report import Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRegion:
+    """A compiled region, and the numbers of the values that it reads."""
+
+    call: RegionCall
+    reads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltGraph:
+    """A graph that runs, and what the report says about it."""
+
+    call: GraphCall
+    program: Program
+    regions: tuple[BuiltRegion, ...]
+
+    @property
+    def compiled(self) -> tuple[CompiledGraph, ...]:
+        return tuple(region.call.compiled for region in self.regions)
+
+    def report(
+        self, name: str, seconds: dict[str, float], tunings: Sequence[Tuning] = ()
+    ) -> GraphReport:
+        program = self.program
+        tasks = tuple(t for c in self.compiled for t in c.tasks)
+        return GraphReport(
+            name=name,
+            ops_total=program.ops_total,
+            ops_compiled=program.ops_compiled,
+            flops_total=program.flops_total,
+            flops_compiled=program.flops_compiled,
+            regions=len(program.regions),
+            ops_fallback=program.refused,
+            tasks=tasks,
+            seconds=seconds,
+            trials=sum(t.trials for t in tasks if t.source in ("tuned", "library")),
+            weight_bytes=sum(c.plan.packed_bytes for c in self.compiled),
+            workspace_bytes=sum(c.plan.workspace_bytes for c in self.compiled),
+            tunings=tuple(tunings),
+        )
+
+
+def build_graph(
+    program: Program,
+    compiler: Compiler,
+    platform: Platform,
+    *,
+    fallback: str = "eager",
+    name: str = "graph",
+) -> BuiltGraph:
+    """Compile the regions of ``program``; ``fallback`` runs the operators that were refused.
+
+    ``platform`` is that of the program's device, ``compiler`` is for it.
+
+    Raises ``UnsupportedModel`` if ``fallback`` is ``"error"`` and an operator was refused.
+    """
+    if fallback == "error" and program.refused:
+        first = program.refused[0]
+        raise exc.UnsupportedModel(name, f"{first.node}: {first.detail}", "allow fallback='eager'")
+    steps: list[runtime.Step] = []
+    regions: list[BuiltRegion] = []
+    for step in program.steps:
+        if isinstance(step.does, RegionStep):
+            run, region = built_region(step.does, compiler, platform, f"{name}.{len(regions)}")
+            regions.append(BuiltRegion(region, step.reads))
+        else:
+            run = eager_call(step.does, fallback)
+        steps.append((run, step.reads, step.writes, step.dead))
+    call = GraphCall(steps, program.n_values, program.constants, program.outputs)
+    return BuiltGraph(call, program, tuple(regions))
+
+
+def built_region(
+    region: RegionStep, compiler: Compiler, platform: Platform, name: str
+) -> tuple[Callable[[list[Any]], Sequence[Any]], RegionCall]:
+    """A region as a function of its inputs, checked and profiled, and the call that it wraps."""
+    call = _region_call(region, compiler, platform, name)
+    checks = region.checks if platform.checks_indices else ()
+    return guarded(platform.guard(profiled(call.name, call)), checks, region.flags), call
+
+
+def _region_call(
+    region: RegionStep, compiler: Compiler, platform: Platform, name: str
+) -> RegionCall:
+    orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
+    compiled = compiler.compile(region.graph, orders[0], orders[1])
+    nodes = region.graph.nodes
+    static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
+    if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
+        static = []
+    ends = (region.inputs, region.outputs)
+    return RegionCall(name, compiled, *ends, static, platform.device)
+
+
+def eager_call(module: fx.GraphModule, fallback: str) -> Callable[[list[Any]], Sequence[Any]]:
+    forward = module.forward
+    if fallback == "inductor":
+        inductor = torch.compile(module, backend="inductor", dynamic=False)
+        return lambda values: inductor(*values)
+    return lambda values: forward(*values)

@@ -1,0 +1,227 @@
+"""The first-call check: a compiled graph is compared with eager once, on the first real inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from torch_pruner import exc
+from torch_pruner.dynamo.run.differences import Kept, differences, parts_for
+from torch_pruner.dynamo.run.first_call import FirstCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.dynamo.run.first_call import Eager, Generators
+
+aten = torch.ops.aten
+
+# Relative to the largest magnitude of an output: what reordered sums may differ by; a bug differs
+# by far more.
+_BOUNDS = {
+    torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2,
+    torch.complex128: 1e-7, torch.complex64: 1e-3,
+}  # fmt: skip
+INT8_BOUND = 0.1
+"""With weights rounded to int8, of which every product is off by about a hundredth."""
+TF32_BOUND = _BOUNDS[torch.float16]
+"""With operands rounded to tf32, which has the mantissa of float16."""
+_UNWRITTEN = frozenset(
+    (
+        aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,
+        aten.new_empty_strided,
+    )
+)  # fmt: skip
+# These read only the shape of their first input.
+_OVERWRITES = frozenset(
+    (
+        aten.fill, aten.full_like, aten.new_full, aten.new_ones, aten.new_zeros, aten.ones_like,
+        aten.zero, aten.zeros_like,
+    )
+)  # fmt: skip
+_SHIFT = 1 / 64  # of the bound: by how much inputs are shifted to see how an output reacts
+_REACTIONS = 4.0  # an output may be off by this many times its reaction
+
+
+class CheckedCall(FirstCall):
+    """Runs ``call``; the first time also ``gm`` in eager, which stays if they differ."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        call: Callable[[list[Any]], list[Any]],
+        name: str,
+        *,
+        strict: bool,
+        failed: Callable[[Exception], None],
+        on_match: Callable[[], None] = lambda: None,
+        least_bound: float = 0.0,
+        platform: Platform | None = None,
+    ) -> None:
+        super().__init__(
+            partial(run_eager, gm), call, name, strict=strict, draws=may_draw(gm), failed=failed,
+            platform=platform,
+        )  # fmt: skip
+        self._on_match = on_match
+        self._bounds = [max(bound, least_bound) if bound else bound for bound in bounds_of(gm)]
+
+    def _first(self, args: list[Any]) -> Any:
+        eager, values = self._eager, list(args)
+        assert eager is not None
+        args.clear()
+        state = self._generators() if self._draws else None
+        with torch.no_grad():
+            got, error, after = self._compared(eager, values, state)
+        self._rewind(after)
+        if error is None:
+            self._settle()
+            self._on_match()
+        elif self._strict:
+            self._failed(error)
+            raise error
+        else:
+            self._give_up(error)
+        return got
+
+    def _compared(
+        self, eager: Eager, values: Sequence[Any], state: Generators | None
+    ) -> tuple[Any, Exception | None, Generators | None]:
+        """The compiled graph's results, or what is wrong with them and eager's; and what eager
+        draws next.
+
+        Results too large to lie beside eager's are compared in parts, both run once for each.
+        """
+        part, parts, kept = 0, 1, None
+        while True:
+            expected = eager(values)
+            after = self._generators() if self._draws else None
+            if part == 0:
+                parts = parts_for(values, expected)
+            known = kept or [None] * len(expected)
+            pairs = zip(expected, known, strict=True)
+            kept = [Kept.of(value, part, parts, before) for value, before in pairs]
+            del expected, pairs
+            self._rewind(state)
+            got, error = self._attempt(eager, values, kept, state)
+            part += 1
+            if error is None and part == parts:
+                return got, None, after
+            del got
+            self._rewind(state)
+            if error is not None:
+                whole = [k.value for k in kept] if parts == 1 else eager(values)
+                return whole, error, after
+            kept = [replace(k, value=None) for k in kept]
+
+    def _attempt(
+        self,
+        eager: Eager,
+        values: Sequence[Any],
+        expected: Sequence[Kept],
+        state: Generators | None,
+    ) -> tuple[Any, Exception | None]:
+        """The compiled graph's results, or what is wrong with them."""
+        try:
+            got = self._call(list(values))
+            return got, self._mismatch(eager, values, got, expected, state)
+        except Exception as err:
+            return None, err
+
+    def _mismatch(
+        self,
+        eager: Eager,
+        inputs: Sequence[Any],
+        got: Sequence[Any],
+        expected: Sequence[Kept],
+        state: Generators | None,
+    ) -> exc.ResultMismatch | None:
+        errors = differences(got, expected)
+        pairs = zip(errors, self._bounds, strict=True)
+        bad = [k for k, (e, bound) in enumerate(pairs) if not e <= bound]
+        if not bad:
+            return None
+        # Sums that cancel (the gradient of a bias before a normalisation) are noise in eager too.
+        self._rewind(state)
+        reactions = differences(eager([_shifted(v) for v in inputs]), expected)
+        for k in bad:
+            reaction = reactions[k] if reactions[k] < math.inf else 0.0
+            allowed = max(self._bounds[k], _REACTIONS * reaction)
+            if not errors[k] <= allowed:
+                return exc.ResultMismatch(self._name, k, errors[k], allowed)
+        return None
+
+
+def may_draw(gm: fx.GraphModule) -> bool:
+    """Whether a graph may use the random number generator."""
+    return any(_may_draw(n.target) for n in gm.graph.nodes if n.op == "call_function")
+
+
+def _may_draw(op: Any) -> bool:
+    """Whether an operator may use the random number generator; another thread may be using it."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return isinstance(op, torch._ops.OperatorBase)
+    return op.namespace != "aten" or _draws(op)
+
+
+def _draws(op: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def run_eager(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+    """The graph's outputs by its own operators."""
+    return list(gm.forward(*args))
+
+
+def bounds_of(gm: fx.GraphModule) -> list[float]:
+    """For every output of a graph, how far it may be off.
+
+    That is as far as the least precise float that it is computed from, and infinitely for memory
+    that nobody wrote: of the template of a dropout mask, which recomputation in the backward hands
+    from graph to graph, only the shape and strides mean anything.
+    """
+    loosest: dict[fx.Node, float] = {}
+    for node in gm.graph.nodes:
+        if _is_unwritten(node, loosest):
+            loosest[node] = math.inf
+            continue
+        values = tree_leaves(node.meta.get("val")) if node.op == "call_function" else ()
+        own = [_BOUNDS.get(v.dtype, 0.0) for v in values if isinstance(v, torch.Tensor)]
+        read = (loosest[a] for a in node.all_input_nodes)
+        loosest[node] = max([*own, *(b for b in read if b < math.inf)], default=0.0)
+    outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
+    return [loosest[o] if isinstance(o, fx.Node) else 0.0 for o in outputs]
+
+
+def _is_unwritten(node: fx.Node, bounds: Mapping[fx.Node, float]) -> bool:
+    """Whether elements of a value are, or are computed from, what memory held by chance."""
+    if node.op != "call_function":
+        return False
+    # Behind torch's operators that save or restore the generator stands the one that draws.
+    ops = [o for o in (node.target, *node.args) if isinstance(o, torch._ops.OpOverload)]
+    if any(o.overloadpacket in _UNWRITTEN for o in ops):
+        return True
+    if any(o.overloadpacket in _OVERWRITES or _draws(o) for o in ops):
+        return False
+    # A copy keeps nothing of what it writes to.
+    is_copy = any(o.overloadpacket is aten.copy for o in ops)
+    read = [node.args[1]] if is_copy else node.all_input_nodes
+    return any(bounds.get(a) == math.inf for a in read if isinstance(a, fx.Node))
+
+
+def _shifted(value: Any) -> Any:
+    """A tensor of floats with its elements off by a part of the bound, alternately up and down."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    if value.dtype not in _BOUNDS:
+        return value
+    step = max(_BOUNDS[value.dtype] * _SHIFT, torch.finfo(value.dtype).eps)
+    signs = torch.ones(value.shape, dtype=value.dtype, device=value.device)
+    signs.view(-1)[::2] = -1
+    return value * (1 + step * signs)

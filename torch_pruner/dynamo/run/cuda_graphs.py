@@ -1,0 +1,91 @@
+"""CUDA graphs by torch's own machinery: a call is recorded once, and then replayed.
+
+The one module that knows the private names of torch's cudagraph trees. Where a version of torch
+lacks them, or a graph cannot be recorded, there is a reason instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    import torch
+    from torch import fx
+
+    from torch_pruner.dynamo.run.build import BuiltGraph
+
+_log = logger(__name__)
+
+
+class NotRecordableError(Exception):
+    """Why a graph runs without CUDA graphs."""
+
+
+def replayed(
+    gm: fx.GraphModule,
+    built: BuiltGraph,
+    example_inputs: Sequence[Any],
+    *,
+    static: Collection[int],
+    kind: str,
+    device: torch.device,
+) -> Callable[[list[Any]], Any]:
+    """``built.call``, recorded at its second call and replayed from then on.
+
+    ``static`` are positions of inputs that stay where they are in memory. Replaying runs no Python,
+    so parameters that changed are packed anew before it, into the memory that was recorded. Raises
+    ``NotRecordableError``.
+    """
+    if device.type != "cuda":
+        raise NotRecordableError(f"CUDA graphs are for GPUs, and the graph runs on {device}")
+    if kind != "inference":
+        raise NotRecordableError("graphs of training are not recorded yet")
+    try:
+        from torch._dynamo.backends.cudagraphs import (
+            check_for_skip,
+            find_input_mutations,
+            get_stack_traces,
+        )
+        from torch._inductor.cudagraph_trees import cudagraphify_impl
+        from torch._inductor.cudagraph_utils import get_placeholder_info
+    except ImportError as err:  # another version of torch
+        raise NotRecordableError(f"this version of torch has them elsewhere: {err}") from err
+    if why := check_for_skip(gm, 0):
+        raise NotRecordableError(" ".join(str(why).split()))
+    for region in built.regions:
+        region.call.static.stay()
+    recorded = cudagraphify_impl(
+        built.call,
+        list(example_inputs),
+        sorted(static),
+        device_index=device.index,
+        is_backward=False,
+        is_inference=True,
+        stack_traces=get_stack_traces(gm),
+        placeholders=get_placeholder_info(gm.graph),
+        mutated_input_idxs=find_input_mutations(gm.graph),
+    )
+
+    def call(args: list[Any]) -> Any:
+        for region in built.regions:
+            values: list[Any] = [args[k] if k < len(args) else None for k in region.reads]
+            region.call.static.current(values)
+        return recorded(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def recorded_or_not(
+    gm: fx.GraphModule, built: BuiltGraph, example_inputs: Sequence[Any], name: str, **where: Any
+) -> Callable[[list[Any]], Any]:
+    """``replayed``, or the call as it is and a line in the log that says why."""
+    try:
+        return replayed(gm, built, example_inputs, **where)
+    except NotRecordableError as why:
+        _log.info("%s is not recorded as a CUDA graph: %s", name, why)
+        return built.call

@@ -1,0 +1,235 @@
+"""From an ATen graph, or one that was kept as bytes, to the call that runs it and was compared."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from torch_pruner import exc, log
+from torch_pruner import fork_locks as forking
+from torch_pruner.compiler.remembered import captured, verdicts
+from torch_pruner.config import OPTIONS, Config
+from torch_pruner.dynamo import reports
+from torch_pruner.dynamo.capture import torch_cache
+from torch_pruner.dynamo.capture.torch_cache import SavedCall
+from torch_pruner.dynamo.devices import device_of, platform_of
+from torch_pruner.dynamo.lower import activations
+from torch_pruner.dynamo.lower import serialization as saved
+from torch_pruner.dynamo.lower.program import describe
+from torch_pruner.dynamo.run import cuda_graphs
+from torch_pruner.dynamo.run import forked_threads as forked
+from torch_pruner.dynamo.run.build import build_graph
+from torch_pruner.dynamo.run.checked import INT8_BOUND, TF32_BOUND, CheckedCall, may_draw, run_eager
+from torch_pruner.dynamo.run.first_call import FirstCall
+from torch_pruner.log import PhaseTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import fx
+
+    from torch_pruner.compiler.driver import Compiler
+    from torch_pruner.dynamo.capture.aot_metadata import Ends
+    from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.dynamo.run.build import BuiltGraph
+
+_counter = itertools.count()
+_compile_lock = forking.rlock()
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def next_name() -> str:
+    """Of a Dynamo graph, in logs and reports."""
+    return f"graph{next(_counter)}"
+
+
+def outputs(gm: fx.GraphModule) -> Sequence[Any]:
+    return cast("Sequence[Any]", gm.graph.output_node().args[0])
+
+
+def label_of(name: str, kind: str) -> str:
+    return name if kind == "inference" else f"{name}.{kind}"
+
+
+def one_at_a_time(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Two compilations at once would disturb each other's timing."""
+
+    @functools.wraps(function)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> Result:
+        with _compile_lock:
+            return function(*args, **kwargs)
+
+    return locked
+
+
+@one_at_a_time
+def build(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    ends: Ends,
+    config: Config,
+    label: str,
+    timer: PhaseTimer,
+    described: str | None = None,
+) -> SavedCall:
+    """The call of an ATen graph. ``described``: under which name to keep what was captured."""
+    kind, static, mutated = ends.kind, ends.static, ends.mutated
+    if not outputs(gm):
+        return SavedCall(why="an empty graph", kind=kind, call=boxed(gm))
+    platform = platform_of(device_of(gm), config)
+    compiler = platform.compiler(config, timer)
+    if kind == "backward":
+        activations.adopt(gm, example_inputs)
+    with timer.phase("lower"):
+        program = describe(
+            gm, static=static, mutated=mutated, loose=ends.loose, device=platform.device,
+            dtypes=platform.dtypes,
+        )  # fmt: skip
+        built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
+    if ends.loose:
+        activations.report(outputs(gm))
+    reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
+    if platform.builds_only:
+        return SavedCall(why="a graph for a card that is not at hand", kind=kind, call=boxed(gm))
+    call: Callable[[list[Any]], Any] = built.call
+    if config.cuda_graphs:
+        where = {"static": static, "kind": kind, "device": platform.device}
+        call = cuda_graphs.recorded_or_not(gm, built, example_inputs, label, **where)
+    result = SavedCall(kind=kind, settings=json.dumps(_settings(config)), call=call)
+    try:
+        if call is not built.call:
+            raise saved.UnsavableError("a call that is replayed as a CUDA graph")
+        result.blob = saved.dumps(program, _identity(gm))
+        if described and ends.plain:
+            captured.keep(compiler, described, result.blob, label)
+    except saved.UnsavableError as err:
+        result.why = str(err)
+    if built.compiled:
+        result.call = _compared(gm, call, result.blob, built, compiler, platform, config, label)
+    return result
+
+
+def _compared(
+    gm: fx.GraphModule,
+    call: Callable[[list[Any]], Any],
+    blob: bytes | None,
+    built: BuiltGraph,
+    compiler: Compiler,
+    platform: Platform,
+    config: Config,
+    label: str,
+) -> Callable[[list[Any]], Any]:
+    """The call that compares its first result with eager's, unless that was done already.
+
+    Eager takes over if the first call fails.
+    """
+    # Once is once: a process before this one may have compared it, with the same kernels.
+    proof = blob and _proof(blob)
+    known = proof is not None and verdicts.remembered(compiler, proof, built.compiled)
+    if known or config.check != "first-call":
+        return FirstCall(
+            partial(run_eager, gm), call, label, strict=config.strict, draws=may_draw(gm),
+            failed=lambda err: reports.failed(label, f"{type(err).__name__}: {err}"),
+            platform=platform,
+        )  # fmt: skip
+
+    def failed(error: Exception) -> None:
+        if not isinstance(error, exc.ResultMismatch):
+            reports.failed(label, f"its first call failed: {type(error).__name__}: {error}")
+            return
+        for compiled in built.compiled:
+            for task in compiled.tasks:
+                compiler.store.drop_kernel(compiler.context.kernel_key(task.workload))
+        reports.failed(label, "its first result differed from eager's")
+
+    def confirm() -> None:
+        if proof is not None:
+            verdicts.remember(compiler, proof, built.compiled, label)
+
+    least = INT8_BOUND if config.int8_weights else TF32_BOUND if compiler.tf32 else 0.0
+    return CheckedCall(
+        gm, call, label, strict=config.strict, failed=failed, on_match=confirm,
+        platform=platform, least_bound=least,
+    )  # fmt: skip
+
+
+@one_at_a_time
+def restored(
+    given: SavedCall, *, config: Config, name: str, timer: PhaseTimer
+) -> Callable[[list[Any]], list[Any]]:
+    """The call of a graph that torch kept, with the kernels that the store has now.
+
+    Raises ``NotUsableError`` if its results were never compared with eager's, with these kernels.
+    """
+    assert given.blob is not None
+    label = label_of(name, given.kind)
+    with timer.phase("lower"):
+        program = saved.loads(given.blob)
+        platform = platform_of(program.device, config)
+        compiler = platform.compiler(config, timer)
+        # New kernels have to be compared with eager, for which there has to be a graph.
+        asked = config.check == "first-call"
+        compiler.may_tune = not asked
+        try:
+            built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
+        except exc.CacheMiss as err:
+            if asked:
+                raise torch_cache.NotUsableError(str(err)) from err
+            raise
+    compared = asked and built.compiled
+    if compared and not verdicts.remembered(compiler, _proof(given.blob), built.compiled):
+        raise torch_cache.NotUsableError(f"{label} was not compared with eager yet")
+    reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
+    return built.call
+
+
+def _proof(blob: bytes) -> bytes:
+    """What a comparison with eager is about: a program, and our own code that runs it."""
+    return saved.version().encode() + blob
+
+
+def _restored_alone(given: SavedCall) -> Callable[[list[Any]], list[Any]]:
+    """The same where torch loads a graph of ``aot_compile`` and nobody compiles anything.
+
+    There is no graph to compare with, and no other way to run it: nothing is checked.
+    """
+    forked.watch()
+    config = Config.from_options(None, {**json.loads(given.settings), "check": "off"})
+    log.configure(config.log)
+    return restored(given, config=config, name=next_name(), timer=PhaseTimer())
+
+
+torch_cache.set_default(_restored_alone)
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """The options that differ from their defaults and mean the same on another machine."""
+    local = ("cache_dir", "debug_dir", "tracker", "executor", "progress")
+    default = Config()
+    return {
+        name: getattr(config, name)
+        for name in OPTIONS
+        if name not in local and getattr(config, name) != getattr(default, name)
+    }
+
+
+def _identity(gm: fx.GraphModule) -> str:
+    """A digest of an ATen graph and of what goes in."""
+    inputs = [str(n.meta.get("val")) for n in gm.graph.find_nodes(op="placeholder")]
+    return hashlib.sha256("\n".join([gm.code, *inputs]).encode()).hexdigest()
+
+
+def boxed(gm: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    def call(args: list[Any]) -> list[Any]:
+        values = list(args)
+        args.clear()
+        return run_eager(gm, values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

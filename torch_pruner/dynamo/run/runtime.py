@@ -1,0 +1,267 @@
+"""Calls at run time: fill the address table, run the program, hand back torch's own tensors.
+
+Nothing here looks anything up, logs, or reads the environment; the only lock is taken when a
+parameter changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
+from torch_pruner.dynamo.lower.tensors import DTYPES, takeable
+from torch_pruner.dynamo.run.static import Snapshot, StaticInputs, picker
+from torch_pruner.dynamo.run.vendor import run_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.dynamo.lower.tensors import TensorSpec
+    from torch_pruner.graph.memory import Place
+
+
+KEEPS_WORKSPACE = ("cpu",)
+
+
+class _Local(threading.local):
+    """What each calling thread has for itself: an address table and, on the CPU, a workspace.
+
+    On other devices the workspace is allocated for each call: torch's allocator knows which stream
+    uses it, and takes it from the pool of a graph that is being captured.
+    """
+
+    table: Any = None
+    address: int = 0
+    workspace: torch.Tensor | None = None
+    snapshot: Snapshot | None = None
+
+
+class RegionCall:
+    """One compiled region as a function of a list of tensors. Thread safe."""
+
+    def __init__(
+        self,
+        name: str,
+        compiled: CompiledGraph,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        static: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.name = f"## Call PrunerGraph {name} ##"
+        self.compiled = compiled
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        orders = [s.order for s in inputs]
+        self.static = StaticInputs(compiled, len(inputs), static, orders, device)
+        varying = set(range(len(inputs))) - set(static)
+        plan = compiled.plan
+        self._dynamic = tuple(
+            (k, s.index, self._inputs[s.index].kernel_strides)
+            for k, s in enumerate(plan.slots)
+            if s.kind == "input" and s.index in varying
+        )
+        self._made = tuple(
+            (j, k, self._outputs[j].shape, self._outputs[j].kernel_strides, self._outputs[j].dtype)
+            for k, s in enumerate(plan.slots)
+            if s.kind == "output"
+            for j in (s.index,)
+        )
+        made = {j for j, *_ in self._made}
+        self._copies = tuple((j, self._source(j)) for j in range(len(outputs)) if j not in made)
+        self._restride = tuple(j for j in range(len(outputs)) if not self._outputs[j].dense)
+        self._workspace_slot = next(k for k, s in enumerate(plan.slots) if s.kind == "workspace")
+        self._local = _Local()
+        self._simple = all(not isinstance(s, LibraryCall) for s in compiled.steps)
+        self._keeps_workspace = device.type in KEEPS_WORKSPACE
+
+    def _source(self, j: int) -> tuple[str, int]:
+        """Where an output that no kernel writes comes from: an "input", what was "prepared" from
+        parameters, or another "output"; and which one."""
+        slot = self.compiled.plan.slots[self.compiled.plan.outputs[j]]
+        assert slot.kind in ("input", "output"), slot
+        if slot.kind == "input" and slot.index >= len(self._inputs):
+            return ("prepared", slot.index - len(self._inputs))
+        return (slot.kind, slot.index)
+
+    def _start_thread(self) -> _Local:
+        local = self._local
+        plan = self.compiled.plan
+        local.table = (ctypes.c_int64 * len(plan.slots))()
+        local.address = ctypes.addressof(local.table)
+        local.snapshot = None
+        self._take_workspace(local)
+        return local
+
+    def _take_workspace(self, local: _Local) -> None:
+        size = max(self.compiled.plan.workspace_bytes, 1)
+        local.workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
+        local.table[self._workspace_slot] = local.workspace.data_ptr()
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        local = self._local
+        if local.table is None:
+            local = self._start_thread()
+        elif not self._keeps_workspace:
+            self._take_workspace(local)
+        table = local.table
+        snapshot = self.static.current(inputs)
+        if snapshot is not local.snapshot:
+            for slot, address in snapshot.table:
+                table[slot] = address
+            local.snapshot = snapshot
+        held = []  # copies of inputs stay alive until the program is done
+        for slot, i, strides in self._dynamic:
+            tensor = inputs[i]
+            address = tensor.data_ptr()
+            if not address or address & 63 or tensor.stride() != strides:
+                tensor = takeable(tensor, strides)
+                held.append(tensor)
+                address = tensor.data_ptr()
+            table[slot] = address
+        results: list[Any] = [None] * len(self._outputs)
+        for j, slot, shape, strides, dtype in self._made:
+            out = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            results[j] = out
+            table[slot] = out.data_ptr()
+        if self._simple:
+            for entry in self.compiled.steps:
+                entry(local.address)  # type: ignore[operator]
+        else:
+            self._run_steps(local, inputs, results)
+        if self._copies or self._restride:
+            self._finish(snapshot, inputs, results)
+        if not self._keeps_workspace:
+            local.workspace = None
+        return results
+
+    def _run_steps(self, local: _Local, inputs: Sequence[torch.Tensor], results: list[Any]) -> None:
+        for step in self.compiled.steps:
+            if isinstance(step, LibraryCall):
+                operands = [
+                    self._tensor(
+                        local,
+                        p,
+                        inputs,
+                        results,
+                        step.spec.nodes[i].shape,
+                        step.spec.nodes[i].dtype,
+                    )
+                    for p, i in zip(step.inputs, step.spec.inputs, strict=True)
+                ]
+                values = run_spec(step.spec, operands)
+                for p, o, value in zip(step.outputs, step.spec.outputs, values, strict=True):
+                    node = step.spec.nodes[o]
+                    self._tensor(local, p, inputs, results, node.shape, node.dtype).copy_(value)
+            else:
+                step(local.address)
+
+    def _tensor(
+        self,
+        local: _Local,
+        place: Place,
+        inputs: Sequence[torch.Tensor],
+        results: list[Any],
+        shape: tuple[int, ...],
+        dtype: str,
+    ) -> torch.Tensor:
+        """The buffer at ``place`` as a dense tensor of ``shape`` (memory order)."""
+        slot = self.compiled.plan.slots[place.slot]
+        if slot.kind == "workspace":
+            assert local.workspace is not None
+            count = 1
+            for d in shape:
+                count *= d
+            nbytes = count * DTYPES[dtype].itemsize
+            return (
+                local.workspace[place.offset : place.offset + nbytes]
+                .view(DTYPES[dtype])
+                .view(shape)
+            )
+        if slot.kind == "output":
+            spec, tensor = self._outputs[slot.index], results[slot.index]
+            return tensor.permute(spec.order)  # type: ignore[no-any-return]
+        if slot.index < len(self._inputs):
+            spec = self._inputs[slot.index]
+            return takeable(inputs[slot.index].detach(), spec.kernel_strides).permute(spec.order)
+        assert local.snapshot is not None
+        prepared = local.snapshot.prepared[slot.index - len(self._inputs)]
+        assert prepared is not None
+        return prepared
+
+    def _finish(
+        self, snapshot: Snapshot, inputs: Sequence[torch.Tensor], results: list[Any]
+    ) -> None:
+        values = {"input": inputs, "output": results, "prepared": snapshot.prepared}
+        for j, (kind, index) in self._copies:
+            source = values[kind][index]
+            assert source is not None, "a prepared value that only its packed copy holds"
+            spec = self._outputs[j]
+            results[j] = self._new(spec).copy_(source)
+        for j in self._restride:
+            spec = self._outputs[j]
+            if results[j].stride() != spec.strides:
+                results[j] = self._new(spec).copy_(results[j])
+
+    def _new(self, spec: TensorSpec) -> torch.Tensor:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)
+
+
+Step = tuple[
+    Callable[[list[Any]], Sequence[Any]], tuple[int, ...], tuple[int, ...], tuple[int, ...]
+]
+
+
+class GraphCall:
+    """A captured graph as steps over numbered values; a boxed callable, as AOTAutograd wants it."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        n_values: int,
+        constants: Mapping[int, Any],
+        outputs: Sequence[tuple[int, Any]],
+    ) -> None:
+        """``outputs``: the number of a value and None, or -1 and a constant."""
+        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        self._boxed_call = True
+        # Hundreds of parameters pass through here at every call: no loop of Python's over them, and
+        # what the last step used is dropped with the list of values.
+        self._steps = tuple(
+            (run, picker(reads), writes, dead if k < len(steps) - 1 else ())
+            for k, (run, reads, writes, dead) in enumerate(steps)
+        )
+        self._n_values = n_values
+        self._constants = tuple(constants.items())
+        self._outputs = tuple(outputs)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        values: list[Any] = [*args, *(None,) * (self._n_values - len(args))]
+        if isinstance(args, list):
+            args.clear()
+        for index, constant in self._constants:
+            values[index] = constant
+        for run, pick, writes, dead in self._steps:
+            for index, value in zip(writes, run(list(pick(values))), strict=True):
+                values[index] = value
+            for index in dead:
+                values[index] = None
+        return [values[index] if index >= 0 else constant for index, constant in self._outputs]
+
+
+def profiled(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` under a name that ``torch.profiler`` shows; one attribute read when none is on."""
+    profiler = torch.autograd.profiler
+
+    def call(inputs: list[Any]) -> Any:
+        if profiler._is_profiler_enabled:
+            with torch._C._profiler._RecordFunctionFast(name):
+                return run(inputs)
+        return run(inputs)
+
+    return call

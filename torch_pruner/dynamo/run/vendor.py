@@ -1,0 +1,180 @@
+"""Kernel graphs run through ATen: the vendor's kernels as candidates, and what they take."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_pruner.dynamo.lower.tensors import DTYPES
+from torch_pruner.graph.ir import Graph, Node, const_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "exp2": torch.exp2,
+    "expm1": torch.expm1, "log": torch.log, "log2": torch.log2, "log1p": torch.log1p,
+    "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "sin": torch.sin,
+    "cos": torch.cos, "tanh": torch.tanh, "erf": torch.erf, "erfc": torch.erfc,
+    "sigmoid": torch.sigmoid, "relu": torch.relu, "floor": torch.floor, "ceil": torch.ceil,
+    "trunc": torch.trunc, "round": torch.round, "logical_not": torch.logical_not,
+}  # fmt: skip
+_BINARY: dict[str, Callable[[Any, Any], torch.Tensor]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow,
+    "maximum": torch.maximum, "minimum": torch.minimum, "eq": torch.eq, "ne": torch.ne,
+    "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
+    "logical_and": torch.logical_and, "logical_or": torch.logical_or,
+}  # fmt: skip
+
+# As in ``tuner.measure``: copies of the weights fill this much, and are at most so many.
+FLUSH_BYTES, MAX_COPIES = 32 << 20, 128
+
+
+def runs(spec: Graph) -> bool:
+    """Whether ``run_spec`` knows every operator of ``spec``. ATen multiplies equal dtypes only."""
+    known = {
+        *_UNARY,
+        *_BINARY,
+        "input",
+        "const",
+        "cast",
+        "where",
+        "matmul",
+        "conv",
+        "conv_transpose",
+    }
+    return all(
+        n.op in known or n.op in ("reshape", "permute", "broadcast", "slice") for n in spec.nodes
+    ) and not any(
+        spec.nodes[n.inputs[0]].dtype != spec.nodes[n.inputs[1]].dtype
+        for n in spec.nodes
+        if n.op in ("matmul", "conv", "conv_transpose")
+    )
+
+
+@torch.no_grad()
+def run_spec(spec: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of a kernel graph for which ``runs`` holds, on tensors of the inputs' shapes."""
+    values: list[torch.Tensor] = []
+    for node in spec.nodes:
+        values.append(_evaluate(node, [values[i] for i in node.inputs], inputs))
+    return [values[o] for o in spec.outputs]
+
+
+def _evaluate(node: Node, args: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    op = node.op
+    if op == "input":
+        index: int = node.attr("index")
+        return inputs[index]
+    if op == "const":
+        return torch.scalar_tensor(const_value(node), dtype=DTYPES[node.dtype])
+    if op in _UNARY:
+        return _UNARY[op](args[0])
+    if op in _BINARY:
+        return _BINARY[op](args[0], args[1])
+    if op == "cast":
+        return args[0].to(DTYPES[node.dtype])
+    if op == "where":
+        return torch.where(args[0], args[1], args[2])
+    if op == "reshape":
+        return args[0].reshape(node.shape)
+    if op == "permute":
+        return args[0].permute(node.attr("perm"))
+    if op == "broadcast":
+        return args[0].expand(node.shape)
+    if op == "slice":
+        spans = zip(node.attr("starts"), node.attr("steps"), node.shape, strict=True)
+        return args[0][tuple(slice(a, a + h * (n - 1) + 1, h) for a, h, n in spans)]
+    return _contract(node, args)
+
+
+def _contract(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
+    if node.op == "matmul":
+        return torch.matmul(args[0], args[1])
+    x, w = args
+    rank = x.dim() - 2
+    stride, dilation = list(node.attr("stride")), list(node.attr("dilation"))
+    lo, groups = list(node.attr("lo")), node.attr("groups")
+    if node.op == "conv":
+        hi = list(node.attr("hi"))
+        if lo != hi:
+            pads = [p for pair in zip(reversed(lo), reversed(hi), strict=True) for p in pair]
+            x, lo = torch.nn.functional.pad(x, pads), [0] * rank
+        return torch.convolution(x, w, None, stride, lo, dilation, False, [0] * rank, groups)
+    extra = [
+        o - ((i - 1) * s - 2 * p + d * (k - 1) + 1)
+        for o, i, s, p, d, k in zip(
+            node.shape[2:], x.shape[2:], stride, lo, dilation, w.shape[2:], strict=True
+        )
+    ]
+    return torch.convolution(x, w, None, stride, lo, dilation, True, extra, groups)
+
+
+class AtenVendor:
+    """ATen on this process's threads, or on a GPU, timed on random data."""
+
+    def __init__(self, rounds: int = 5, device: torch.device | None = None) -> None:
+        self._rounds = rounds
+        self._device = device or torch.device("cpu")
+
+    def latency_s(self, spec: Graph) -> float | None:
+        """Median seconds of one call, or None when the graph holds an unmapped operator."""
+        if not runs(spec):
+            return None
+        # AOTAutograd compiles under its fake mode, in which nothing is computed, at once.
+        with _disable_current_modes(), torch.inference_mode():
+            return self._timed(spec)
+
+    def _timed(self, spec: Graph) -> float:
+        generator = torch.Generator().manual_seed(0)
+        operands = []
+        for i in spec.inputs:
+            node = spec.nodes[i]
+            dtype = DTYPES[node.dtype]
+            if dtype.is_floating_point:
+                operands.append(
+                    torch.randn(node.shape, generator=generator, dtype=torch.float32).to(dtype)
+                )
+            else:
+                operands.append(torch.zeros(node.shape, dtype=dtype))
+        operands = [t.to(self._device) for t in operands]
+        rows = _rotated(operands, [bool(spec.nodes[i].attr("static")) for i in spec.inputs])
+        clock = _device_seconds if self._device.type == "cuda" else _host_seconds
+        run_spec(spec, rows[0])
+        times = [
+            clock(lambda k=k: run_spec(spec, rows[(k + 1) % len(rows)]))  # type: ignore[misc]
+            for k in range(max(self._rounds, len(rows)))
+        ]
+        return statistics.median(times)
+
+
+def _host_seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _device_seconds(call: Callable[[], object]) -> float:
+    """By events on the current stream: what the device takes, waiting for launches included."""
+    event: Any = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _rotated(operands: list[torch.Tensor], static: Sequence[bool]) -> list[list[torch.Tensor]]:
+    """The operands of calls in turn: weights come from memory, as those of our kernels do."""
+    weights = sum(t.nbytes for t, s in zip(operands, static, strict=True) if s)
+    copies = min(MAX_COPIES, -(-FLUSH_BYTES // weights)) if weights else 1
+    others = (
+        [t.clone() if s else t for t, s in zip(operands, static, strict=True)]
+        for _ in range(copies - 1)
+    )
+    return [operands, *others]

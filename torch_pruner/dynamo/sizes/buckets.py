@@ -1,0 +1,283 @@
+"""A size that came for the first time, in kernels for a larger one.
+
+Compiling a size takes seconds, and sizes may come once. So where a graph was compiled for a larger
+size, the smaller one runs in a program for both (``graph/bucket.py``): inputs are padded, sums are
+masked, results are cut. That program is compiled once for the larger size; every smaller one that
+comes is captured (a tenth of a second) and compared with it, operator by operator, before it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_pruner import exc
+from torch_pruner.compiler import kernels
+from torch_pruner.dynamo import reports
+from torch_pruner.dynamo.devices import device_of, platform_of
+from torch_pruner.dynamo.lower.bounds import guarded
+from torch_pruner.dynamo.lower.program import Program, RegionStep, Step, describe
+from torch_pruner.dynamo.lower.tensors import TensorSpec
+from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion, built_region, eager_call
+from torch_pruner.dynamo.run.checked import INT8_BOUND, CheckedCall, run_eager
+from torch_pruner.dynamo.run.first_call import FirstCall
+from torch_pruner.dynamo.run.graphs import one_at_a_time
+from torch_pruner.dynamo.run.runtime import GraphCall
+from torch_pruner.dynamo.sizes import symbolic as sizes
+from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError, bucketed
+from torch_pruner.log import PhaseTimer, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import fx
+
+    from torch_pruner.config import Config
+    from torch_pruner.dynamo.capture.aot_metadata import Ends
+    from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.dynamo.run import runtime
+    from torch_pruner.dynamo.sizes.sized_call import Call
+
+    Run = Callable[[list[Any]], Sequence[Any]]
+
+__all__ = ["Buckets", "PaddedRegion"]
+
+log = logger(__name__)
+MOST_PROGRAMS = 8  # programs for several sizes that a graph has
+MOST_REFUSED = 3  # times that sizes are compared without success
+COUNT = getattr(torch, COUNT_DTYPE)
+
+
+class Buckets:
+    """Of one graph of symbolic sizes: the programs that compute smaller sizes than their own.
+
+    ``config`` says how their kernels are chosen. Not safe for several threads: its caller is.
+    """
+
+    def __init__(self, gm: fx.GraphModule, ends: Ends, config: Config, label: str) -> None:
+        self._gm, self._ends, self._config, self._label = gm, ends, config, label
+        self._large: dict[tuple[Any, ...], Program] = {}  # by the sizes of the arguments
+        self._runs: dict[tuple[Any, ...], list[Run]] = {}
+        self._latest: tuple[Any, fx.GraphModule, Program] | None = None
+        self._refused = 0
+
+    @functools.cached_property
+    def _platform(self) -> Platform:
+        return platform_of(device_of(self._gm), self._config)
+
+    @property
+    def _usable(self) -> bool:
+        # What leaves a forward for its backward, and inputs that are written, are not cut.
+        plain = self._ends.kind == "inference" and not self._ends.mutated
+        return plain and self._refused < MOST_REFUSED and not self._platform.builds_only
+
+    def call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> Call | None:
+        """A call for sizes as those of ``args`` in the program for those of ``large``.
+
+        None where there is none: the graph does not allow it, or has enough of such programs.
+        ``text`` names the larger sizes.
+        """
+        if not self._usable:
+            return None
+        self._refused += 1  # unless it succeeds, whatever goes wrong
+        try:
+            found = self._call(args, large, text)
+        except (NotAlikeError, exc.CacheMiss) as err:
+            log.debug("sizes of %s are not computed at larger ones: %s", self._label, err)
+            return None
+        self._refused -= 1
+        return found
+
+    def ready(self, args: Sequence[Any]) -> bool:
+        """Whether the cache has the kernels for sizes as those of ``args``."""
+        if not self._usable:
+            return False
+        compiler = self._platform.compiler(self._config, PhaseTimer())
+        regions = self._captured(args)[1].regions
+        for region in regions:
+            orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
+            tasks = compiler.lower(region.graph, *orders).tasks
+            found = kernels.look_up(tasks, compiler.config, compiler.store, compiler.context)
+            if len(found) < len(tasks):
+                return False
+        return bool(regions)
+
+    @one_at_a_time
+    def _call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> Call | None:
+        (graph, small), wide = self._captured(args), self._known(large)
+        name = f"{self._label}[..{text}]"
+        if _wiring(small) != _wiring(wide) or not small.regions:
+            raise NotAlikeError("programs of different steps")
+        buckets = [
+            bucketed(a.graph, b.graph) for a, b in zip(wide.regions, small.regions, strict=True)
+        ]
+        key = (_key(large), *(bucket.graph.digest() for bucket in buckets))
+        new = key not in self._runs
+        if new:
+            if len(self._runs) >= MOST_PROGRAMS:
+                return None
+            self._runs[key] = self._compiled(buckets, wide, name)
+        call = self._joined(buckets, self._runs[key], wide, small)
+
+        def failed(_: Exception) -> None:
+            self._refused = MOST_REFUSED
+
+        if not new or self._config.check != "first-call":
+            return FirstCall(
+                functools.partial(run_eager, graph), call, name, strict=self._config.strict,
+                failed=failed, platform=self._platform,
+            )  # fmt: skip
+        return CheckedCall(
+            graph, call, name, strict=self._config.strict, failed=failed,
+            platform=self._platform, least_bound=INT8_BOUND if self._config.int8_weights else 0.0,
+        )  # fmt: skip
+
+    def _joined(
+        self, buckets: Sequence[Bucket], runs: Sequence[Run], wide: Program, small: Program
+    ) -> GraphCall:
+        """The small program with its regions computed by ``runs``."""
+        steps: list[runtime.Step] = []
+        regions = zip(buckets, runs, wide.regions, strict=True)
+        for step in small.steps:
+            run: Run
+            if isinstance(step.does, RegionStep):
+                bucket, inner, large = next(regions)
+                counts = [
+                    torch.tensor(n, dtype=COUNT, device=small.device) for _, n in bucket.counts
+                ]
+                checks = step.does.checks if self._platform.checks_indices else ()
+                padding = PaddedRegion(inner, large, step.does, counts)
+                run = guarded(padding, checks, step.does.flags)
+            else:
+                run = eager_call(step.does, self._config.fallback)
+            steps.append((run, step.reads, step.writes, step.dead))
+        return GraphCall(steps, small.n_values, small.constants, small.outputs)
+
+    def _captured(self, args: Sequence[Any]) -> tuple[fx.GraphModule, Program]:
+        """The graph for these sizes, and it as a program; the last one is kept."""
+        key = _key(args)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, *self._described(args)
+        return self._latest[1:]
+
+    def _described(self, args: Sequence[Any]) -> tuple[fx.GraphModule, Program]:
+        graph, ends = sizes.with_sizes(self._gm, args), self._ends
+        device, dtypes = self._platform.device, self._platform.dtypes
+        return graph, describe(
+            graph, static=ends.static, loose=ends.loose, device=device, dtypes=dtypes
+        )
+
+    def _known(self, large: Sequence[Any]) -> Program:
+        key = _key(large)
+        if key not in self._large:
+            self._large[key] = self._described(large)[1]
+        return self._large[key]
+
+    def _compiled(self, buckets: Sequence[Bucket], wide: Program, name: str) -> list[Run]:
+        """Every region of ``wide`` with its bucket's graph in place of its own."""
+        timer = PhaseTimer()
+        compiler = self._platform.compiler(self._config, timer)
+        count = TensorSpec.make((), (), COUNT)
+        runs: list[Run] = []
+        steps, built, left = list[Step](), list[BuiltRegion](), iter(buckets)
+        for step in wide.steps:
+            does = step.does
+            if isinstance(does, RegionStep):
+                bucket = next(left)
+                inputs = (*does.inputs, *(count,) * len(bucket.counts))
+                does = replace(does, graph=bucket.graph, inputs=inputs, checks=(), flags=())
+                run, region = built_region(does, compiler, self._platform, f"{name}.{len(runs)}")
+                runs.append(run)
+                built.append(BuiltRegion(region, step.reads))
+            steps.append(replace(step, does=does))
+        program = replace(wide, steps=tuple(steps))
+        call = GraphCall((), program.n_values, {}, ())  # never called: what it does is reported
+        graph = BuiltGraph(call, program, tuple(built))
+        reports.add(graph.report(name, dict(timer.seconds), compiler.tunings))
+        return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Pad:
+    """An input of a region that is padded: its number, and what it becomes."""
+
+    input: int
+    spec: TensorSpec
+    axes: tuple[tuple[int, int], ...]  # which are longer, and how long they are
+
+
+class PaddedRegion:
+    """A region at one size as a function of its inputs, by the region of a larger one."""
+
+    def __init__(
+        self, run: Run, large: RegionStep, small: RegionStep, counts: Sequence[torch.Tensor]
+    ) -> None:
+        """``counts`` are the inputs that ``run`` has besides those of ``large``."""
+        self._run, self._counts = run, tuple(counts)
+        self._pads = tuple(
+            _Pad(i, new, _longer(new, old))
+            for i, (new, old) in enumerate(zip(large.inputs, small.inputs, strict=True))
+            if new.shape != old.shape
+        )
+        self._cuts = tuple(zip(large.outputs, small.outputs, strict=True))
+
+    def __call__(self, inputs: list[Any]) -> list[torch.Tensor]:
+        given = [*inputs, *self._counts]
+        for pad in self._pads:
+            given[pad.input] = padded(given[pad.input], pad.spec, pad.axes)
+        made = self._run(given)
+        return [_cut(m, old, new) for m, (old, new) in zip(made, self._cuts, strict=True)]
+
+
+def padded(tensor: torch.Tensor, spec: TensorSpec, axes: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """``tensor`` in the first elements of a larger one; others repeat the last along each axis.
+
+    What is repeated is as finite as what counts, and a valid index where that is one.
+    """
+    large = torch.empty_strided(
+        spec.shape, spec.kernel_strides, dtype=spec.dtype, device=tensor.device
+    )
+    inner = large
+    for axis, size in axes:
+        inner = inner.narrow(axis, 0, size)
+    inner.copy_(tensor.detach())
+    for k, (axis, size) in enumerate(axes):
+        part = large
+        for other, length in axes[k + 1 :]:
+            part = part.narrow(other, 0, length)
+        rest = spec.shape[axis] - size
+        part.narrow(axis, size, rest).copy_(part.narrow(axis, size - 1, 1))
+    return large
+
+
+def _longer(new: TensorSpec, old: TensorSpec) -> tuple[tuple[int, int], ...]:
+    pairs = enumerate(zip(new.shape, old.shape, strict=True))
+    return tuple((axis, small) for axis, (large, small) in pairs if large != small)
+
+
+def _cut(made: torch.Tensor, old: TensorSpec, new: TensorSpec) -> torch.Tensor:
+    """What counts of a result, as eager lays it out."""
+    if old.shape == new.shape:
+        return made
+    for axis, size in enumerate(new.shape):
+        made = made.narrow(axis, 0, size)
+    pairs = zip(new.shape, made.stride(), new.strides, strict=True)
+    wasteful = math.prod(old.shape) > 2 * math.prod(new.shape)  # to keep alive for a view of it
+    if not wasteful and all(size == 1 or mine == wanted for size, mine, wanted in pairs):
+        return made.as_strided(new.shape, new.strides)
+    result = torch.empty_strided(new.shape, new.strides, dtype=new.dtype, device=made.device)
+    return result.copy_(made)
+
+
+def _wiring(program: Program) -> tuple[Any, ...]:
+    """Which steps a program has, and which values they and it read, write and return."""
+    steps = tuple((isinstance(s.does, RegionStep), s.reads, s.writes) for s in program.steps)
+    return steps, tuple(number for number, _ in program.outputs)
+
+
+def _key(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(getattr(a, "shape", a) for a in args)

@@ -1,0 +1,139 @@
+"""The kernel families, in order: the only place that lists them.
+
+A new family is a folder (or a file) with a ``FAMILY`` and its name below. Where several match a
+task, all of their spaces are searched; the order decides between kernels that are as fast as each
+other.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch_pruner.families.base import Family
+    from torch_pruner.families.space import Sketch
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+    from torch_pruner.task import Candidate, Task
+
+NAMES = (
+    "attention",
+    "depthwise",
+    "in_place",
+    "axpy",
+    "gradient",
+    "bf16_tiles",
+    "bf16_pairs",
+    "winograd",
+    "contraction",
+    "columns",
+    "elementwise",
+    "lane_per_row",
+    "rows",
+    "gpu_attention",
+    "gpu_product",
+    "gpu_direct",
+    "gpu_elementwise",
+    "gpu_rows",
+    "gpu_columns",
+    "metaschedule",
+    "library",
+)
+
+_own_families: list[Family] = []
+_own_spaces: list[type[Sketch]] = []
+
+
+@cache
+def _built_in(name: str) -> Family:
+    found: Family = import_module(f"{__name__}.{name}").FAMILY
+    assert found.name == name
+    return found
+
+
+def families() -> list[Family]:
+    """Every family, those of ``use_family`` first."""
+    return [*_own_families, *(_built_in(name) for name in NAMES)]
+
+
+def named(name: str) -> Family:
+    """The family of that name. Raises ``KeyError``."""
+    for family in _own_families:
+        if family.name == name:
+            return family
+    if name not in NAMES:
+        raise KeyError(name)
+    return _built_in(name)
+
+
+def signature_of(spec: Graph, candidate: Candidate) -> Signature:
+    """What a kernel takes that runs ``spec`` as ``candidate`` says. Raises ``KeyError`` for a
+    family that nobody knows here."""
+    return named(candidate.sketch).signature(spec, dict(candidate.decisions))
+
+
+def knows(name: str) -> bool:
+    """Whether kernels of a family of that name can be made here."""
+    return name in NAMES or any(family.name == name for family in _own_families)
+
+
+def use_family(family: Family) -> None:
+    """From now on search and emit kernels of ``family``, too, before the built-in ones.
+
+    Every process that runs such kernels has to do so before it compiles. Adding a family again does
+    nothing. Raises ``ValueError`` if another one has its name.
+    """
+    if family in _own_families:
+        return
+    if knows(family.name):
+        raise ValueError(f"there is a family named {family.name!r} already")
+    _own_families.insert(0, family)
+
+
+def drop_family(family: Family) -> None:
+    """Undo ``use_family``; nothing happens if it was not used."""
+    if family in _own_families:
+        _own_families.remove(family)
+
+
+def use_space(space: type[Sketch]) -> None:
+    """From now on tune in ``space`` where it ``fits``, in place of the built-in sketch of its name.
+
+    A subclass of a built-in sketch can offer other options (``domains``), exclude points
+    (``valid``) or estimate them otherwise (``symbols``). Its name says which family emits its
+    kernels, which has to be able to emit every point that is valid; decisions say all there is to
+    say about a kernel, so other processes run what was found here without knowing the space.
+    Of several that fit, the one added last counts. Adding a space again does nothing.
+    """
+    if space not in _own_spaces:
+        _own_spaces.append(space)
+
+
+def drop_space(space: type[Sketch]) -> None:
+    """Undo ``use_space``; nothing happens if it was not used."""
+    if space in _own_spaces:
+        _own_spaces.remove(space)
+
+
+def sketches_for(task: Task) -> list[Sketch]:
+    """The space of every family that has kernels for the task, in order. Never empty."""
+    kind = task.target.kind
+    matching = [f for f in families() if f.target_kind == kind and f.matches(task)]
+    return [_space_of(family, task)(task) for family in matching]
+
+
+def _space_of(family: Family, task: Task) -> type[Sketch]:
+    for space in reversed(_own_spaces):
+        if space.name == family.name and space.fits(task):
+            return space
+    return family.space()
+
+
+def operations(task: Task) -> int | None:
+    """The fewest arithmetic operations that a family needs, where one needs fewer than the graph
+    says; else None."""
+    on_device = (f for f in families() if f.target_kind == task.target.kind)
+    counts = [n for f in on_device if (n := f.operations(task.spec)) is not None]
+    return min(counts, default=None)

@@ -1,0 +1,367 @@
+"""Emits attention: products with keys, softmax and products with values, tile of queries by tile.
+
+Lanes hold queries while scores are made: a tile of ``tm`` keys by ``nv`` vectors of queries, keys
+read in place as scalars, queries transposed once. So the softmax needs no sum across lanes, and the
+products with the values read powers as scalars and values as vectors, in place both. The scores of
+one tile live in scratch of the thread; the softmax is the exact one of two passes. Dividing by its
+sum is left to the end, when there are fewer elements. Queries that do not fill a tile repeat the
+last one and are dropped at the store; columns that do not fill a vector are computed twice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.attention_tile import (
+    Nest,
+    counted,
+    first_column,
+    kept,
+    key_at,
+    key_of,
+    over_keys,
+    over_lanes,
+    pack_keys,
+    pack_mask,
+    pack_queries,
+    pack_values,
+    value_at,
+    value_of,
+)
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.parts.reductions import combine, identity
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Expr,
+    Stmt,
+    T,
+    buffer,
+    loop,
+    seq,
+    stack,
+    when,
+)
+from torch_pruner.codegen.tir.reader import Reader, imm, linear, unlinear
+from torch_pruner.codegen.tir.values import load, store, value_dtype
+from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+
+
+def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
+    """TIR for a kernel graph that is attention. Decisions: see ``tuner.sketch.attention``."""
+    att = attention_of(spec)
+    assert att is not None
+    inputs, (out,), scratch = parameters(takes)
+    plan = attention_plan(spec, att, decisions)
+    scores, query, sums, *rest = scratch
+    pack = decisions["pack"]
+    values, keys, masks = rest[0] if pack else None, rest[1] if pack > 1 else None, rest[pack:]
+    lanes, dtype = plan.lanes, str(scores.dtype)
+    nest = Nest(
+        spec=spec,
+        att=att,
+        plan=plan,
+        reader=Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
+        vl=decisions["vl"],
+        nv=decisions["nv"],
+        tm=min(decisions["tm"], att.keys),
+        tr=math.gcd(decisions["tr"], lanes),
+        nc=min(decisions["nc"], plan.slots),
+        kb=min(decisions["kb"], att.keys),
+        dtype=dtype,
+        scores=scores,
+        query=query,
+        sums=sums,
+        values=values,
+        keys=keys,
+        masks=dict(zip(plan.masks, masks, strict=True)),
+        top=buffer(lanes, dtype, "top", scope="local"),
+        total=buffer(lanes, dtype, "total", scope="local"),
+        spread={
+            n: buffer(lanes, dtype, f"row{n}", scope="local") for n in (*att.spread, att.divisor)
+        },
+        out=out,
+        task=imm(0),
+        group=imm(0),
+        first=imm(0),
+        end=imm(att.keys),
+    )
+    return Emitted(_tasks(nest, decisions["order"]), inputs, [out], scratch)
+
+
+def _tasks(nest: Nest, order: int) -> Stmt:
+    """Tasks run in parallel; each takes a run of units (one tile of queries of one head)."""
+    att, plan = nest.att, nest.plan
+    heads = att.batch[-1] if att.batch else 1
+
+    def task(p: Expr) -> Stmt:
+        def step(t: Expr) -> Stmt:
+            unit = p * plan.per_task + t
+            if order == 0:
+                nest.group, tile = unlinear(unit, (att.groups, plan.tiles))
+                head, masks = _first_or(tile, t, plan), None
+            else:
+                shape = (att.groups // heads, plan.tiles, heads)
+                outer, tile, head = unlinear(unit, shape)
+                nest.group = outer * heads + head
+                head, masks = None, _first_or(head, t, plan)
+            nest.task, nest.first = p, tile * nest.lanes
+            if att.causal:
+                nest.end = T.min(nest.first + nest.lanes, imm(att.keys))
+            body = _unit(nest, head, masks)
+            return body if plan.units % plan.per_task == 0 else when(unit < plan.units, body)
+
+        return loop(plan.per_task, step, name="t")
+
+    return loop(plan.tasks, task, PARALLEL if plan.tasks > 1 else SERIAL, name="p")
+
+
+def _first_or(position: Expr, turn: Expr, plan: AttentionPlan) -> Expr | None:
+    """Whether this is position 0 or the task's first unit; None when it always is."""
+    return T.any(T.EQ(position, imm(0)), T.EQ(turn, imm(0))) if plan.per_task > 1 else None
+
+
+def _unit(nest: Nest, head: Expr | None, fresh: Expr | None) -> Stmt:
+    """One tile of queries; ``head`` and ``fresh``: when copies of values and masks are made."""
+    parts = [stack(b) for b in (nest.top, nest.total, *nest.spread.values())]
+    if nest.masks:
+        tiles = seq([pack_mask(nest, node) for node in nest.masks])
+        parts.append(tiles if fresh is None else when(fresh, tiles))
+    copies = [pack_values(nest, nest.values)] if nest.values is not None else []
+    copies += [pack_keys(nest, nest.keys)] if nest.keys is not None else []
+    if copies:
+        parts.append(seq(copies) if head is None else when(head, seq(copies)))
+    parts.append(pack_queries(nest))
+    lowest = identity(nest.spec.nodes[nest.att.top], nest.dtype)
+    parts.append(over_lanes(nest, lambda v: store(nest.top, v, lowest)))
+    parts.append(_scores(nest))
+    parts.extend(_softmax(nest))
+    parts.extend(_products(nest))
+    parts.append(_write(nest))
+    return seq(parts)
+
+
+def _scores(nest: Nest) -> Stmt:
+    """Scores of all keys that the tile sees, and their maximum."""
+    whole, rest = divmod(nest.att.keys, nest.tm)
+
+    def tile(t: Expr) -> Stmt:
+        return _score_tile(nest, t * nest.tm, nest.tm)
+
+    if nest.att.causal:
+        count = T.min(T.floordiv(nest.end + (nest.tm - 1), nest.tm), imm(whole))
+        parts = [counted(count, tile, "tile")]
+    else:
+        parts = [loop(whole, tile, name="tile")]
+    if rest:
+        last = _score_tile(nest, imm(whole * nest.tm), rest)
+        parts.append(when(nest.end > whole * nest.tm, last) if nest.att.causal else last)
+    return seq(parts)
+
+
+def _score_tile(nest: Nest, first: Expr, rows: int) -> Stmt:
+    spec, att, keys, lanes = nest.spec, nest.att, nest.keys, nest.lanes
+    acc = buffer(rows * lanes, nest.dtype, "acc", scope="local")
+
+    def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        return loop(rows, lambda i: over_lanes(nest, lambda v: body(i, v)), UNROLLED, "i")
+
+    def depth(d: Expr) -> Stmt:
+        def step(i: Expr, v: Expr) -> Stmt:
+            if keys is None:
+                key = key_of(nest, first + i, d)
+            else:
+                key = load(keys, key_at(nest, first + i, d))
+            query = load(nest.query, (nest.task * att.depth + d) * lanes + v)
+            return store(acc, i * lanes + v, acc[i * lanes + v] + key * query)
+
+        return each(step)
+
+    def finish(i: Expr, v: Expr) -> Stmt:
+        key = first + i
+        at = nest.score_at(key, v)
+        reader = nest.reader
+
+        def emitted() -> list[Stmt]:
+            dtype = value_dtype(spec.nodes[att.scores].dtype)
+            reader.overrides[att.scores] = lambda _: acc[i * lanes + v].astype(dtype)
+            for node, copy in nest.masks.items():
+                reader.overrides[node] = kept(copy, at)
+            value = reader.at(att.masked, nest.full(key, v))
+            top = combine(spec.nodes[att.top], nest.top[v], nest.scores[at], nest.dtype)
+            return [store(nest.scores, at, value), store(nest.top, v, top)]
+
+        return reader.scope(emitted)
+
+    zero = T.const(0, nest.dtype)
+    return seq(
+        [
+            stack(acc),
+            each(lambda i, v: store(acc, i * lanes + v, zero)),
+            loop(att.depth, depth, name="d"),
+            each(finish),
+        ]
+    )
+
+
+def _softmax(nest: Nest) -> list[Stmt]:
+    """Replace scores by their powers and add these up; then what the sums are to be divided by."""
+    spec, att, reader = nest.spec, nest.att, nest.reader
+
+    def row(node: int, v: Expr) -> Stmt:
+        """A function of one row's maximum or sum, for its broadcasts."""
+        reader.overrides.pop(node, None)
+        reader.overrides[att.top] = lambda _: nest.top[v]
+        reader.overrides[att.total] = lambda _: nest.total[v]
+        at = nest.full(imm(0), v)
+        return reader.scope(
+            lambda: [store(nest.spread[node], v, reader.at(spec.nodes[node].inputs[0], at))]
+        )
+
+    def power(key: Expr, v: Expr) -> Stmt:
+        at = nest.score_at(key, v)
+
+        def emitted() -> list[Stmt]:
+            reader.overrides[att.masked] = lambda _: nest.scores[at]
+            for node in att.spread:
+                buf = nest.spread[node]
+                reader.overrides[node] = kept(buf, v)
+            value = reader.at(att.powers, nest.full(key, v))
+            total = nest.total[v] + nest.scores[at]
+            return [store(nest.scores, at, value), store(nest.total, v, total)]
+
+        stmt = reader.scope(emitted)
+        del reader.overrides[att.masked]
+        return stmt
+
+    zero, one = T.const(0, nest.dtype), T.const(1, nest.dtype)
+    divisor = nest.spread[att.divisor]
+    return [
+        *(over_lanes(nest, lambda v, n=node: row(n, v)) for node in att.spread),  # type: ignore[misc]
+        over_lanes(nest, lambda v: store(nest.total, v, zero)),
+        over_keys(nest, lambda key: over_lanes(nest, lambda v: power(key, v))),
+        over_lanes(nest, lambda v: row(att.divisor, v)),
+        over_lanes(nest, lambda v: store(divisor, v, one / divisor[v])),
+    ]
+
+
+def _products(nest: Nest) -> list[Stmt]:
+    """Powers times values into the sums, a block of keys at a time so that values stay cached."""
+    att, plan = nest.att, nest.plan
+    width = plan.slots * plan.column
+    zero = T.const(0, nest.dtype)
+    base = nest.task * nest.lanes * width
+
+    def clear(j: Expr) -> Stmt:
+        at = base + j * plan.column
+        return loop(plan.column, lambda v: store(nest.sums, at + v, zero), VECTORIZED, "v")
+
+    def block(o: Expr) -> Stmt:
+        start = o * nest.kb
+        limit = nest.end if att.causal else imm(att.keys)
+        static = not att.causal and att.keys % nest.kb == 0
+        count = nest.kb if static else T.min(limit - start, imm(nest.kb))
+
+        def columns(slot: Expr, many: int) -> Stmt:
+            def rows(r: Expr) -> Stmt:
+                return _product_tile(nest, start, count, r * nest.tr, slot, many)
+
+            return loop(nest.lanes // nest.tr, rows, name="rows")
+
+        return _blocks(plan.slots, nest.nc, columns)
+
+    if att.causal:
+        blocks = counted(T.floordiv(nest.end + (nest.kb - 1), nest.kb), block, "block")
+    else:
+        blocks = loop(-(-att.keys // nest.kb), block, name="block")
+    return [loop(nest.lanes * plan.slots, clear, name="o"), blocks]
+
+
+def _blocks(slots: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
+    """Column slots in blocks of ``size``, the rest as a smaller block."""
+    whole, rest = divmod(slots, size)
+    parts = [loop(whole, lambda c: body(c * size, size), name="c")] if whole else []
+    return seq([*parts, body(imm(whole * size), rest) if rest else None])
+
+
+def _product_tile(
+    nest: Nest, start: Expr, count: int | Expr, row: Expr, slot: Expr, many: int
+) -> Stmt:
+    """One register tile: ``tr`` queries by ``many`` vectors of columns."""
+    plan, values = nest.plan, nest.values
+    column, width = plan.column, plan.slots * plan.column
+    acc = buffer(nest.tr * many * column, nest.dtype, "acc", scope="local")
+
+    def each(body: Callable[[Expr, Expr, Expr, Expr], Stmt]) -> Stmt:
+        """``body(i, j, v, at)``: row, slot and lane, and the place in the tile."""
+
+        def vector(i: Expr, j: Expr) -> Stmt:
+            first = (i * many + j) * column
+            return loop(column, lambda v: body(i, j, v, first + v), VECTORIZED, "v")
+
+        return loop(
+            nest.tr, lambda i: loop(many, lambda j: vector(i, j), UNROLLED, "j"), UNROLLED, "i"
+        )
+
+    def sums_at(i: Expr, j: Expr, v: Expr) -> Expr:
+        return ((nest.task * nest.lanes + row + i) * width) + (slot + j) * column + v
+
+    def step(k: Expr) -> Stmt:
+        def update(i: Expr, j: Expr, v: Expr, at: Expr) -> Stmt:
+            if values is None:
+                value = value_of(nest, start + k, first_column(nest, slot + j) + v)
+            else:
+                value = load(values, value_at(nest, start + k, slot + j) + v)
+            power = nest.scores[nest.score_at(start + k, row + i)]
+            return store(acc, at, acc[at] + power * value)
+
+        return each(update)
+
+    steps = loop(count, step, name="k") if isinstance(count, int) else counted(count, step, "k")
+    return seq(
+        [
+            stack(acc),
+            each(lambda i, j, v, at: store(acc, at, nest.sums[sums_at(i, j, v)])),
+            steps,
+            each(lambda i, j, v, at: store(nest.sums, sums_at(i, j, v), acc[at])),
+        ]
+    )
+
+
+def _write(nest: Nest) -> Stmt:
+    """The sums, divided, through the rest of the graph."""
+    spec, att, plan = nest.spec, nest.att, nest.plan
+    path = output_path(spec, att.out)
+    shape, batch = spec.nodes[path[-1]].shape, spec.nodes[att.out].shape[:-2]
+    width = plan.slots * plan.column
+    dtype = value_dtype(spec.nodes[att.out].dtype)
+
+    def element(i: Expr, slot: Expr, v: Expr) -> Stmt:
+        here = first_column(nest, slot) + v
+        index = along(spec, path, (*unlinear(nest.group, batch), nest.first + i, here))
+        at = (nest.task * nest.lanes + i) * width + slot * plan.column + v
+        scale = nest.spread[att.divisor][i]
+        nest.reader.overrides[att.out] = lambda _: (nest.sums[at] * scale).astype(dtype)
+        return nest.reader.scope(
+            lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
+        )
+
+    def row(i: Expr) -> Stmt:
+        def vector(slot: Expr) -> Stmt:
+            return loop(plan.column, lambda v: element(i, slot, v), VECTORIZED, "v")
+
+        vectors = loop(plan.slots, vector, name="slot")
+        ragged = att.queries % nest.lanes
+        return when(nest.first + i < att.queries, vectors) if ragged else vectors
+
+    return loop(nest.lanes, row, name="i")

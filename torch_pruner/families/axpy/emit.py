@@ -1,0 +1,123 @@
+"""Emits products of few rows that read the second operand where it lies, row after row.
+
+A parallel task takes a chunk of columns, whose sums stay in the first cache. ``ku`` rows of the
+second operand pass at a time, each times its element of the first one, and are added to the sums
+together: each row is read in one long piece, and sums are loaded and stored once in ``ku`` rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.operands import Nest, a_at, second_operand
+from torch_pruner.codegen.parts.row_tiles import Place, Rows, write_tile
+from torch_pruner.codegen.tir.builders import (
+    VECTORIZED,
+    Buffer,
+    Expr,
+    S,
+    Stmt,
+    T,
+    buffer,
+    loop,
+    seq,
+    workspace,
+)
+from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
+from torch_pruner.codegen.tir.scalar import times
+from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.in_place.form import axpy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+
+
+def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
+    """TIR for a product of few rows. Decisions: see ``tuner.sketch.axpy``."""
+    con = axpy_of(spec)
+    assert con is not None
+    inputs, (out,), scratch = parameters(takes)
+    nest = Nest(
+        spec,
+        con,
+        Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
+        decisions["vl"],
+        tm=con.rows,
+        nv=1,
+        ku=decisions["ku"],
+        parallel=bool(decisions["par"]),
+        ahead=False,
+        panel=None,
+        copied=None,
+        sums=None,
+        out=out,
+    )
+    return Emitted(_tasks(nest, decisions["cv"]), inputs, [out], scratch)
+
+
+def _tasks(nest: Nest, vectors: int) -> Stmt:
+    con, vl = nest.con, nest.vl
+    chunks, size = nest.blocks // vectors, con.rows * vl
+    sums = buffer(vectors * size, con.acc_dtype, "sums")
+
+    def task(p: Expr) -> Stmt:
+        g, chunk = unlinear(p, (con.groups, chunks))
+        first = chunk * vectors
+
+        def write(j: Expr) -> Stmt:
+            place = Place(g, first + j, 1, imm(0), imm(0), (imm(0), 1), imm(0))
+            return write_tile(nest, place, Rows(lambda i: (i,)), sums, j * size)
+
+        def clear(j: Expr) -> Stmt:
+            zero = T.const(0, con.acc_dtype)
+            return loop(vl, lambda v: store(sums, j * vl + v, zero), VECTORIZED, "v")
+
+        steps, rest = divmod(con.depth, nest.ku)
+
+        def rows(k: Expr, count: int) -> Stmt:
+            return _rows(nest, g, first, vectors, k, count, sums)
+
+        body = [
+            loop(vectors * con.rows, clear, name="j"),
+            loop(steps, lambda s: rows(s * nest.ku, nest.ku), name="k") if steps else None,
+            rows(imm(steps * nest.ku), rest) if rest else None,
+            loop(vectors, write, name="j"),
+        ]
+        return workspace(sums, seq(body))
+
+    return loop(con.groups * chunks, task, nest.kind, name="p")
+
+
+def _rows(
+    nest: Nest, g: Expr, first: Expr, vectors: int, k: Expr, count: int, sums: Buffer
+) -> Stmt:
+    """Adds ``count`` rows of the second operand, from ``k`` on, to all sums of a chunk."""
+    con, vl, dtype = nest.con, nest.vl, nest.con.acc_dtype
+    factors, binds = {}, []
+    for i in range(con.rows):
+        for u in range(count):
+            factors[i, u] = T.Var(f"a{i}_{u}", dtype)
+            value = a_at(nest, g, (imm(i),), (k + u,), imm(0)).astype(dtype)
+            binds.append(S.Bind(factors[i, u], value))
+
+    def vector(j: Expr) -> Stmt:
+        def row(i: int) -> Stmt:
+            def lane(v: Expr) -> Stmt:
+                column = (first + j) * vl + v
+                total: Expr = None
+                for u in range(count):
+                    b = second_operand(nest, g, (k + u,), column).astype(dtype)
+                    product = times(factors[i, u], b, dtype)
+                    total = product if total is None else total + product
+                at = (j * con.rows + i) * vl + v
+                return store(sums, at, sums[at] + total)
+
+            return loop(vl, lane, VECTORIZED, "v")
+
+        return seq([row(i) for i in range(con.rows)])
+
+    return seq([*binds, loop(vectors, vector, name="j")])

@@ -1,0 +1,109 @@
+"""The family seam: what a kernel can be, in one folder each.
+
+A family says which tasks it is for, which decisions its schedules leave open (``space``), what a
+kernel with its decisions taken wants from its caller (``parameters``) and how it is written down
+(``emit``). ``torch_pruner.families`` lists them in order; nothing else knows their names.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch_pruner.graph.signature import Signature, signature_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.codegen.parts.kernel import Emitted, ScheduledKernel
+    from torch_pruner.families.space import Sketch
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.packing import PackLayout
+    from torch_pruner.graph.signature import BufferSpec
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Candidate, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a kernel wants beside its inputs and outputs as they lie.
+
+    ``packs``: by position among the inputs, the layout in which an input must be given.
+    ``scratch``: memory that the kernel may use while it runs, in the order of its parameters.
+    """
+
+    packs: Mapping[int, PackLayout] = field(default_factory=dict)
+    scratch: tuple[BufferSpec, ...] = ()
+
+
+class Family(ABC):
+    """One kind of kernel.
+
+    Contract: where ``matches`` is true, ``space`` gives a sketch of the family's name whose every
+    valid point ``emit`` can write down; the buffers of what it emits are those of ``signature``, in
+    order. ``parameters`` and ``matches`` need neither TVM nor a device. ``emit`` alone imports TVM,
+    when it is called. Tests: ``tests/contracts/family.py``.
+    """
+
+    name: ClassVar[str]
+    target_kind: ClassVar[str] = "llvm"
+    """The kind of target that kernels of the family are for, as ``TargetSpec.kind`` says it."""
+    generated: ClassVar[bool] = True
+    """Whether kernels are machine code of ours; else the vendor's library runs them."""
+    decisions: ClassVar[Any] = None
+    """The ``NamedTuple`` of a schedule's decisions, all integers; see ``form.py`` of the family."""
+
+    @abstractmethod
+    def matches(self, task: Task) -> bool:
+        """Whether the family has kernels for ``task``, whose target is of its kind."""
+
+    @abstractmethod
+    def space(self) -> type[Sketch]:
+        """The search space, as a class that is called with a task. Imports numpy, no TVM."""
+
+    @abstractmethod
+    def emit(
+        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+    ) -> Emitted:
+        """The kernel of ``spec`` as TIR.
+
+        ``decisions`` is what ``typed`` gives. ``host``: the same schedule as loops for any CPU, for
+        families of GPUs.
+        """
+
+    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+        """Packed inputs and scratch. Default: inputs as they lie, and none."""
+        return Parameters()
+
+    def allowed(self) -> bool:
+        """Whether the system lets such kernels run in this process. Default: it does."""
+        return True
+
+    def operations(self, spec: Graph) -> int | None:
+        """Arithmetic operations of kernels that need fewer than ``spec`` says. Default: None."""
+        return None
+
+    def typed(self, decisions: Mapping[str, int]) -> Any:
+        """Decisions by name as the family's own type. Raises ``ValueError`` for other names."""
+        if self.decisions is None:
+            return decisions
+        try:
+            return self.decisions(**decisions)
+        except TypeError as err:
+            raise ValueError(f"decisions of {self.name}: {err}") from None
+
+    def signature(self, spec: Graph, decisions: Mapping[str, int]) -> Signature:
+        """The parameters of ``spec`` scheduled with ``decisions``."""
+        found = self.parameters(spec, self.typed(decisions))
+        return signature_of(spec, found.packs, found.scratch)
+
+    def schedule(
+        self, spec: Graph, candidate: Candidate, target: TargetSpec, *, host: bool = False
+    ) -> ScheduledKernel:
+        """The kernel that ``candidate`` stands for. Raises ``ValueError`` for a wrong candidate."""
+        from torch_pruner.codegen.parts.kernel import as_kernel
+
+        signature = self.signature(spec, dict(candidate.decisions))
+        decisions = self.typed(dict(candidate.decisions))
+        return as_kernel(spec, signature, lambda: self.emit(spec, decisions, signature, host=host))

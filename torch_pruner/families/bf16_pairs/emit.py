@@ -1,0 +1,104 @@
+"""Emits matmul of bfloat16 by AVX512-BF16: a register tile of float32 sums, two products per step.
+
+``vdpbf16ps`` adds to each of 16 sums the products of one pair of its row and one of its column. The
+row's pair is a 32-bit broadcast, the columns' pairs are one vector of the panel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.tir.builders import (
+    UNROLLED,
+    Expr,
+    S,
+    Stmt,
+    T,
+    buffer,
+    importing,
+    loop,
+    seq,
+    stack,
+    vector,
+)
+from torch_pruner.codegen.tir.reader import imm
+from torch_pruner.families.bf16_pairs.form import COLUMNS
+from torch_pruner.families.bf16_pairs.nest import fetcher, pair_nest, walk, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+
+# Vectors of bfloat16 do not survive TVM's own passes, so operands travel as words.
+_NAME = "torch_pruner_dot"
+_IR = f"""
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+define <16 x float> @{_NAME}(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
+  %x = bitcast <16 x i32> %a to <32 x bfloat>
+  %y = bitcast <16 x i32> %b to <32 x bfloat>
+  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+      <16 x float> %c, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %r
+}}
+"""
+
+
+def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
+    """TIR for a product of matrices. Decisions: see ``tuner.sketch.pairs``."""
+    tm, nv, ku = decisions["tm"], decisions["nv"], decisions["ku"]
+    ahead = bool(decisions["ahead"])
+    nest, emitted = pair_nest(spec, "bf16_pairs", takes, tm, nv * COLUMNS, ahead)
+    pairs = nest.form.depth // 2
+    ku = min(ku, pairs)
+    acc = buffer(tm * nest.block, "float32", "acc", scope="local")
+
+    def sums(i: Expr, j: Expr) -> Expr:
+        return vector(i * nest.block + j * COLUMNS, COLUMNS)
+
+    def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        return loop(tm, lambda i: loop(nv, lambda j: body(i, j), UNROLLED, "j"), UNROLLED, "i")
+
+    def tile(_: Expr, g: Expr, nb: Expr, rb: Expr, turn: tuple[Expr, int]) -> Stmt:
+        row = nest.first_row(rb)
+
+        def columns(pair: Expr, j: Expr) -> Expr:
+            at = nest.panel_at(g, nb, pair) + j * (COLUMNS * nest.width)
+            raw = nest.panel[vector(at, COLUMNS * nest.width)]
+            return raw if nest.width == 1 else T.reinterpret("int32x16", raw)
+
+        def update(pair: Expr) -> Stmt:
+            def step(i: Expr, j: Expr) -> Stmt:
+                source, at = nest.a_address(g, row + i)
+                both = T.reinterpret("int32", source[vector(at + pair * 2, 2)])
+                args = acc[sums(i, j)], T.Broadcast(both, COLUMNS), columns(pair, j)
+                value = T.call_extern("float32x16", _NAME, *args)
+                return S.BufferStore(acc, value, [sums(i, j)])
+
+            return each(step)
+
+        fetch = fetcher(nest, g, nb, turn, max(1, pairs // ku))
+
+        def block(first: Expr, count: int) -> Stmt:
+            return loop(count, lambda u: update(first + u), UNROLLED, "u")
+
+        def step(ko: Expr) -> Stmt:
+            return seq([fetch(ko) if fetch else None, block(ko * ku, ku)])
+
+        zero = T.Broadcast(T.const(0, "float32"), COLUMNS)
+        done = pairs - pairs % ku
+        return seq(
+            [
+                stack(acc),
+                each(lambda i, j: S.BufferStore(acc, zero, [sums(i, j)])),
+                loop(pairs // ku, step, name="k"),
+                block(imm(done), pairs % ku) if pairs % ku else None,
+                loop(tm, lambda i: write(nest, g, nb, row + i, lambda c: (acc, i * nest.block + c),
+                                         UNROLLED), UNROLLED, "i"),
+            ]
+        )  # fmt: skip
+
+    emitted.body = importing(_IR, walk(nest, decisions, 1, tile))
+    return emitted

@@ -1,0 +1,70 @@
+"""The space of bfloat16 products in AMX tiles."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.families.bf16_pairs.form import COLUMNS, takes_pairs
+from torch_pruner.families.bf16_pairs.space import PairSketch
+from torch_pruner.target import tiles_allowed
+
+if TYPE_CHECKING:
+    from torch_pruner.families.space import Array, Decisions, Mask
+    from torch_pruner.task import Task
+
+
+TILE_CYCLES = 16.0  # of one product of two tiles, from one to the next
+
+
+TILE_LOAD_CYCLES = 8.0  # 16 lines of the level-1 cache
+
+
+TILE_SETUP_CYCLES = 100.0  # of loading and releasing a task's tile configuration
+
+
+TILE_REGISTERS = 8
+
+
+class TilesSketch(PairSketch):
+    """Tiles of 16 by 16 sums in AMX registers."""
+
+    name = "bf16_tiles"
+    names = ("rt", "nv", "mc", "order", "ku", "tasks", "ahead")
+
+    @staticmethod
+    def fits(task: Task) -> bool:
+        return task.target.bf16_tiles and takes_pairs(task.spec) and tiles_allowed()
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        rows = [t for t in (1, 2, 3) if t == 1 or t <= -(-self.con.rows // 16)]
+        columns = [v for v in (1, 2, 4, 6) if v == 1 or (v - 1) * COLUMNS < self.con.n]
+        every = (rows, columns, *self._shared_domains())
+        return tuple(np.array(d, dtype=np.int64) for d in every)
+
+    def valid(self, decisions: Decisions) -> Mask:
+        c = self.columns(decisions)
+        result: Mask = (self._registers(c) <= TILE_REGISTERS) & self._fits_work(c)
+        return result
+
+    def _rows(self, c: dict[str, Array]) -> Array:
+        rows: Array = c["rt"] * self.form.rows
+        return rows
+
+    def _registers(self, c: dict[str, Array]) -> Array:
+        registers: Array = c["rt"] * c["nv"] + c["rt"] + 1
+        return registers
+
+    def _block_cycles(self, c: dict[str, Array]) -> tuple[Array, Array]:
+        steps, tiles = self.form.depth / 32, c["rt"] * c["nv"]
+        height = self.form.rows / 16.0
+        loads = (c["rt"] * height + c["nv"]) * TILE_LOAD_CYCLES
+        step = np.maximum(tiles * TILE_CYCLES * height, loads)
+        step = np.maximum(step, 52.0 / np.minimum(tiles, 4)) + 2 * c["ahead"] / c["ku"] + 1
+        return tiles * steps, steps * step
+
+    def _task_cycles(self) -> float:
+        return TILE_SETUP_CYCLES

@@ -1,0 +1,25 @@
+"""Emits reductions over outer axes, and windows: an accumulator for each output element."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.reductions import column_block
+from torch_pruner.codegen.parts.sweeps import over_blocks
+from torch_pruner.codegen.tir.reader import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+
+
+def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
+    """Decisions: ``vl`` lanes, ``chunk`` vectors per parallel task, ``par``."""
+    inputs, outputs, scratch = parameters(takes)
+    reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
+    block = column_block(spec, reader, outputs)
+    body = over_blocks(spec.nodes[spec.outputs[0]].shape, decisions, block)
+    return Emitted(body, inputs, outputs, scratch)

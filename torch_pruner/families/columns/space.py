@@ -1,0 +1,48 @@
+"""The space of reductions over outer axes, and of windows."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.families import machine
+from torch_pruner.families.sweeps import (
+    Sweep,
+    inner_axis_kept,
+)
+from torch_pruner.graph.ops import OpKind
+
+if TYPE_CHECKING:
+    from torch_pruner.families.space import Decisions, Symbols
+
+
+class ColumnsSketch(Sweep):
+    """Every output element has its own accumulator; the output's innermost axis is vectorised."""
+
+    name = "columns"
+    names = ("vl", "chunk", "par")
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        return tuple(
+            np.array(d, dtype=np.int64) for d in ([self.vl], self._chunks(), self._parallel())
+        )
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        spec = self.task.spec
+        depth = 0.0
+        for node in spec.nodes:
+            if node.kind is OpKind.WINDOW:
+                depth += math.prod(node.attr("kernel"))
+            elif node.kind is OpKind.REDUCE:
+                source = spec.nodes[node.inputs[0]].shape
+                depth += math.prod(source[a] for a in node.attr("axes"))
+        per_element = 1.0 + machine.pointwise_cycles(spec, set(range(len(spec.nodes))))
+        gather = 1.0 if inner_axis_kept(self.task) else self.vl * 1.0
+        cycles = depth * max(machine.FMA_LATENCY, per_element) * gather
+        return self._estimate(
+            decisions, cycles, self.steps, depth * spec.nodes[spec.outputs[0]].numel
+        )

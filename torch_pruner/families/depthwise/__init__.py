@@ -1,0 +1,43 @@
+"""Depthwise convolutions with constant weights: vectors of channels, tiles of positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.families.base import Family, Parameters
+from torch_pruner.families.depthwise import form
+from torch_pruner.families.kinds import is_depthwise
+
+if TYPE_CHECKING:
+    from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.families.space import Sketch
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+    from torch_pruner.task import Task
+
+
+class DepthwiseFamily(Family):
+    """See the module."""
+
+    name = "depthwise"
+
+    def matches(self, task: Task) -> bool:
+        return is_depthwise(task.spec, constant=True)
+
+    def space(self) -> type[Sketch]:
+        from torch_pruner.families.depthwise.space import DepthwiseSketch
+
+        return DepthwiseSketch
+
+    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+        return form.parameters(spec, decisions)
+
+    def emit(
+        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+    ) -> Emitted:
+        from torch_pruner.families.depthwise.emit import emit
+
+        return emit(spec, decisions, signature)
+
+
+FAMILY = DepthwiseFamily()

@@ -1,0 +1,333 @@
+"""Emits depthwise convolutions: vectors of channels, register tiles of output positions.
+
+The nest is: parallel over chunks of lines; lines, channel blocks and strips in the order that the
+decisions ask for; kernel offsets; register tile. The tile is ``th`` lines by ``tw`` columns by
+``nv`` vectors of channels. Nothing is copied: the strips that touch the left or right border are
+emitted apart with the offsets that lie inside, lines outside the input are skipped by a branch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    Stmt,
+    T,
+    buffer,
+    loop,
+    seq,
+    stack,
+    when,
+)
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
+from torch_pruner.codegen.tir.values import load, store, value_dtype
+from torch_pruner.graph.contraction import Contraction, ConvShape, contraction_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+
+
+@dataclass(slots=True)
+class _Nest:
+    """Everything the parts of one emission share."""
+
+    spec: Graph
+    con: Contraction
+    conv: ConvShape
+    reader: Reader
+    weights: Buffer
+    out: Buffer
+    vl: int
+    tw: int
+    th: int
+    nv: int
+    order: int
+    kind: object  # of loops over tasks
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Spatial extents of the input."""
+        return self.spec.nodes[self.con.a].shape[2:]
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """Images and tiles of output lines."""
+        images, *outer, _ = self.con.m
+        return (images, *outer[:-1], -(-outer[-1] // self.th)) if outer else (images,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Channels:
+    """``count`` blocks of ``vectors`` vectors of ``lanes`` channels, from channel ``first``."""
+
+    first: int
+    count: int
+    vectors: int
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """``count`` strips of ``width`` output columns from column ``first``; ``inside`` the input."""
+
+    first: int
+    count: int
+    width: int
+    inside: bool
+
+
+def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
+    """TIR for a depthwise convolution. Decisions: see ``tuner.sketch.depthwise``."""
+    con = contraction_of(spec)
+    assert con.conv is not None
+    inputs, (out,), scratch = parameters(takes)
+    weights = next(b for b, p in zip(inputs, takes.packs, strict=True) if p is not None)
+    reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
+    vl, tw, th, nv, order = (decisions[n] for n in ("vl", "tw", "th", "nv", "order"))
+    kind = PARALLEL if decisions["par"] else SERIAL
+    nest = _Nest(spec, con, con.conv, reader, weights, out, vl, tw, th, nv, order, kind)
+    return Emitted(_compute(nest, decisions["mc"]), inputs, [out], scratch)
+
+
+def _compute(nest: _Nest, chunks: int) -> Stmt:
+    parts, strips = list(_parts(nest)), list(_strips(nest))
+    lines = math.prod(nest.lines)
+    per_chunk = -(-lines // min(chunks, lines))
+    chunks = -(-lines // per_chunk)
+
+    def chunk(c: Expr, body: Callable[[Index], Stmt]) -> Stmt:
+        def line(t: Expr) -> Stmt:
+            at = c * per_chunk + t
+            done = body(unlinear(at, nest.lines))
+            return done if lines % per_chunk == 0 else when(at < lines, done)
+
+        return loop(per_chunk, line, name="t")
+
+    def along_line(at: Index, part: _Channels, q: Expr) -> Stmt:
+        return seq([loop(s.count, partial(_tile, nest, at, part, q, s), name="o") for s in strips])
+
+    def blocks(part: _Channels) -> Stmt:
+        def task(p: Expr) -> Stmt:
+            q, c = unlinear(p, (part.count, chunks))
+            return chunk(c, lambda at: along_line(at, part, q))
+
+        return loop(part.count * chunks, task, nest.kind, "p")
+
+    def whole_line(at: Index) -> Stmt:
+        if nest.order == 1:
+            return seq([loop(p.count, partial(along_line, at, p), name="q") for p in parts])
+
+        def strip(s: _Strip) -> Stmt:
+            def all_channels(o: Expr) -> Stmt:
+                def block(part: _Channels) -> Stmt:
+                    return loop(part.count, lambda q: _tile(nest, at, part, q, s, o), name="q")
+
+                return seq([block(part) for part in parts])
+
+            return loop(s.count, all_channels, name="o")
+
+        return seq([strip(s) for s in strips])
+
+    if nest.order == 0:  # channels outside: the weights of a block stay in registers
+        return seq([blocks(part) for part in parts])
+    return loop(chunks, lambda c: chunk(c, whole_line), nest.kind, "p")
+
+
+def _parts(nest: _Nest) -> Iterator[_Channels]:
+    """Whole blocks, the vectors that do not fill one, and single channels."""
+    n, vl, nv = nest.con.n, nest.vl, nest.nv
+    whole, vectors = n // (vl * nv), n % (vl * nv) // vl
+    if whole:
+        yield _Channels(0, whole, nv, vl)
+    if vectors:
+        yield _Channels(whole * vl * nv, 1, vectors, vl)
+    if n % vl:
+        yield _Channels(n - n % vl, n % vl, 1, 1)
+
+
+def _strips(nest: _Nest) -> Iterator[_Strip]:
+    conv, width, tw = nest.conv, nest.con.m[-1], nest.tw
+    stride, lo = conv.stride[-1], conv.lo[-1]
+    reach = conv.dilation[-1] * (conv.kernel[-1] - 1)
+
+    def single(first: int) -> _Strip:
+        here = min(tw, width - first)
+        inside = first * stride >= lo
+        inside = inside and (first + here - 1) * stride - lo + reach < nest.extent[-1]
+        return _Strip(first, 1, here, inside)
+
+    found = [single(first) for first in range(0, width, tw)]
+    for _, alike in itertools.groupby(found, lambda s: (s.width, s.inside, s.inside or s.first)):
+        same = list(alike)
+        yield _Strip(same[0].first, len(same), same[0].width, same[0].inside)
+
+
+def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Expr) -> Stmt:
+    """One register tile: all kernel offsets, then the epilogue."""
+    con, conv = nest.con, nest.conv
+    lanes, vectors = part.lanes, part.vectors
+    acc = buffer(nest.th * strip.width * vectors * lanes, con.acc_dtype, "acc", scope="local")
+    image, *outer = at
+    start = strip.first + o * strip.width
+    channel = part.first + q * (vectors * lanes)
+
+    def place(h: int | Expr, i: Expr, j: Expr, v: Expr) -> Expr:
+        return ((h * strip.width + i) * vectors + j) * lanes + v
+
+    def over(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+        def vector(i: Expr, j: Expr) -> Stmt:
+            return loop(lanes, lambda v: body(i, j, v), VECTORIZED, "v")
+
+        return loop(
+            strip.width, lambda i: loop(vectors, lambda j: vector(i, j), UNROLLED, "j"), UNROLLED
+        )
+
+    def weight(k: Expr, j: Expr, v: Expr) -> Expr:
+        if lanes == 1:  # the remainder of a vector: ``q`` counts lanes of the last panel
+            return load(nest.weights, (part.first // nest.vl * con.depth + k) * nest.vl + q)
+        panel = part.first // nest.vl + q * vectors + j
+        return load(nest.weights, (panel * con.depth + k) * nest.vl + v)
+
+    def taps(line: Index, offsets: Index, h: int) -> Stmt:
+        """The kernel line at ``offsets`` for output line ``h`` of the tile."""
+
+        def tap(c: Expr) -> Stmt:
+            def step(i: Expr, j: Expr, v: Expr) -> Stmt:
+                column = (start + i) * conv.stride[-1] + c * conv.dilation[-1] - conv.lo[-1]
+                x = nest.reader.at(con.a, (image, channel + j * lanes + v, *line, column))
+                w = weight(linear((*offsets, c), con.k), j, v)
+                here = place(h, i, j, v)
+                new = acc[here] + x.astype(con.acc_dtype) * w.astype(con.acc_dtype)
+                done = store(acc, here, new)
+                if strip.inside:
+                    return done
+                return when(T.all(column >= 0, column < nest.extent[-1]), done)
+
+            return over(step)
+
+        return loop(con.k[-1], tap, UNROLLED, "c")
+
+    zero = T.const(0, con.acc_dtype)
+
+    def clear(h: int) -> Stmt:
+        return over(lambda i, j, v: store(acc, place(h, i, j, v), zero))
+
+    init = [clear(h) for h in range(nest.th)]
+    write = [
+        _write(nest, (image, channel, tuple(outer), start), (part, strip), acc, h, over, place)
+        for h in range(nest.th)
+    ]
+    return seq([stack(acc), *init, *_lines(nest, outer, taps), *write])
+
+
+def _lines(
+    nest: _Nest, outer: list[Expr], taps: Callable[[Index, Index, int], Stmt]
+) -> Iterator[Stmt]:
+    """Every input line that the tile reads, once, for all of the output lines that want it."""
+    conv = nest.conv
+    if not outer:
+        yield taps((), (), 0)
+        return
+    if nest.th == 1:
+        yield _line_by_line(nest, outer, taps)
+        return
+    stride, gap, lo = conv.stride[-2], conv.dilation[-2], conv.lo[-2]
+    kernel, size = conv.kernel[-2], nest.extent[-2]
+    last = nest.con.m[-2] - 1
+    for far in itertools.product(*(range(k) for k in conv.kernel[:-2])):
+        place, inside = [], []
+        for d, r in enumerate(far):
+            position = outer[d] * conv.stride[d] + r * conv.dilation[d] - conv.lo[d]
+            place.append(position)
+            inside += [position >= 0, position < nest.extent[d]]
+        for y in range((nest.th - 1) * stride + (kernel - 1) * gap + 1):
+            wanted = [
+                (h, (y - h * stride) // gap)
+                for h in range(nest.th)
+                if (y - h * stride) % gap == 0 and 0 <= (y - h * stride) // gap < kernel
+            ]
+            if not wanted:
+                continue
+            line = outer[-1] * (nest.th * stride) + (y - lo)
+            body = seq(
+                [
+                    taps((*place, line), (*(imm(r) for r in (*far, offset)),), h)
+                    for h, offset in wanted
+                ]
+            )
+            guards = list(inside)
+            if y < lo:
+                guards.append(line >= 0)
+            if last // nest.th * nest.th * stride + y - lo >= size:
+                guards.append(line < size)
+            yield when(T.all(*guards), body) if guards else body
+
+
+def _line_by_line(
+    nest: _Nest, outer: list[Expr], taps: Callable[[Index, Index, int], Stmt]
+) -> Stmt:
+    """Loops over kernel lines for a tile of one output line; nothing is unrolled."""
+    conv = nest.conv
+
+    def visit(place: Index, offsets: Index) -> Stmt:
+        d = len(offsets)
+        if d == len(outer):
+            return taps(place, offsets, 0)
+        hop, gap, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], nest.extent[d]
+        kernel, highest = conv.kernel[d], (nest.con.m[d + 1] - 1) * conv.stride[d] - lo
+
+        def line(r: Expr) -> Stmt:
+            at = outer[d] * hop + r * gap - lo
+            guards = [at >= 0] if lo > 0 else []
+            guards += [at < size] if highest + (kernel - 1) * gap >= size else []
+            body = visit((*place, at), (*offsets, r))
+            return when(T.all(*guards), body) if guards else body
+
+        return loop(kernel, line, name="r")
+
+    return visit((), ())
+
+
+def _write(
+    nest: _Nest,
+    where: tuple[Expr, Expr, Index, Expr],
+    shape: tuple[_Channels, _Strip],
+    acc: Buffer,
+    h: int,
+    over: Callable[[Callable[[Expr, Expr, Expr], Stmt]], Stmt],
+    place: Callable[[int, Expr, Expr, Expr], Expr],
+) -> Stmt:
+    """The epilogue of one output line of the tile, stored once."""
+    con, spec = nest.con, nest.spec
+    image, channel, outer, start = where
+    part, _ = shape
+    path = output_path(spec, con.anchor)
+    result = spec.nodes[path[-1]].shape
+    dtype = value_dtype(spec.nodes[con.anchor].dtype)
+    lines = (*outer[:-1], outer[-1] * nest.th + h) if outer else ()
+
+    def element(i: Expr, j: Expr, v: Expr) -> Stmt:
+        index = along(spec, path, (image, channel + j * part.lanes + v, *lines, start + i))
+        nest.reader.overrides[con.anchor] = lambda _: acc[place(h, i, j, v)].astype(dtype)
+        return nest.reader.scope(
+            lambda: [store(nest.out, linear(index, result), nest.reader.at(path[-1], index))]
+        )
+
+    body = over(element)
+    ragged = outer and con.m[-2] % nest.th
+    return when(lines[-1] < con.m[-2], body) if ragged else body

@@ -1,0 +1,36 @@
+"""The space of kernels without a reduction."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.families import machine
+from torch_pruner.families.sweeps import (
+    Sweep,
+)
+
+if TYPE_CHECKING:
+    from torch_pruner.families.space import Decisions, Symbols
+
+
+class InjectiveSketch(Sweep):
+    """Kernels without a reduction."""
+
+    name = "elementwise"
+    names = ("vl", "chunk", "par")
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        return tuple(
+            np.array(d, dtype=np.int64) for d in ([self.vl], self._chunks(), self._parallel())
+        )
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        spec = self.task.spec
+        cycles = (
+            1.0 + machine.pointwise_cycles(spec, set(range(len(spec.nodes)))) + len(spec.inputs)
+        )
+        return self._estimate(decisions, cycles, self.steps, spec.nodes[spec.outputs[0]].numel)

@@ -1,0 +1,107 @@
+"""The spaces of kernels on GPUs: what ``codegen.gpu`` emits, with Pruner's symbols of each point.
+
+Level 0 is a thread with its registers, level 1 a multiprocessor with its shared memory, level 2 the
+card with its memory. The latency is Pruner's (ASPLOS 2025, section 4.1, equation 1): operations
+over the peak times the penalties of compute, bytes over the bandwidth times those of memory. Unlike
+the release it counts bytes and not elements, asks how many blocks a multiprocessor holds at once,
+and takes the slower of the two, since copies and products overlap.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from torch_pruner.families.space import Array, Decisions, Sketch, Symbols
+from torch_pruner.graph.contraction import traffic_bytes
+
+if TYPE_CHECKING:
+    from torch_pruner.cards import Card
+    from torch_pruner.task import Task
+
+WARP = 32
+PAD = 8  # elements after each line of a tile: see codegen.gpu.product
+REGISTERS = 255  # of a thread, at most
+OWN = 40  # registers for addresses and counters
+TRANSACTION = 32  # bytes of a sector
+SUMS = 128  # a thread keeps at most; more would spill
+L2_SPEED = 3.0  # of memory's
+LAUNCH_S = 3e-6
+WARPS_TO_HIDE = 8.0  # a multiprocessor needs to keep its pipelines busy
+SCORE_OPS = 60.0  # of attention, for one score
+PHASES = 5  # of a turn over the keys, of which only the first waits for memory
+BARRIER_S = 0.2e-6  # a turn of the reduction: copies wait for memory
+
+
+def column(values: list[int]) -> Decisions:
+    return np.array(values, dtype=np.int64)
+
+
+class GpuSketch(Sketch):
+    """Shared by all: a card, and how many blocks of a kernel it runs at once."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        card = task.target.card
+        if card is None:
+            raise ValueError("the task's target is no GPU")
+        self.card: Card = card
+
+    def default(self) -> Decisions:
+        return self.best_predicted()
+
+    def resident(self, threads: Array, shared: Array, registers: Array) -> Array:
+        """Blocks that a multiprocessor holds at once: the scarcest of its resources decides."""
+        card = self.card
+        whole_warps = np.ceil(threads / WARP) * WARP
+        limits = [
+            np.full(len(threads), float(card.blocks)),
+            np.floor(card.threads / whole_warps),
+            np.floor(card.shared_bytes / np.maximum(shared, 1.0)),
+            np.floor(card.registers / (whole_warps * np.minimum(registers, REGISTERS))),
+        ]
+        result: Array = np.minimum.reduce(limits)
+        return result
+
+    def busy(self, blocks: Array, threads: Array, resident: Array) -> tuple[Array, Array]:
+        """(blocks of the busiest multiprocessor, share of its pace that the warps it holds reach).
+
+        The first is Pruner's wave quantisation, P of level 2; the second its occupancy.
+        """
+        each = np.ceil(blocks / self.card.multiprocessors)
+        held = np.minimum(each, np.maximum(resident, 1.0)) * np.ceil(threads / WARP)
+        return each, np.minimum(1.0, held / WARPS_TO_HIDE)
+
+    def aligned(self, contiguous: Array | float) -> Array:
+        """P of memory at level 2: useful bytes of the sectors that a contiguous read touches."""
+        sectors = np.ceil(np.asarray(contiguous, dtype=np.float64) / TRANSACTION)
+        result: Array = contiguous / (np.maximum(sectors, 1.0) * TRANSACTION)
+        return result
+
+
+class GpuSweep(GpuSketch):
+    """Kernels whose time is the way of their inputs and outputs."""
+
+    names: ClassVar[tuple[str, ...]] = ("threads",)
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        return (column([64, 128, 256, 512]),)
+
+    def _estimate(
+        self, c: dict[str, Array], blocks: Array, operations: float, contiguous: Array | float
+    ) -> Symbols:
+        card, moved = self.card, float(traffic_bytes(self.task.spec))
+        threads, full = c["threads"], np.ones(len(c["threads"]))
+        registers = full * OWN
+        each, pace = self.busy(blocks, threads, self.resident(threads, full, registers))
+        compute = each * threads * (operations / (blocks * threads)) / pace
+        compute = compute / (card.float32_flops / card.multiprocessors)
+        share = np.minimum(1.0, blocks / card.multiprocessors) * pace
+        memory = moved / (card.dram_bytes_per_s * self.aligned(contiguous) * share)
+        return Symbols(
+            registers, operations / (blocks * threads), full * 0.0, threads, full * moved, each,
+            full * contiguous, full * operations, np.maximum(compute, memory) + LAUNCH_S,
+        )  # fmt: skip

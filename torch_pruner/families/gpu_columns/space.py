@@ -1,0 +1,34 @@
+"""The space of windows and short reductions on a GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.families.gpu import (
+    WARP,
+    GpuSweep,
+)
+from torch_pruner.graph.ops import ITEMSIZE, OpKind
+
+if TYPE_CHECKING:
+    from torch_pruner.families.space import Decisions, Symbols
+
+
+class GpuColumnsSketch(GpuSweep):
+    """One thread per output element: windows, and reductions over outer axes."""
+
+    name = "gpu_columns"
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        c, spec = self.columns(decisions), self.task.spec
+        numel, item = spec.nodes[spec.outputs[0]].numel, ITEMSIZE[spec.nodes[spec.outputs[0]].dtype]
+        depth = 0
+        for node in spec.nodes:
+            if node.kind is OpKind.WINDOW:
+                depth += math.prod(node.attr("kernel"))
+            elif node.kind is OpKind.REDUCE:
+                depth += spec.nodes[node.inputs[0]].numel // max(node.numel, 1)
+        return self._estimate(c, np.ceil(numel / c["threads"]), float(numel * depth), WARP * item)

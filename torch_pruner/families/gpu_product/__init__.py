@@ -1,0 +1,44 @@
+"""Matmul and convolution on a GPU: tiles in shared memory, sums in registers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.families.base import Family, Parameters
+from torch_pruner.families.gpu_product import form
+from torch_pruner.families.kinds import is_contraction, is_depthwise
+
+if TYPE_CHECKING:
+    from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.families.space import Sketch
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+    from torch_pruner.task import Task
+
+
+class GpuProductFamily(Family):
+    """See the module."""
+
+    name = "gpu_product"
+    target_kind = "cuda"
+
+    def matches(self, task: Task) -> bool:
+        return is_contraction(task.spec) and not is_depthwise(task.spec, constant=False)
+
+    def space(self) -> type[Sketch]:
+        from torch_pruner.families.gpu_product.space import GpuProductSketch
+
+        return GpuProductSketch
+
+    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+        return form.parameters(spec, decisions)
+
+    def emit(
+        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+    ) -> Emitted:
+        from torch_pruner.families.gpu_product.emit import emit
+
+        return emit(spec, decisions, signature, host=host)
+
+
+FAMILY = GpuProductFamily()

@@ -1,0 +1,354 @@
+"""Matmul and convolution on GPUs: tiles in shared memory, sums in registers, fused epilogues.
+
+A block computes ``bm`` rows by ``bn`` columns of one group, ``bk`` positions of the reduction at a
+time: its threads copy both operands' tiles to shared memory and multiply from there, on CUDA cores
+(``tm`` by ``tn`` sums per thread) or in tensor cores (``tm`` by ``tn`` sums per warp). With two
+stages the next tiles are copied while these are multiplied. Convolutions are the same product,
+their rows positions of the output, and read their input where it lies: what is outside is zero. The
+rest of the graph is computed on the sums in registers before the one store.
+
+Where there are too few tiles for a card, ``split`` blocks share one, each with its part of the
+reduction; a second launch adds their sums up and computes the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core
+from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks, spread
+from torch_pruner.codegen.parts.gpu.operands import (
+    Moved,
+    by_reduction,
+    common_width,
+    first_operand,
+    write_out,
+)
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.operands import Nest, b_at
+from torch_pruner.codegen.parts.output import output_path
+from torch_pruner.codegen.tir.builders import SERIAL, UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
+from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
+from torch_pruner.codegen.tir.values import store
+from torch_pruner.graph.contraction import Contraction, contraction_of
+from torch_pruner.graph.ops import ITEMSIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+
+ADDING = 256  # threads of a block that adds parts up
+PAD = 8  # elements after each line of a tile: neighbouring lines then begin in other banks
+
+
+@dataclass(slots=True)
+class _Tiles:
+    """Everything the parts of one emission share."""
+
+    spec: Graph
+    con: Contraction
+    nest: Nest
+    grid: Grid
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    stages: int
+    tensor: bool
+    ahead: bool
+    a: Buffer  # of all stages; made once their sizes are known
+    b: Buffer
+    sums: Registers
+    columns_first: bool  # the lines of B's tile are columns
+    split: int
+    parts: Buffer | None  # sums of each part of the reduction
+
+    @property
+    def a_line(self) -> int:
+        """Distance of the lines of A's tile: rows of k in tensor cores, else columns of rows."""
+        return self.bk + self._pad if self.tensor else self.bm + PAD
+
+    @property
+    def b_line(self) -> int:
+        return self.bk + self._pad if self.columns_first else self.bn + PAD
+
+    @property
+    def _pad(self) -> int:
+        """After a line of k that tensor cores read: sixteen bytes, whatever an element has."""
+        return PAD // 2 if ITEMSIZE[self.spec.nodes[self.con.a].dtype] == 4 else PAD
+
+    @property
+    def a_size(self) -> int:
+        return (self.bm if self.tensor else self.bk) * self.a_line
+
+    @property
+    def b_size(self) -> int:
+        return (self.bn if self.columns_first else self.bk) * self.b_line
+
+    @property
+    def turns(self) -> int:
+        """Of one part of the reduction."""
+        return in_blocks(self.con.depth, self.bk) // self.split
+
+    def place(self, tid: Expr, i: Expr | int) -> tuple[Expr, Expr]:
+        """(row, column) in the block's tile of sum ``i`` of a thread."""
+        if self.tensor:
+            across = self.bn // self.tn
+            warp, lane = T.floordiv(tid, WARP), T.floormod(tid, WARP)
+            row, column = tensor_core.place(lane, i, self.tn)
+            first = T.floordiv(warp, across) * self.tm, T.floormod(warp, across) * self.tn
+            return first[0] + row, first[1] + column
+        across = self.bn // self.tn
+        y, x = T.floordiv(tid, across), T.floormod(tid, across)
+        r, c = T.floordiv(imm(0) + i, self.tn), T.floormod(imm(0) + i, self.tn)
+        four = 4 if self.tn % 4 == 0 else 1  # a thread's columns lie together by fours
+        column = T.floordiv(c, four) * (four * across) + x * four + T.floormod(c, four)
+        return y * self.tm + r, column
+
+
+def threads_of(decisions: Mapping[str, int]) -> int:
+    """Threads of a block."""
+    tiles = (decisions["bm"] // decisions["tm"]) * (decisions["bn"] // decisions["tn"])
+    return tiles * (WARP if decisions["tensor"] else 1)
+
+
+def emit(
+    spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
+) -> Emitted:
+    """Decisions: ``bm``, ``bn``, ``bk``, ``tm``, ``tn``, ``stages``, ``tensor``, ``ahead``,
+    ``split``, which divides the number of turns (1 where it is not given).
+
+    ``ahead``: copies are asynchronous where operands allow it, ``stages`` - 1 turns ahead.
+    """
+    con = contraction_of(spec)
+    inputs, (out,), scratch = parameters(takes)
+    constant = next((k for k, p in enumerate(takes.packs) if p is not None), None)
+    panel = None if constant is None else inputs[constant]
+    reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
+    bm, bn = decisions["bm"], decisions["bn"]
+    nest = Nest(spec, con, reader, bn, 1, 1, 1, False, False, panel, None, None, out)
+    threads, tensor = threads_of(decisions), bool(decisions["tensor"])
+    split, tiled = decisions.get("split", 1), in_blocks(con.rows, bm) * in_blocks(con.n, bn)
+    grid = Grid(con.groups * tiled * split, threads, host)
+    dtype = spec.nodes[con.a].dtype if tensor else con.acc_dtype
+    tiles = _Tiles(
+        spec, con, nest, grid, bm, bn, decisions["bk"], decisions["tm"], decisions["tn"],
+        decisions["stages"], tensor, bool(decisions["ahead"]), None, None,
+        grid.registers(bm * bn // threads, con.acc_dtype, "sums"),
+        tensor and panel is None and by_reduction(spec, con),
+        split, scratch[0] if scratch else None,
+    )  # fmt: skip
+    tiles.a = grid.shared(tiles.stages * tiles.a_size, dtype, "tile_a")
+    tiles.b = grid.shared(tiles.stages * tiles.b_size, dtype, "tile_b")
+    body = grid.launch(lambda b: _block(tiles, b))
+    if split > 1:
+        body = seq([body, _add_up(tiles)])
+    return Emitted(body, inputs, [out], scratch)
+
+
+def _block(tiles: _Tiles, block: Expr) -> Stmt:
+    con, grid, turns = tiles.con, tiles.grid, tiles.turns
+    down, across = in_blocks(con.rows, tiles.bm), in_blocks(con.n, tiles.bn)
+    g, mb, nb, part = unlinear(block, (con.groups, down, across, tiles.split))
+    sums, before = tiles.sums, part * turns if tiles.split > 1 else imm(0)
+    zero = T.const(0, con.acc_dtype)
+
+    def clear(tid: Expr) -> Stmt:
+        return loop(
+            sums.count, lambda i: store(sums.buffer, sums.at(tid, i), zero), UNROLLED, "sum"
+        )
+
+    def copy(tid: Expr, turn: Expr) -> Stmt:
+        return seq([_copy_a(tiles, g, mb, tid, turn), _copy_b(tiles, g, nb, tid, turn)])
+
+    def write(tid: Expr) -> Stmt:
+        return _write(tiles, g, mb, nb, part, tid)
+
+    if tiles.stages == 1:
+
+        def turn(k: Expr) -> Stmt:
+            at = before + k
+            return grid.phases(
+                lambda tid: copy(tid, at), lambda tid: _multiply(tiles, tid, at), first=False
+            )
+
+        return seq([grid.phases(clear), loop(turns, turn, name="turn"), grid.phases(write)])
+    ahead, host = tiles.stages - 1, grid.host
+    group = asynchronous.commit(host=host) if tiles.ahead else None
+
+    def begin(tid: Expr) -> Stmt:
+        copies = [
+            s for k in range(ahead) for s in (copy(tid, before + k) if k < turns else None, group)
+        ]
+        return seq([clear(tid), *copies])
+
+    def both(k: Expr) -> Stmt:
+        def each(tid: Expr) -> Stmt:
+            following = S.IfThenElse(k + ahead < turns, copy(tid, before + k + ahead), None)
+            product = _multiply(tiles, tid, before + k)
+            return seq([following if turns > ahead else None, group, product])
+
+        arrived = asynchronous.wait(ahead - 1, host=host) if tiles.ahead else None
+        return seq([arrived, grid.phases(each, first=False)])
+
+    return seq([grid.phases(begin), loop(turns, both, name="turn"), grid.phases(write)])
+
+
+def _stage(tiles: _Tiles, turn: Expr, size: int) -> Expr:
+    return T.floormod(turn, tiles.stages) * size if tiles.stages > 1 else imm(0)
+
+
+def _copy_a(tiles: _Tiles, g: Expr, mb: Expr, tid: Expr, turn: Expr) -> Stmt:
+    """A's tile: neighbouring threads take neighbouring positions of the reduction."""
+    con, bm, bk = tiles.con, tiles.bm, tiles.bk
+    moved = Moved(tiles.nest, con.a, tensor=tiles.tensor)
+    width = common_width(moved.most, con.k[-1], bk)
+    base = _stage(tiles, turn, tiles.a_size)
+    wide = tiles.ahead and width == moved.most and moved.wide(-1 if con.conv is None else 1)
+
+    def piece(item: Expr) -> Stmt:
+        row, position = T.floordiv(item, bk), T.floormod(item, bk)
+        m, k = mb * bm + row, turn * bk + position
+        index = unlinear(k, con.k)
+        inside, read = first_operand(moved.nest, g, unlinear(m, con.m), imm(0))
+
+        def put(v: Expr, value: Expr) -> Stmt:
+            line = (position + v) * tiles.a_line + row
+            at = row * tiles.a_line + position + v if tiles.tensor else line
+            return moved.put(tiles.a, base + at, value)
+
+        def value(v: Expr) -> Expr:
+            return read((*index[:-1], index[-1] + v))
+
+        guards = [m < con.rows] if con.rows % bm else []
+        guards += [k < con.depth] if con.depth % bk else []
+        guards += inside(index)
+        if wide:
+            to = (tiles.a, base + row * tiles.a_line + position)
+            return asynchronous.copy(to, value, width, guards, tiles.grid.host)
+        return moved.lanes(width, put, value, guards)
+
+    return spread(tiles.grid, tid, bm * bk, piece, width=width)
+
+
+def _copy_b(tiles: _Tiles, g: Expr, nb: Expr, tid: Expr, turn: Expr) -> Stmt:
+    """B's tile: neighbouring threads take what lies together in memory."""
+    con, bn, bk, panel = tiles.con, tiles.bn, tiles.bk, tiles.nest.panel
+    moved = Moved(tiles.nest, con.b, tensor=tiles.tensor, packed=panel is not None)
+    line = bk if tiles.columns_first else bn
+    together = moved.raw and con.conv is None and moved.wide(-2 if tiles.columns_first else -1)
+    extent = con.k[-1] if tiles.columns_first else (bn if panel is not None else con.n)
+    width = common_width(moved.most, line, extent) if together or panel is not None else 1
+    base = _stage(tiles, turn, tiles.b_size)
+    wide = tiles.ahead and together and width == moved.most
+
+    def piece(item: Expr) -> Stmt:
+        outer, inner = T.floordiv(item, line), T.floormod(item, line)
+        position, column = (inner, outer) if tiles.columns_first else (outer, inner)
+        k, at = turn * bk + position, base + outer * tiles.b_line + inner
+
+        def put(v: Expr, value: Expr) -> Stmt:
+            return moved.put(tiles.b, at + v, value)
+
+        def value(v: Expr) -> Expr:
+            if tiles.columns_first:
+                *before, last = unlinear(k, con.k)
+                place = (*before, last + v)
+                return b_at(moved.nest, g, nb, place, nb * bn + column, column)
+            lane = column + v
+            if panel is not None and moved.raw:
+                start = (g * tiles.nest.blocks + nb) * con.depth
+                return panel[(start + k) * bn + lane]
+            return b_at(moved.nest, g, nb, unlinear(k, con.k), nb * bn + lane, lane)
+
+        guards = [k < con.depth] if con.depth % bk else []
+        guards += [nb * bn + column < con.n] if con.n % bn and panel is None else []
+        if wide:
+            return asynchronous.copy((tiles.b, at), value, width, guards, tiles.grid.host)
+        return moved.lanes(width, put, value, guards)
+
+    return spread(tiles.grid, tid, bk * bn, piece, width=width)
+
+
+def _multiply(tiles: _Tiles, tid: Expr, turn: Expr) -> Stmt:
+    bn, bk, sums = tiles.bn, tiles.bk, tiles.sums
+    a_base, b_base = _stage(tiles, turn, tiles.a_size), _stage(tiles, turn, tiles.b_size)
+    if tiles.tensor:
+        warp, across = T.floordiv(tid, WARP), bn // tiles.tn
+        first_row = T.floordiv(warp, across) * tiles.tm
+        first_column = T.floormod(warp, across) * tiles.tn
+        step_b = tiles.b_line if tiles.columns_first else 1
+        return tensor_core.multiply(
+            lambda i: sums.at(tid, i),
+            sums.buffer,
+            (tiles.a, a_base + first_row * tiles.a_line, tiles.a_line),
+            (tiles.b, b_base + first_column * step_b, tiles.b_line),
+            (tiles.tm, tiles.tn, bk),
+            columns_first=tiles.columns_first,
+            tid=tid,
+            host=tiles.grid.host,
+        )
+
+    def step(k: Expr) -> Stmt:
+        def one(i: Expr) -> Stmt:
+            row, column = tiles.place(tid, i)
+            x = tiles.a[a_base + k * tiles.a_line + row]
+            y = tiles.b[b_base + k * tiles.b_line + column]
+            at = sums.at(tid, i)
+            return store(sums.buffer, at, sums.buffer[at] + x * y)
+
+        return loop(sums.count, one, UNROLLED, "sum")
+
+    return loop(bk, step, SERIAL, "k")
+
+
+def _write(tiles: _Tiles, g: Expr, mb: Expr, nb: Expr, part: Expr, tid: Expr) -> Stmt:
+    """Every sum through the epilogue, but for those outside of the output; or a part, as it is."""
+    con, sums, parts = tiles.con, tiles.sums, tiles.parts
+    path = output_path(tiles.spec, con.anchor)
+
+    def one(i: Expr) -> Stmt:
+        row, column = tiles.place(tid, i)
+        m, n = mb * tiles.bm + row, nb * tiles.bn + column
+        if parts is not None:
+            to = ((part * con.groups + g) * con.rows + m) * con.n + n
+            body = store(parts, to, sums.buffer[sums.at(tid, i)])
+        else:
+            body = write_out(tiles.nest, path, (g, m, n), sums.buffer, sums.at(tid, i))
+        guards = [m < con.rows] if con.rows % tiles.bm else []
+        guards += [n < con.n] if con.n % tiles.bn else []
+        return S.IfThenElse(T.all(*guards), body, None) if guards else body
+
+    return loop(sums.count, one, UNROLLED, "sum")
+
+
+def _add_up(tiles: _Tiles) -> Stmt:
+    """A launch of its own: the sums of all parts, through the epilogue."""
+    con, parts = tiles.con, tiles.parts
+    assert parts is not None  # there is nothing to add up otherwise
+    total = con.groups * con.rows * con.n
+    grid = Grid(in_blocks(total, ADDING), ADDING, tiles.grid.host)
+    whole = grid.registers(1, con.acc_dtype, "whole")
+    path = output_path(tiles.spec, con.anchor)
+
+    def each(block: Expr, tid: Expr) -> Stmt:
+        item, at = block * ADDING + tid, whole.at(tid, 0)
+
+        def add(part: Expr) -> Stmt:
+            return store(whole.buffer, at, whole.buffer[at] + parts[part * total + item])
+
+        place = unlinear(item, (con.groups, con.rows, con.n))
+        body = seq(
+            [
+                store(whole.buffer, at, T.const(0, con.acc_dtype)),
+                loop(tiles.split, add, UNROLLED, "part"),
+                write_out(tiles.nest, path, place, whole.buffer, at),
+            ]
+        )
+        return S.IfThenElse(item < total, body, None) if total % ADDING else body
+
+    return grid.launch(lambda block: grid.phases(lambda tid: each(block, tid)))

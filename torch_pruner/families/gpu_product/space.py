@@ -1,0 +1,128 @@
+"""The space of products on a GPU: tiles in shared memory."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from torch_pruner.families.gpu import (
+    BARRIER_S,
+    L2_SPEED,
+    LAUNCH_S,
+    OWN,
+    PAD,
+    REGISTERS,
+    SUMS,
+    WARP,
+    GpuSketch,
+    column,
+)
+from torch_pruner.families.space import Array, Decisions, Mask, Symbols
+from torch_pruner.graph.contraction import contraction_of, traffic_bytes
+from torch_pruner.graph.ops import ITEMSIZE
+from torch_pruner.graph.precision import is_tf32
+
+
+class GpuProductSketch(GpuSketch):
+    """Tiles in shared memory, on CUDA cores or in tensor cores."""
+
+    name = "gpu_product"
+    names = ("bm", "bn", "bk", "tm", "tn", "stages", "tensor", "ahead", "split")
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        dtype = self._dtype
+        halves = dtype == "float16" or (dtype == "bfloat16" and self.card.has_bfloat16)
+        sides, tiles = [16, 32, 64, 128, 256], [1, 2, 4, 8, 16, 32, 64]
+        flags = [0, 1] if halves or self._tf32 else [0]
+        ahead = [0, 1] if len(flags) > 1 and self.card.capability >= (8, 0) else [0]
+        stages = [1, 2, 3, 4] if len(ahead) > 1 else [1, 2]
+        split = [1, 2, 4, 8]
+        options = (sides, sides, [8, 16, 32, 64], tiles, tiles, stages, flags, ahead, split)
+        return tuple(column(o) for o in options)
+
+    @property
+    def _dtype(self) -> str:
+        return self.task.spec.nodes[contraction_of(self.task.spec).a].dtype
+
+    @property
+    def _tf32(self) -> bool:
+        """Whether tensor cores may multiply float32, rounded."""
+        spec = self.task.spec
+        return self.card.tf32_flops > 0 and is_tf32(spec.nodes[contraction_of(spec).anchor])
+
+    def _threads(self, c: dict[str, Array]) -> Array:
+        per = np.where(c["tensor"] == 1, float(WARP), 1.0)
+        result: Array = (c["bm"] / c["tm"]) * (c["bn"] / c["tn"]) * per
+        return result
+
+    def _shared(self, c: dict[str, Array]) -> Array:
+        con = contraction_of(self.task.spec)
+        item = np.where(c["tensor"] == 1, ITEMSIZE[self._dtype], ITEMSIZE[con.acc_dtype])
+        a = np.where(c["tensor"] == 1, c["bm"] * (c["bk"] + PAD), c["bk"] * (c["bm"] + PAD))
+        result: Array = c["stages"] * (a + c["bk"] * (c["bn"] + PAD)) * item
+        return result
+
+    def valid(self, decisions: Decisions) -> Mask:
+        c = self.columns(decisions)
+        threads, sums = self._threads(c), c["bm"] * c["bn"] / np.maximum(self._threads(c), 1.0)
+        divides = (c["bm"] % c["tm"] == 0) & (c["bn"] % c["tn"] == 0)
+        room = self._shared(c) <= self.card.shared_bytes_per_block
+        fits = (threads >= WARP) & (threads <= 1024) & room
+        plain = (c["tensor"] == 0) & (c["tm"] <= 16) & (c["tn"] <= 16)
+        fragments = (c["tm"] % 16 == 0) & (c["tn"] % 8 == 0) & (c["bk"] % 16 == 0)
+        kinds = plain | ((c["tensor"] == 1) & fragments)
+        deep = (c["tensor"] == 1) & (c["stages"] > 1)
+        kinds = kinds & np.where(c["ahead"] == 1, deep, c["stages"] <= 2)
+        con, split = contraction_of(self.task.spec), c["split"]
+        even = np.ceil(con.depth / c["bk"]) % split == 0
+        even &= (split == 1) | (con.groups * con.rows * con.n * split < 2**31)
+        result: Mask = divides & fits & (sums <= SUMS) & kinds & even
+        return result
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        c, card, con = self.columns(decisions), self.card, contraction_of(self.task.spec)
+        tensor = c["tensor"] == 1
+        threads, shared = self._threads(c), self._shared(c)
+        item = float(ITEMSIZE[self._dtype])
+        down, across = np.ceil(con.rows / c["bm"]), np.ceil(con.n / c["bn"])
+        blocks = con.groups * down * across * c["split"]
+        turns = np.ceil(con.depth / c["bk"]) / c["split"]
+        sums = c["bm"] * c["bn"] / threads
+        fragments = c["tm"] / 16 * 4 + c["tn"] / 8 * 2
+        registers = sums + np.where(tensor, fragments, c["tm"] + c["tn"]) + OWN
+        depth = turns * c["bk"]
+        operations = 2.0 * blocks * c["bm"] * c["bn"] * depth
+        traffic = blocks * (c["bm"] + c["bn"]) * depth * item
+        unique = float(traffic_bytes(self.task.spec))
+        contiguous = np.minimum(c["bk"], c["bn"]) * item
+        each, pace = self.busy(blocks, threads, self.resident(threads, shared, registers))
+        # Reading a tile's row and column from shared memory takes a share of the issue slots.
+        issue = np.where(
+            tensor,
+            c["tm"] * c["tn"] / (c["tm"] * c["tn"] + 8.0 * (c["tm"] + c["tn"])),
+            c["tm"] * c["tn"] / (c["tm"] * c["tn"] + 0.5 * (c["tm"] + c["tn"])),
+        )
+        spilled = np.minimum(1.0, REGISTERS / registers)
+        useful = threads / (np.ceil(threads / WARP) * WARP)
+        fastest = card.tf32_flops if self._tf32 else card.peak_flops(self._dtype)
+        peak = np.where(tensor, fastest, card.peak_flops(self._dtype, tensor_cores=False))
+        one = 2.0 * c["bm"] * c["bn"] * depth / (peak / card.multiprocessors)
+        compute = each * one / (pace * issue * spilled * useful)
+        share = np.minimum(1.0, blocks / card.multiprocessors)
+        memory = np.maximum(
+            traffic / (card.dram_bytes_per_s * L2_SPEED), unique / card.dram_bytes_per_s
+        ) / (self.aligned(contiguous) * share)
+        waits = each / np.maximum(self.resident(threads, shared, registers), 1.0)
+        latency = np.maximum(compute, memory) + LAUNCH_S
+        hidden = np.where(c["ahead"] == 1, 2.0 * c["stages"], c["stages"])
+        latency = latency + waits * turns * BARRIER_S / hidden
+        # Parts of sums are written, read again and added by a launch of their own.
+        parts = 2.0 * c["split"] * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
+        adding = parts / (card.dram_bytes_per_s * L2_SPEED) + LAUNCH_S
+        latency = latency + np.where(c["split"] > 1, adding, 0.0)
+        return Symbols(
+            registers, 2.0 * sums * depth, shared, threads, traffic, each, contiguous, operations,
+            latency,
+        )  # fmt: skip

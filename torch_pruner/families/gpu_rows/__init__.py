@@ -1,0 +1,40 @@
+"""Rows on a GPU: a block of threads each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.families.base import Family
+from torch_pruner.families.kinds import is_reduction
+
+if TYPE_CHECKING:
+    from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.families.space import Sketch
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+    from torch_pruner.task import Task
+
+
+class GpuRowsFamily(Family):
+    """See the module."""
+
+    name = "gpu_rows"
+    target_kind = "cuda"
+
+    def matches(self, task: Task) -> bool:
+        return is_reduction(task.spec)
+
+    def space(self) -> type[Sketch]:
+        from torch_pruner.families.gpu_rows.space import GpuRowsSketch
+
+        return GpuRowsSketch
+
+    def emit(
+        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+    ) -> Emitted:
+        from torch_pruner.families.gpu_rows.emit import emit
+
+        return emit(spec, decisions, signature, host=host)
+
+
+FAMILY = GpuRowsFamily()

@@ -1,0 +1,43 @@
+"""Products of few rows that read the second operand where it lies, along the reduction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner.families.base import Family, Parameters
+from torch_pruner.families.in_place import form
+from torch_pruner.families.kinds import is_product
+
+if TYPE_CHECKING:
+    from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.families.space import Sketch
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+    from torch_pruner.task import Task
+
+
+class InPlaceFamily(Family):
+    """See the module."""
+
+    name = "in_place"
+
+    def matches(self, task: Task) -> bool:
+        return is_product(task.spec) and self.space().fits(task)
+
+    def space(self) -> type[Sketch]:
+        from torch_pruner.families.in_place.space import InPlaceSketch
+
+        return InPlaceSketch
+
+    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+        return Parameters(scratch=form.scratch(spec))
+
+    def emit(
+        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+    ) -> Emitted:
+        from torch_pruner.families.in_place.emit import emit
+
+        return emit(spec, decisions, signature)
+
+
+FAMILY = InPlaceFamily()

@@ -1,0 +1,67 @@
+"""What a kernel graph is about, as families ask it: its anchor operators, not its shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.contraction import constant_operand, contraction_of
+from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.rows import full_node, row_domain
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.ir import Graph
+
+
+def is_attention(spec: Graph) -> bool:
+    """Products with a reduction between them."""
+    kinds = _kinds(spec)
+    return OpKind.CONTRACT in kinds and OpKind.REDUCE in kinds
+
+
+def is_contraction(spec: Graph) -> bool:
+    """A product of matrices, a convolution, or a gradient of one."""
+    kinds = _kinds(spec)
+    return OpKind.CONTRACT in kinds and OpKind.REDUCE not in kinds
+
+
+def is_depthwise(spec: Graph, *, constant: bool) -> bool:
+    """A convolution of each channel for itself; ``constant``: only one with constant weights."""
+    if not is_contraction(spec):
+        return False
+    con = contraction_of(spec)
+    return con.form == "depthwise" and not (constant and constant_operand(spec, con) is None)
+
+
+def is_product(spec: Graph) -> bool:
+    """A contraction that is no depthwise convolution with constant weights."""
+    return is_contraction(spec) and not is_depthwise(spec, constant=True)
+
+
+def is_window(spec: Graph) -> bool:
+    """Pooling."""
+    kinds = _kinds(spec)
+    return OpKind.WINDOW in kinds and OpKind.CONTRACT not in kinds
+
+
+def is_reduction(spec: Graph) -> bool:
+    """Rows that are reduced, and perhaps finished."""
+    return _kinds(spec) & {OpKind.CONTRACT, OpKind.WINDOW, OpKind.REDUCE} == {OpKind.REDUCE}
+
+
+def is_elementwise(spec: Graph) -> bool:
+    """Neither products, nor windows, nor reductions."""
+    return not _kinds(spec) & {OpKind.CONTRACT, OpKind.WINDOW, OpKind.REDUCE}
+
+
+def ends_reduced(spec: Graph) -> bool:
+    """A reduction whose outputs are all of one shape, none as large as what is reduced."""
+    if not is_reduction(spec):
+        return False
+    shape = row_domain(spec).shape
+    if any(full_node(spec, o, shape) is not None for o in spec.outputs):
+        return False
+    return len({spec.nodes[o].shape for o in spec.outputs}) == 1
+
+
+def _kinds(spec: Graph) -> set[OpKind]:
+    return {n.kind for n in spec.nodes}

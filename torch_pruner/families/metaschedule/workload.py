@@ -1,0 +1,368 @@
+"""A kernel graph as an unscheduled TIR function: what MetaSchedule's own space starts from.
+
+One ``te.compute`` per node that computes; MetaSchedule inlines what it wants to. Views are indices
+of whoever reads them: its rules inline nothing that changes the order of axes, so each would be a
+loop of its own. Convolutions are written in the order of axes in which their data lie, as TVM's
+operators for such data are. Arithmetic is ``scalar.apply``'s, so that kernels of either space
+compute the same numbers, unless somebody asks for another (``plain.apply``). No schedule is decided
+here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from tvm import te
+
+from torch_pruner.codegen.tir import scalar
+from torch_pruner.codegen.tir.builders import Expr, T
+from torch_pruner.codegen.tir.reader import reshape_index, safe_position, view_index
+from torch_pruner.graph.contraction import accumulator
+from torch_pruner.graph.ir import const_value
+from torch_pruner.graph.ops import FLOATS, OpKind
+from torch_pruner.graph.stored import order_before, stored_orders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch_pruner.graph.ir import Graph, Node, Shape
+
+Tensor = Any
+Index = tuple[Expr, ...]
+Read = Any  # index expressions -> value expression; a tensor is one, too
+Order = Any  # a shape, or None for the order of the node's own axes
+Apply = Any  # (operator, operands, dtype of the result) -> value expression
+
+
+def to_prim_func(spec: Graph, apply: Apply = scalar.apply) -> Any:
+    """Parameters: the inputs of ``spec`` by index, then its outputs. Takes every operator that
+    ``apply`` has, which ``scalar.apply`` is all of them.
+    """
+    orders = stored_orders(spec)
+    values: list[Read] = []
+    for i, node in enumerate(spec.nodes):
+        values.append(_stage(spec, node, f"n{i}_{node.op}", values, apply, orders.get(i)))
+    inputs = [values[i] for i in spec.inputs]
+    outputs: list[Tensor] = []
+    for k, i in enumerate(spec.outputs):
+        value = values[i]
+        fresh = isinstance(value, te.Tensor) and spec.nodes[i].op != "input"
+        fresh = fresh and i not in spec.outputs[:k]
+        outputs.append(value if fresh else _compute(spec.nodes[i], f"out{k}", value))
+    return te.create_prim_func([*inputs, *outputs])
+
+
+def _stage(
+    spec: Graph, node: Node, name: str, values: Sequence[Read], apply: Apply, order: Shape | None
+) -> Read:
+    """What reads one node: its tensor, or an expression for a constant and for a view."""
+    if node.op == "input":
+        return te.placeholder(node.shape, node.dtype, name)
+    if node.op == "const":
+        value = T.const(const_value(node), node.dtype)
+        return lambda *index: value
+    reads = [values[i] for i in node.inputs]
+    if node.kind in (OpKind.REDUCE, OpKind.WINDOW, OpKind.CONTRACT):
+        return _REDUCERS[node.op](spec, node, name, reads, apply, order)
+    shapes = [spec.nodes[i].shape for i in node.inputs]
+    if node.kind is OpKind.VIEW:
+        return _view(node, reads[0], shapes[0])
+    return _compute(node, name, _element(node, reads, shapes, apply), order)
+
+
+def _compute(node: Node, name: str, element: Read, order: Shape | None = None) -> Read:
+    """A tensor of ``element`` at the node's indices, its axes stored in ``order``."""
+    return _tensor(node.shape, name, element, order)
+
+
+def _tensor(shape: Shape, name: str, element: Read, order: Shape | None) -> Read:
+    if order is None or order == tuple(range(len(shape))):
+        return te.compute(shape, element, name=name)
+    back = [order.index(axis) for axis in range(len(order))]
+
+    def stored(*index: Expr) -> Expr:
+        return element(*(index[k] for k in back))
+
+    tensor = te.compute(tuple(shape[axis] for axis in order), stored, name=name)
+    return lambda *index: tensor(*(index[axis] for axis in order))
+
+
+def _element(
+    node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]], apply: Apply
+) -> Read:
+    """The value of a node that does not reduce, at given indices."""
+    if node.kind is OpKind.POINTWISE:
+        return lambda *index: apply(node.op, [r(*index) for r in reads], node.dtype)
+    if node.op == "iota":
+        return lambda *index: T.Cast(node.dtype, index[node.attr("dim")])
+    if node.op == "cat":
+        return _cat(node, reads, shapes)
+    if node.op == "pad":
+        return _pad(node, reads[0], shapes[0])
+    return _indexed(node, reads, shapes)
+
+
+def _view(node: Node, read: Read, shape: tuple[int, ...]) -> Read:
+    """What reads a view at its own index."""
+    if node.op == "reshape":
+        return lambda *index: read(*reshape_index(index, node.shape, shape))
+    attrs = dict(node.attrs)
+    return lambda *index: read(*view_index(node.op, attrs, index, shape))
+
+
+def _cat(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]]) -> Read:
+    dim = node.attr("dim")
+
+    def element(*index: Expr) -> Expr:
+        value, start = None, 0
+        parts = []
+        for read, shape in zip(reads, shapes, strict=True):
+            if shape[dim]:
+                parts.append((start, start + shape[dim], read))
+            start += shape[dim]
+        for begin, end, read in reversed(parts):
+            moved = (*index[:dim], index[dim] - begin, *index[dim + 1 :])
+            own = read(*moved)
+            value = own if value is None else T.if_then_else(index[dim] < end, own, value)
+        return value
+
+    return element
+
+
+def _inside(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
+    conditions = []
+    for i, extent in zip(index, shape, strict=True):
+        conditions += [i >= 0, i < extent]
+    return conditions
+
+
+def _guarded(conditions: Sequence[Expr], value: Expr, other: Expr) -> Expr:
+    return T.if_then_else(T.all(*conditions), value, other) if conditions else value
+
+
+def _pad(node: Node, read: Read, shape: tuple[int, ...]) -> Read:
+    lo, fill = node.attr("lo"), node.attr("value")
+    other = T.const(float(fill) if isinstance(fill, str) else fill, node.dtype)
+
+    def element(*index: Expr) -> Expr:
+        moved = tuple(i - before for i, before in zip(index, lo, strict=True))
+        return _guarded(_inside(moved, shape), read(*moved), other)
+
+    return element
+
+
+def _indexed(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]]) -> Read:
+    dim, extent, rank = node.attr("dim"), shapes[0][node.attr("dim")], len(shapes[1])
+
+    def element(*index: Expr) -> Expr:
+        if node.op == "gather":
+            at = reads[1](*index)
+            before, after = index[:dim], index[dim + 1 :]
+        else:
+            at = reads[1](*index[dim : dim + rank])
+            before, after = index[:dim], index[dim + rank :]
+        return reads[0](*before, safe_position(at, extent), *after)
+
+    return element
+
+
+# Reductions
+
+
+def _reducer(op: str, dtype: str, apply: Apply) -> Any:
+    """A commutative reducer; those of TVM where it has one, since it knows how to split them."""
+    if op == "sum":
+        return te.sum
+    if op in ("max", "min") and dtype not in FLOATS:
+        return te.max if op == "max" else te.min
+    combine, identity = {
+        "prod": ("mul", 1),
+        "max": ("maximum", -math.inf),
+        "min": ("minimum", math.inf),
+        "any": ("logical_or", False),
+        "all": ("logical_and", True),
+    }[op]
+    return te.comm_reducer(
+        lambda a, b: apply(combine, [a, b], dtype),
+        lambda t: T.const(identity, t),
+        name=op,
+    )
+
+
+def _reduce(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], apply: Apply, _order: Order
+) -> Read:
+    source = spec.nodes[node.inputs[0]]
+    reduced = node.attr("axes")
+    axes = [te.reduce_axis((0, source.shape[d]), f"{name}_r{d}") for d in reduced]
+    dtype = accumulator(node.dtype)
+    fold = _reducer(node.op, dtype, apply)
+    read = args[0]
+
+    def element(*index: Expr) -> Expr:
+        kept, folded = iter(index), iter(axes)
+        whole = [next(folded) if d in reduced else next(kept) for d in range(len(source.shape))]
+        return fold(scalar.cast(read(*whole), dtype), axis=axes)
+
+    return _rounded(node, name, dtype, _compute(node, name, element))
+
+
+def _rounded(node: Node, name: str, dtype: str, total: Read, order: Order = None) -> Read:
+    """``total``, which is of ``dtype``, in the node's own."""
+    if dtype == node.dtype:
+        return total
+    return _compute(node, f"{name}_cast", lambda *i: scalar.cast(total(*i), node.dtype), order)
+
+
+def _arg_reduce(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, _order: Order
+) -> Read:
+    """First position of the extreme; NaN is more extreme than any number."""
+    source = spec.nodes[node.inputs[0]]
+    (dim,) = node.attr("axes")
+    axis = te.reduce_axis((0, source.shape[dim]), f"{name}_r")
+    wide = "float32" if source.dtype in ("float16", "bfloat16") else source.dtype
+    wide = "int32" if wide == "bool" else wide
+    greater = node.op == "argmax"
+
+    def combine(a: Sequence[Expr], b: Sequence[Expr]) -> Sequence[Expr]:
+        first = a[0] <= b[0]
+        better = a[1] > b[1] if greater else a[1] < b[1]
+        tied = T.all(a[1] == b[1], first)
+        if wide in FLOATS:
+            better = T.all(better, T.Not(T.isnan(b[1])))
+            mine = T.all(T.isnan(a[1]), T.any(T.Not(T.isnan(b[1])), first))
+            take = T.any(better, tied, mine)
+        else:
+            take = T.any(better, tied)
+        return T.Select(take, a[0], b[0]), T.Select(take, a[1], b[1])
+
+    def identity(index: str, value: str) -> Sequence[Expr]:
+        least = T.min_value(value) if greater else T.max_value(value)
+        if value in FLOATS:
+            least = T.const(-math.inf if greater else math.inf, value)
+        return T.const(2**31 - 1, index), least
+
+    fold = te.comm_reducer(combine, identity, name=node.op)
+    read = args[0]
+
+    def element(*index: Expr) -> Expr:
+        at = (*index[:dim], axis, *index[dim:])
+        return fold((axis.var, scalar.cast(read(*at), wide)), axis=axis)
+
+    position, _ = te.compute(node.shape, element, name=name)
+    return _rounded(node, name, str(position.dtype), position)
+
+
+def _window(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], apply: Apply, order: Order
+) -> Read:
+    source = spec.nodes[node.inputs[0]]
+    kernel, stride, dilation = node.attr("kernel"), node.attr("stride"), node.attr("dilation")
+    lo, lead = node.attr("lo"), len(source.shape) - len(node.attr("kernel"))
+    axes = [te.reduce_axis((0, k), f"{name}_r{d}") for d, k in enumerate(kernel)]
+    largest = node.op == "window_max"
+    dtype = accumulator(node.dtype)
+    fold = _reducer("max" if largest else "sum", dtype, apply)
+    neutral: Expr = T.const(0, dtype)
+    if largest:
+        neutral = T.const(-math.inf, dtype) if dtype in FLOATS else T.min_value(dtype)
+    read = args[0]
+
+    def element(*index: Expr) -> Expr:
+        at = [
+            i * s - before + r * d
+            for i, s, before, r, d in zip(index[lead:], stride, lo, axes, dilation, strict=True)
+        ]
+        value = scalar.cast(read(*index[:lead], *at), dtype)
+        return fold(_guarded(_inside(at, source.shape[lead:]), value, neutral), axis=axes)
+
+    return _rounded(node, name, dtype, _compute(node, name, element, order), order)
+
+
+def _matmul(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, _order: Order
+) -> Read:
+    depth = spec.nodes[node.inputs[0]].shape[-1]
+    axis = te.reduce_axis((0, depth), f"{name}_k")
+    dtype = accumulator(node.dtype)
+    left, right = args
+
+    def element(*index: Expr) -> Expr:
+        *batch, i, j = index
+        a, b = left(*batch, i, axis), right(*batch, axis, j)
+        return te.sum(scalar.cast(a, dtype) * scalar.cast(b, dtype), axis=axis)
+
+    return _rounded(node, name, dtype, _compute(node, name, element))
+
+
+def _conv(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, order: Order
+) -> Read:
+    """Both directions: a transposed convolution is an ordinary one on a dilated input."""
+    x_shape, w_shape = (spec.nodes[i].shape for i in node.inputs)
+    transposed = node.op == "conv_transpose"
+    groups, kernel, dilation = node.attr("groups"), w_shape[2:], node.attr("dilation")
+    dtype = accumulator(node.dtype)
+    channels = x_shape[1] // groups
+    per_group = w_shape[1] if transposed else w_shape[0] // groups
+    stride = (1,) * len(kernel) if transposed else node.attr("stride")
+    padded = _padded_input(spec, node, name, args[0], w_shape, dtype)
+    weight = args[1]
+    c = te.reduce_axis((0, channels), f"{name}_c")
+    taps = [te.reduce_axis((0, k), f"{name}_r{d}") for d, k in enumerate(kernel)]
+    axes = [c, *taps] if order is None or order[-1] != 1 else [*taps, c]
+
+    def element(*index: Expr) -> Expr:
+        n, o, *place = index
+        group = T.floordiv(o, per_group) if groups > 1 else 0
+        channel = group * channels + c if groups > 1 else c
+        at = [p * s + r * d for p, s, r, d in zip(place, stride, taps, dilation, strict=True)]
+        if transposed:
+            back = [k - 1 - r for k, r in zip(kernel, taps, strict=True)]
+            w = weight(channel, T.floormod(o, per_group) if groups > 1 else o, *back)
+        else:
+            w = weight(o, c, *taps)
+        return te.sum(padded(n, channel, *at) * scalar.cast(w, dtype), axis=axes)
+
+    return _rounded(node, name, dtype, _compute(node, name, element, order), order)
+
+
+def _padded_input(
+    spec: Graph, node: Node, name: str, read: Read, w_shape: Shape, dtype: str
+) -> Read:
+    """The input in the accumulator's dtype, with zeros around it and between its elements."""
+    x_shape = spec.nodes[node.inputs[0]].shape
+    kernel, dilation, out = w_shape[2:], node.attr("dilation"), node.shape[2:]
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    transposed = node.op == "conv_transpose"
+    lo = node.attr("lo")
+    before = [r - p for r, p in zip(reach, lo, strict=True)] if transposed else lo
+    stride = (1,) * len(out) if transposed else node.attr("stride")
+    gap = node.attr("stride") if transposed else (1,) * len(out)
+    extents = [(o - 1) * s + r + 1 for o, s, r in zip(out, stride, reach, strict=True)]
+    fits = all(e <= x for e, x in zip(extents, x_shape[2:], strict=True))
+    if not any(before) and not transposed and fits:
+        return lambda *index: scalar.cast(read(*index), dtype)
+
+    def element(*index: Expr) -> Expr:
+        n, channel, *place = index
+        spread = [p - b for p, b in zip(place, before, strict=True)]
+        at = [T.floordiv(s, g) if g > 1 else s for s, g in zip(spread, gap, strict=True)]
+        conditions = _inside(at, x_shape[2:])
+        conditions += [T.EQ(T.floormod(s, g), 0) for s, g in zip(spread, gap, strict=True) if g > 1]
+        return _guarded(conditions, scalar.cast(read(n, channel, *at), dtype), T.const(0, dtype))
+
+    shape = (x_shape[0], x_shape[1], *extents)
+    return _tensor(shape, f"{name}_pad", element, order_before(spec, node.inputs[0]))
+
+
+_REDUCERS: dict[str, Callable[[Graph, Node, str, Sequence[Read], Apply, Order], Read]] = {
+    **dict.fromkeys(("sum", "prod", "max", "min", "any", "all"), _reduce),
+    **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
+    **dict.fromkeys(("window_max", "window_sum"), _window),
+    "matmul": _matmul,
+    "conv": _conv,
+    "conv_transpose": _conv,
+}

@@ -1,0 +1,257 @@
+"""Emits row kernels: a row is reduced by vector lanes, pass by pass, and finished in cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.row_passes import forward, newly_kept, row_index
+from torch_pruner.codegen.parts.sweeps import blocked
+from torch_pruner.codegen.tir.builders import (
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    Stmt,
+    T,
+    buffer,
+    loop,
+    seq,
+    stack,
+)
+from torch_pruner.codegen.tir.reader import (
+    Index,
+    Reader,
+    held,
+    imm,
+    linear,
+    unlinear,
+)
+from torch_pruner.codegen.tir.values import load, store
+from torch_pruner.families.rows.form import row_tasks
+from torch_pruner.graph.ops import FLOATS
+from torch_pruner.graph.rows import RowDomain, full_node, row_domain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch_pruner.graph.ir import Graph, Node
+    from torch_pruner.graph.signature import Signature
+
+
+@dataclass(slots=True)
+class _Row:
+    spec: Graph
+    domain: RowDomain
+    reader: Reader
+    outputs: dict[int, Buffer]
+    vl: int
+    lanes: int  # independent vector accumulators
+    kept: dict[int, Buffer]  # one row of scratch per parallel task
+    task: Expr
+    ready: set[int]
+
+    def index(self, row: Index, along: Index) -> Index:
+        from torch_pruner.codegen.parts.reductions import merge
+
+        return merge(row, along, self.domain.axes, len(self.domain.shape))
+
+
+def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
+    """Decisions: ``vl`` lanes, ``lanes`` accumulators, ``chunk`` rows per task, ``par``."""
+    inputs, outputs, scratch = parameters(takes)
+    reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
+    domain = row_domain(spec)
+    chunk, tasks = row_tasks(spec, decisions)
+    kept = dict(zip(domain.kept_values, scratch, strict=True))
+    state = _Row(
+        spec,
+        domain,
+        reader,
+        dict(zip(spec.outputs, outputs, strict=True)),
+        decisions["vl"],
+        decisions["lanes"],
+        kept,
+        imm(0),
+        set(),
+    )
+
+    def row(p: Expr) -> Stmt:
+        state.task = T.floordiv(p, chunk) if tasks > 1 else imm(0)
+        return _emit_row(state, unlinear(p, tuple(domain.shape[a] for a in domain.kept)))
+
+    body = blocked(domain.rows, chunk, decisions["par"], row)
+    return Emitted(body, inputs, outputs, scratch)
+
+
+def _emit_row(state: _Row, row: Index) -> Stmt:
+    spec, domain, reader = state.spec, state.domain, state.reader
+    from torch_pruner.codegen.parts.reductions import sum_dtype
+
+    results = {
+        r: buffer(1, sum_dtype(spec.nodes[r]), f"r{r}", scope="local") for r in domain.reductions
+    }
+    for r, buf in results.items():
+        reader.overrides[r] = held(buf, imm(0), spec.nodes[r].dtype)
+    state.ready.clear()
+    for k in domain.kept_values:
+        reader.overrides.pop(k, None)
+    parts: list[Stmt] = [stack(b) for b in results.values()]
+    parts.extend(_reduce(state, r, results[r], row) for r in domain.reductions)
+    parts.append(_finish(state, row))
+    return seq(parts)
+
+
+def _sweep(
+    prefix: Index, extent: int, vl: int, width: int, element: Callable[[Index, Expr], Stmt]
+) -> Stmt:
+    """The innermost axis: groups of ``width`` vectors, single vectors, single elements."""
+    group = vl * width
+    parts = []
+    if extent // group:
+
+        def step(o: Expr) -> Stmt:
+            def vector(u: Expr) -> Stmt:
+                def lane(v: Expr) -> Stmt:
+                    return element((*prefix, o * group + u * vl + v), u * vl + v)
+
+                return loop(vl, lane, VECTORIZED, "v")
+
+            return loop(width, vector, UNROLLED, "u")
+
+        parts.append(loop(extent // group, step, name="k"))
+    done = extent - extent % group
+    vectors = (extent - done) // vl
+    if vectors:
+
+        def single(o: Expr) -> Stmt:
+            return loop(vl, lambda v: element((*prefix, done + o * vl + v), v), VECTORIZED, "v")
+
+        parts.append(loop(vectors, single, name="k"))
+    rest = (extent - done) % vl
+    if rest:
+        first = extent - rest
+        parts.append(loop(rest, lambda e: element((*prefix, first + e), imm(0)), name="e"))
+    return seq(parts)
+
+
+def _pass(
+    state: _Row, row: Index, roots: list[int], body: Callable[[Index, Expr], list[Stmt]], width: int
+) -> Stmt:
+    """One sweep along the row: vectors of ``width`` groups of lanes, then single elements.
+
+    ``body(index, lane)`` gives the statements for one element; ``lane`` counts within a group of
+    accumulators.
+    """
+    domain = state.domain
+    *outer, last = width_shape = tuple(domain.shape[a] for a in domain.axes)
+    fresh = newly_kept(state.spec, state.domain, state.kept, state.ready, roots)
+    base = state.task * domain.width
+
+    def kept(buf: Buffer) -> Callable[[Index], Expr]:
+        return lambda index: load(
+            buf, base + linear(tuple(index[a] for a in domain.axes), width_shape)
+        )
+
+    def element(along: Index, lane: Expr) -> Stmt:
+        index = state.index(row, along)
+        at = linear(along, width_shape)
+
+        def emit() -> list[Stmt]:
+            saved = [store(state.kept[k], base + at, state.reader.at(k, index)) for k in fresh]
+            return [*saved, *body(index, lane)]
+
+        return state.reader.scope(emit)
+
+    def nested(prefix: Index, rest: tuple[int, ...]) -> Stmt:
+        if not rest:
+            return _sweep(prefix, last, state.vl, width, element)
+        return loop(rest[0], lambda r: nested((*prefix, r), rest[1:]), name="r")
+
+    result = nested((), tuple(outer))
+    for k in fresh:  # later passes read what this one kept
+        state.reader.overrides[k] = kept(state.kept[k])
+        state.ready.add(k)
+    return result
+
+
+def _reduce(state: _Row, r: int, result: Buffer, row: Index) -> Stmt:
+    from torch_pruner.codegen.parts.reductions import arg_reduce, combine, identity
+
+    node = state.spec.nodes[r]
+    source = node.inputs[0]
+    if node.op in ("argmax", "argmin"):
+        return arg_reduce(state.spec, state.reader, r, row, result, imm(0))
+    dtype = str(result.dtype)
+    lanes = state.vl * state.lanes
+    acc = buffer(lanes, dtype, f"acc{r}", scope="local")
+    start = loop(
+        state.lanes,
+        lambda u: loop(
+            state.vl, lambda v: store(acc, u * state.vl + v, identity(node, dtype)), VECTORIZED, "v"
+        ),
+        UNROLLED,
+    )
+
+    def body(index: Index, lane: Expr) -> list[Stmt]:
+        value = state.reader.at(source, index).astype(dtype)
+        return [store(acc, lane, combine(node, acc[lane], value, dtype))]
+
+    sweep = _pass(state, row, [source], body, state.lanes)
+    first = store(result, imm(0), identity(node, dtype))
+    return seq([stack(acc), start, sweep, first, *_across(acc, lanes, state.vl, node, result)])
+
+
+def _across(acc: Buffer, lanes: int, vl: int, node: Node, result: Buffer) -> list[Stmt]:
+    """Combine all lanes: vectors with vectors, then halves of one; one by one they would queue."""
+    from torch_pruner.codegen.parts.reductions import combine
+
+    dtype = str(result.dtype)
+    parts: list[Stmt] = []
+
+    def fold(onto: int, offset: int, width: int) -> Stmt:
+        def lane(v: Expr) -> Stmt:
+            both = combine(node, acc[onto + v], acc[onto + v + offset], dtype)
+            return store(acc, onto + v, both)
+
+        return loop(width, lane, VECTORIZED, "v")
+
+    while dtype in FLOATS and lanes > 2 and lanes % 2 == 0:
+        lanes //= 2
+        parts += [fold(at, lanes, min(vl, lanes)) for at in range(0, lanes, vl)]
+    total = loop(
+        lanes,
+        lambda v: store(result, imm(0), combine(node, result[imm(0)], acc[v], dtype)),
+        name="lane",
+    )
+    return [*parts, total]
+
+
+def _finish(state: _Row, row: Index) -> Stmt:
+    """Store per-row outputs, then sweep once more for the outputs that have the row's width."""
+    spec, domain = state.spec, state.domain
+    wide = [o for o in spec.outputs if full_node(spec, o, domain.shape) is not None]
+    narrow = [o for o in spec.outputs if o not in wide]
+    parts: list[Stmt] = []
+    for o in narrow:
+
+        def emit(o: int = o) -> list[Stmt]:
+            index = row_index(spec, o, domain, row)
+            value = state.reader.at(o, index)
+            return [store(state.outputs[o], linear(index, spec.nodes[o].shape), value)]
+
+        parts.append(state.reader.scope(emit))
+    if wide:
+
+        def body(index: Index, _: Expr) -> list[Stmt]:
+            stmts = []
+            for o in wide:
+                at = forward(spec, o, index)
+                stmts.append(
+                    store(state.outputs[o], linear(at, spec.nodes[o].shape), state.reader.at(o, at))
+                )
+            return stmts
+
+        parts.append(_pass(state, row, wide, body, 1))
+    return seq(parts)

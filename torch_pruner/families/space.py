@@ -1,0 +1,128 @@
+"""The sketch seam: schedules of one task as integers, with a closed-form estimate of each."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.families.flow import Step
+    from torch_pruner.task import Task
+
+Decisions = npt.NDArray[np.int64]
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+_ROUNDS = 12  # of the search for a default; it ends in fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """The symbols of Pruner (ASPLOS 2025, section 4.1) read for the CPU, one value per point.
+
+    Level 0 is the register file, level 1 a core with its caches, level 2 the chip with its memory.
+    ``latency_s`` is the draft model's estimate in seconds, built from the symbols and the target's
+    constants.
+    """
+
+    s1_registers: Array  # L0MemAlloc: vector registers a tile needs
+    s2_tile_ops: Array  # L0CompCount: vector operations of one tile
+    s3_cache_bytes: Array  # L1MemAlloc: bytes a tile keeps re-reading
+    s4_tasks: Array  # L1ParaInfo: parallel tasks
+    s5_traffic_bytes: Array  # L2MemFootprint: bytes moved below the level-1 cache
+    s6_rounds: Array  # L2ParaInfo: tasks that the busiest core gets
+    s7_contiguous_bytes: Array  # L2TransDim: length of one contiguous read
+    s8_ops: Array  # L2CompCount: floating-point operations, padding included
+    latency_s: Array
+
+
+class Sketch(ABC):
+    """A schedule template of one task with open decisions.
+
+    Contract: ``domains[j]`` holds the options of decision ``names[j]``; a point is a row of values,
+    one per decision. ``valid`` and ``symbols`` are vectorised, build nothing and agree on the order
+    of rows; ``default`` is valid. ``codegen.schedule`` emits every valid point.
+    """
+
+    name: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
+    version: ClassVar[int] = 1
+    packs: ClassVar[bool] = True
+    """Whether kernels may want packed copies of constant operands. Of kernels that are as fast as
+    each other, tuning takes one that wants none."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @property
+    @abstractmethod
+    def domains(self) -> tuple[Decisions, ...]: ...
+
+    @abstractmethod
+    def symbols(self, decisions: Decisions) -> Symbols: ...
+
+    @staticmethod
+    def fits(task: Task) -> bool:
+        """Whether the sketch is for ``task``. Default: it is."""
+        return True
+
+    def valid(self, decisions: Decisions) -> Mask:
+        """Which rows can be emitted. Default: all."""
+        return np.ones(len(decisions), dtype=bool)
+
+    def flow(self, decisions: Decisions) -> Sequence[Step] | None:
+        """The data flow of the points, for learned models. Default: derived from the symbols."""
+        return None
+
+    @abstractmethod
+    def default(self) -> Decisions:
+        """One valid point (d,), sensible without any measurement."""
+
+    def named(self, point: Decisions) -> Mapping[str, int]:
+        return dict(zip(self.names, (int(v) for v in point), strict=True))
+
+    def columns(self, decisions: Decisions) -> dict[str, Any]:
+        """The decisions by name, each a float column."""
+        return {n: decisions[:, j].astype(np.float64) for j, n in enumerate(self.names)}
+
+    def best_predicted(self, limit: int = 4096) -> Decisions:
+        """The valid point of least predicted latency that a short search finds.
+
+        It begins at the best of (at most ``limit``, spread) points and goes on to better ones that
+        differ in up to two decisions.
+        """
+        grid = _product(self.domains)
+        if len(grid) <= limit:
+            return self._least(grid)[0]
+        grid = grid[np.linspace(0, len(grid) - 1, limit).astype(int)]
+        best, seconds = self._least(grid)
+        for _ in range(_ROUNDS):
+            near = [
+                _product([d if k in pair else best[k : k + 1] for k, d in enumerate(self.domains)])
+                for pair in itertools.combinations(range(len(self.names)), 2)
+            ]
+            found, less = self._least(np.concatenate(near))
+            if less >= seconds:
+                break
+            best, seconds = found, less
+        return best
+
+    def _least(self, points: Decisions) -> tuple[Decisions, float]:
+        """The valid point of least predicted latency, and that latency in seconds."""
+        points = points[self.valid(points)]
+        seconds = self.symbols(points).latency_s
+        at = int(np.argmin(seconds))
+        best: Decisions = points[at]
+        return best, float(seconds[at])
+
+
+def _product(domains: Sequence[Decisions]) -> Decisions:
+    """All combinations of the options as rows."""
+    return np.stack(np.meshgrid(*domains, indexing="ij"), axis=-1).reshape(-1, len(domains))

@@ -1,0 +1,125 @@
+"""What the spaces of kernels that sweep over memory share."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.families import machine
+from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
+from torch_pruner.graph.ops import ITEMSIZE, OpKind
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.rows import RowDomain
+    from torch_pruner.task import Task
+
+_PER_THREAD = (1, 2, 4, 16)  # parallel tasks for each thread
+# Measured on gradients of batch normalisation: a vector of a row whose elements lie lines apart.
+GATHERED_CYCLES = 3.0  # of each of its elements, read or written
+
+
+class Sweep(Sketch):
+    """Shared by all: vectors of ``vl`` lanes, ``chunk`` steps per parallel task, ``par``."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.vl = lanes_of(task)
+
+    @property
+    def steps(self) -> int:
+        """Vectors (or rows) that parallel tasks share out."""
+        return max(1, self._steps())
+
+    def _steps(self) -> int:
+        shape = self.task.spec.nodes[self.task.spec.outputs[0]].shape
+        return math.prod(shape) // self.vl
+
+    def _chunks(self) -> list[int]:
+        threads = self.task.threads
+        return sorted({max(1, -(-self.steps // (threads * k))) for k in _PER_THREAD})
+
+    def _parallel(self) -> list[int]:
+        return [0, 1] if self.task.threads > 1 and self.steps > 1 else [0]
+
+    def valid(self, decisions: Decisions) -> Mask:
+        chunk, par = decisions[:, self.names.index("chunk")], decisions[:, self.names.index("par")]
+        result: Mask = (par == 1) | (chunk == int(max(self._chunks())))
+        return result
+
+    def default(self) -> Decisions:
+        return self.best_predicted()
+
+    def _estimate(
+        self, decisions: Decisions, cycles_per_step: Array | float, steps: float, work: float
+    ) -> Symbols:
+        target, threads, spec = self.task.target, self.task.threads, self.task.spec
+        chunk = decisions[:, self.names.index("chunk")].astype(np.float64)
+        par = decisions[:, self.names.index("par")]
+        moved = machine.input_bytes(spec) + machine.output_bytes(spec)
+        tasks = np.where(par == 1, np.ceil(steps / chunk), 1.0)
+        share = np.where(par == 1, chunk, steps)
+        bandwidth = machine.bytes_per_cycle(np.full(len(decisions), moved), target)
+        memory = share / max(steps, 1) * moved / bandwidth
+        task_s = np.maximum(share * cycles_per_step, memory) / target.frequency_hz
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, par, threads)
+        full = np.ones(len(decisions))
+        return Symbols(
+            full, full * cycles_per_step, full * moved / max(steps, 1), tasks, full * moved, rounds,
+            full * target.vector_bytes, full * work, seconds,
+        )  # fmt: skip
+
+
+def whole_nodes(spec: Graph, rows: RowDomain) -> set[int]:
+    """The nodes that have a value for every element of every row."""
+    size = rows.rows * rows.width
+    return {i for i, node in enumerate(spec.nodes) if node.numel == size}
+
+
+def lanes_of(task: Task) -> int:
+    nodes, ends = task.spec.nodes, (*task.spec.inputs, *task.spec.outputs)
+    item = max((ITEMSIZE[nodes[i].dtype] for i in ends), default=4)
+    return max(1, task.target.vector_bytes // max(item, 4))
+
+
+def innermost(task: Task, reduction: int) -> int:
+    return innermost_axis(task, task.spec.nodes[reduction].inputs[0])
+
+
+def inner_axis_kept(task: Task) -> bool:
+    """Whether the axis that lies innermost in memory survives the (first) reduction."""
+    spec = task.spec
+    for node in spec.nodes:
+        if node.kind is OpKind.WINDOW:
+            source = node.inputs[0]
+            inner = innermost_axis(task, source)
+            return inner < len(spec.nodes[source].shape) - len(node.attr("kernel"))
+        if node.kind is OpKind.REDUCE:
+            return innermost_axis(task, node.inputs[0]) not in node.attr("axes")
+    return True
+
+
+def innermost_axis(task: Task, node: int) -> int:
+    """The axis of ``node`` along which its (largest) operand is contiguous in memory."""
+    spec = task.spec
+    shape = spec.nodes[node].shape
+    position: list[int] = list(
+        range(len(shape))
+    )  # axis of the visited node -> axis of the start, -1 where lost
+    at = node
+    while spec.nodes[at].inputs:
+        n = spec.nodes[at]
+        child = max(n.inputs, key=lambda j: spec.nodes[j].numel)
+        source = spec.nodes[child].shape
+        if n.op == "permute":
+            moved = [-1] * len(source)
+            for k, p in enumerate(n.attr("perm")):
+                moved[p] = position[k]
+            position = moved
+        elif len(source) != len(n.shape):
+            break
+        at = child
+    real = [position[k] for k, d in enumerate(spec.nodes[at].shape) if d > 1 and k < len(position)]
+    return real[-1] if real and real[-1] >= 0 else len(shape) - 1

@@ -1,0 +1,395 @@
+"""Emits convolutions of three taps by minimal filtering: transform, products, transform back.
+
+The nest is: parallel over chunks of tiles and shares of the columns; blocks of tiles; transform of
+a block's inputs; column panels; positions; register tiles over all channels; and, panel by panel,
+the results of a block from the products of all positions, through the epilogue. What passes between
+the three steps stays in a core's cache. See ``graph.winograd`` for the algorithm.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    S,
+    Stmt,
+    T,
+    buffer,
+    index_var,
+    loop,
+    prefetch,
+    seq,
+    stack,
+    when,
+)
+from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
+from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.winograd.form import Winograd, places, winograd_of
+from torch_pruner.graph.ops import ITEMSIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch_pruner.families.winograd.form import Matrix
+    from torch_pruner.graph.contraction import ConvShape
+    from torch_pruner.graph.ir import Graph, Shape
+    from torch_pruner.graph.signature import Signature
+
+_LINE = 64
+
+
+@dataclass(slots=True)
+class _Nest:
+    """Everything the parts of one emission share."""
+
+    spec: Graph
+    plan: Winograd
+    reader: Reader
+    vl: int
+    tm: int
+    nv: int
+    tb: int
+    ku: int
+    ahead: bool
+    weights: Buffer
+    inputs: Buffer  # (task, position, tile, channel)
+    products: Buffer  # (task, position, tile, column of the panel)
+    out: Buffer
+
+    @property
+    def conv(self) -> ConvShape:
+        assert self.plan.con.conv is not None
+        return self.plan.con.conv
+
+    @property
+    def bn(self) -> int:
+        return self.vl * self.nv
+
+    @property
+    def rows(self) -> int:
+        """Tiles of a block."""
+        return self.tm * self.tb
+
+
+def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
+    """TIR for a convolution of three taps. Decisions: see ``tuner.sketch.winograd``."""
+    plan = winograd_of(spec)
+    assert plan is not None
+    inputs, (out,), (transformed, products) = parameters(takes)
+    weights = next(b for b, p in zip(inputs, takes.packs, strict=True) if p is not None)
+    reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
+    vl, tm, nv, tb, ku = (decisions[n] for n in ("vl", "tm", "nv", "tb", "ku"))
+    nest = _Nest(
+        spec, plan, reader, vl, tm, nv, tb, ku, bool(decisions["ahead"]), weights, transformed,
+        products, out,
+    )  # fmt: skip
+    kind = PARALLEL if decisions["par"] else SERIAL
+    body = _compute(nest, decisions["mc"], decisions["nc"], kind)
+    return Emitted(body, inputs, [out], [transformed, products])
+
+
+def _compute(nest: _Nest, chunks: int, shares: int, kind: object) -> Stmt:
+    plan, rows = nest.plan, nest.rows
+    chunks, per_chunk = plan.blocked(rows, chunks)
+    blocks, panels = -(-plan.tiles // rows), plan.con.n // nest.bn // shares
+
+    def task(p: Expr) -> Stmt:
+        chunk, share = unlinear(p, (chunks, shares))
+
+        def block(b: Expr) -> Stmt:
+            at = chunk * per_chunk + b
+            # The last block begins earlier, to be whole; what is not its own it does not store.
+            first = index_var("first")
+            begin = S.Bind(first, T.min(at * rows, imm(plan.tiles - rows)))
+            own = None if plan.tiles % rows == 0 else lambda t: t >= at * rows
+
+            def panel(n: Expr) -> Stmt:
+                nb = share * panels + n
+                return seq([_multiply(nest, p, nb), _results(nest, p, nb, first, own)])
+
+            body = seq([begin, _transform(nest, p, first), loop(panels, panel, name="n")])
+            return body if blocks % per_chunk == 0 else when(at < blocks, body)
+
+        return loop(per_chunk, block, name="b")
+
+    return loop(chunks * shares, task, kind, "p")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A tile's place in the image."""
+
+    nest: _Nest
+    image: Expr
+    begin: tuple[Expr, ...]  # position of its first result
+
+    def source(self, place: Shape) -> list[Expr]:
+        """Position of an input of the tile."""
+        plan, conv = self.nest.plan, self.nest.conv
+        every = zip(self.begin, place, plan.gap, conv.lo, strict=True)
+        return [b + i * g - lo for b, i, g, lo in every]
+
+    def inside(self, place: Shape) -> list[Expr]:
+        """Conditions under which an input exists, where it may not."""
+        nest, plan, found = self.nest, self.nest.plan, []
+        extent = nest.spec.nodes[plan.con.a].shape[2:]
+        for d, position in enumerate(self.source(place)):
+            offset = place[d] * plan.gap[d] - nest.conv.lo[d]
+            found += [position >= 0] if offset < 0 else []
+            found += [position < extent[d]] if plan.last(d) + offset >= extent[d] else []
+        return found
+
+    def result(self, place: Shape) -> tuple[list[Expr], list[Expr]]:
+        """Position of a result, and conditions under which it exists, where it may not."""
+        plan = self.nest.plan
+        spot = [b + i * g for b, i, g in zip(self.begin, place, plan.gap, strict=True)]
+        extent = plan.con.m[1:]
+        cut = [
+            spot[d] < extent[d]
+            for d in range(len(spot))
+            if plan.last(d) + place[d] * plan.gap[d] >= extent[d]
+        ]
+        return spot, cut
+
+
+def _tile_at(nest: _Nest, number: Expr) -> _Tile:
+    image, *at = unlinear(number, nest.plan.grid)
+    return _Tile(nest, image, tuple(nest.plan.first(d, o) for d, o in enumerate(at)))
+
+
+def _transform(nest: _Nest, p: Expr, first: Expr) -> Stmt:
+    """The inputs of a block's tiles, a vector of channels at a time."""
+    plan = nest.plan
+    # The corners of a tile tell of all of it.
+    corners = sorted(itertools.product(*({0, n - 1} for n in plan.tile)))
+
+    def tile(t: Expr) -> Stmt:
+        where = _tile_at(nest, first + t)
+        conditions = [c for place in corners for c in where.inside(place)]
+
+        def channels(*, guarded: bool) -> Stmt:
+            count = plan.channels // nest.vl
+            return loop(count, lambda c: _inputs(nest, where, p, (t, c), guarded=guarded), name="c")
+
+        if not conditions:
+            return channels(guarded=False)
+        return when(T.all(*conditions), channels(guarded=False), channels(guarded=True))
+
+    return loop(nest.rows, tile, name="t")
+
+
+def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: tuple[Expr, Expr], *, guarded: bool) -> Stmt:
+    """Tile ``at[0]`` of a block, vector ``at[1]`` of its channels: read and transformed."""
+    plan, vl, (t, c) = nest.plan, nest.vl, at
+    order = {place: k for k, place in enumerate(places(plan.tile))}
+    raw = buffer(plan.positions * vl, plan.con.acc_dtype, "raw", scope="local")
+
+    def fetch(place: Shape) -> Stmt:
+        source = tile.source(place)
+
+        def element(v: Expr) -> Stmt:
+            value = nest.reader.at(plan.con.a, (tile.image, c * vl + v, *source))
+            return store(raw, order[place] * vl + v, value)
+
+        def absent(v: Expr) -> Stmt:
+            return store(raw, order[place] * vl + v, T.const(0, plan.con.acc_dtype))
+
+        body = nest.reader.scope(lambda: [loop(vl, element, VECTORIZED, "v")])
+        conditions = tile.inside(place) if guarded else []
+        if not conditions:
+            return body
+        return when(T.all(*conditions), body, loop(vl, absent, VECTORIZED, "v"))
+
+    def keep(place: Shape, v: Expr, value: Expr) -> Stmt:
+        row = (p * plan.positions + order[place]) * nest.rows + t
+        return store(nest.inputs, row * plan.channels + c * vl + v, value)
+
+    def read(place: Shape, v: Expr) -> Expr:
+        return raw[order[place] * vl + v]
+
+    return seq([stack(raw), *map(fetch, order), *_apply(nest, plan.input_transform(), read, keep)])
+
+
+def _apply(
+    nest: _Nest,
+    matrices: Sequence[Matrix],
+    read: Callable[[Shape, Expr], Expr],
+    write: Callable[[Shape, Expr, Expr], Stmt],
+) -> list[Stmt]:
+    """``write`` every element of the tile that ``read`` gives, transformed in each dimension."""
+    shape, vl = tuple(len(m[0]) for m in matrices), nest.vl
+    stmts: list[Stmt] = []
+    *before, last = range(len(matrices))
+    for d in before:
+        shape = (*shape[:d], len(matrices[d]), *shape[d + 1 :])
+        part = _Part(nest, shape, d)
+        stmts += [stack(part.held), *_pass(vl, matrices[d], d, shape, read, part.store)]
+        read = part.load
+    shape = (*shape[:last], len(matrices[last]))
+    return [*stmts, *_pass(vl, matrices[last], last, shape, read, write)]
+
+
+class _Part:
+    """A tile between the transforms of two dimensions, in registers."""
+
+    def __init__(self, nest: _Nest, shape: Shape, d: int) -> None:
+        self.vl = nest.vl
+        self.order = {place: k for k, place in enumerate(places(shape))}
+        dtype, size = nest.plan.con.acc_dtype, len(self.order) * nest.vl
+        self.held = buffer(size, dtype, f"part{d}", scope="local")
+
+    def load(self, place: Shape, v: Expr) -> Expr:
+        return self.held[self.order[place] * self.vl + v]
+
+    def store(self, place: Shape, v: Expr, value: Expr) -> Stmt:
+        return store(self.held, self.order[place] * self.vl + v, value)
+
+
+def _pass(
+    vl: int,
+    matrix: Matrix,
+    d: int,
+    shape: Shape,
+    read: Callable[[Shape, Expr], Expr],
+    write: Callable[[Shape, Expr, Expr], Stmt],
+) -> list[Stmt]:
+    """The transform of dimension ``d``; ``shape`` is the tile's after it."""
+
+    def vector(place: Shape) -> Stmt:
+        def element(v: Expr) -> Stmt:
+            def term(i: int) -> Expr:
+                return read((*place[:d], i, *place[d + 1 :]), v)
+
+            return write(place, v, _sum(matrix[place[d]], term))
+
+        return loop(vl, element, VECTORIZED, "v")
+
+    return [vector(place) for place in places(shape)]
+
+
+def _sum(row: Sequence[float], term: Callable[[int], Expr]) -> Expr:
+    """A sum of terms with factors of one and minus one, the positive ones first."""
+    signs = sorted((i for i, c in enumerate(row) if c), key=lambda i: row[i] < 0)
+    total: Expr = None
+    for i in signs:
+        value = term(i)
+        if total is None:
+            total = value if row[i] > 0 else T.const(-1.0, "float32") * value
+        else:
+            total = total + value if row[i] > 0 else total - value
+    return total
+
+
+def _multiply(nest: _Nest, p: Expr, nb: Expr) -> Stmt:
+    """The products of a block's tiles and a panel, position by position."""
+    plan, vl, nv, tm, bn = nest.plan, nest.vl, nest.nv, nest.tm, nest.bn
+    channels, ku = plan.channels, min(nest.ku, plan.channels)
+    acc = buffer(tm * bn, plan.con.acc_dtype, "acc", scope="local")
+    zero = T.const(0, plan.con.acc_dtype)
+
+    def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+        def vector(i: Expr, j: Expr) -> Stmt:
+            return loop(vl, lambda v: body(i, j, v), VECTORIZED, "v")
+
+        return loop(tm, lambda i: loop(nv, lambda j: vector(i, j), UNROLLED, "j"), UNROLLED)
+
+    def position(w: Expr) -> Stmt:
+        panel = (nb * plan.positions + w) * channels
+
+        def tile(q: Expr) -> Stmt:
+            row = (p * plan.positions + w) * nest.rows + q * tm
+
+            def update(k: Expr) -> Stmt:
+                def step(i: Expr, j: Expr, v: Expr) -> Stmt:
+                    lane = j * vl + v
+                    a = nest.inputs[(row + i) * channels + k]
+                    b = nest.weights[(panel + k) * bn + lane]
+                    return store(acc, i * bn + lane, acc[i * bn + lane] + a * b)
+
+                return each(step)
+
+            def step(ko: Expr) -> Stmt:
+                body = loop(ku, lambda u: update(ko * ku + u), UNROLLED, "u")
+                return seq([_fetch(nest, panel, q, ko), body]) if nest.ahead else body
+
+            def write(i: Expr, j: Expr, v: Expr) -> Stmt:
+                lane = j * vl + v
+                return store(nest.products, (row + i) * bn + lane, acc[i * bn + lane])
+
+            clear = each(lambda i, j, v: store(acc, i * bn + j * vl + v, zero))
+            return seq([stack(acc), clear, loop(channels // ku, step, name="k"), each(write)])
+
+        return loop(nest.tb, tile, name="q")
+
+    return loop(plan.positions, position, name="w")
+
+
+def _fetch(nest: _Nest, panel: Expr, q: Expr, ko: Expr) -> Stmt:
+    """A part of the weights of the next position: they come from memory or a far cache."""
+    channels, size = nest.plan.channels, ITEMSIZE[nest.plan.con.acc_dtype]
+    lines, steps = channels * nest.bn * size // _LINE, nest.tb * (channels // nest.ku)
+    each = -(-lines // steps)
+    first = T.min((q * (channels // nest.ku) + ko) * each, imm(max(0, lines - each)))
+    start = (panel + channels) * nest.bn
+    return seq([prefetch(nest.weights, start + (first + j) * (_LINE // size)) for j in range(each)])
+
+
+def _results(
+    nest: _Nest, p: Expr, nb: Expr, first: Expr, own: Callable[[Expr], Expr] | None
+) -> Stmt:
+    """The results of a block's tiles for the columns of a panel, each stored once."""
+    plan, vl = nest.plan, nest.vl
+    order = {place: k for k, place in enumerate(places(plan.tile))}
+    made = {place: k for k, place in enumerate(places(plan.step))}
+
+    def tile(t: Expr) -> Stmt:
+        where = _tile_at(nest, first + t)
+
+        def vector(j: Expr) -> Stmt:
+            done = buffer(len(made) * vl, plan.con.acc_dtype, "done", scope="local")
+            column = nb * nest.bn + j * vl
+
+            def product(place: Shape, v: Expr) -> Expr:
+                row = (p * plan.positions + order[place]) * nest.rows + t
+                return nest.products[row * nest.bn + j * vl + v]
+
+            def keep(place: Shape, v: Expr, value: Expr) -> Stmt:
+                return store(done, made[place] * vl + v, value)
+
+            steps = _apply(nest, plan.output_transform(), product, keep)
+            stored = [_store(nest, where, i, column, (done, k * vl)) for i, k in made.items()]
+            return seq([stack(done), *steps, *stored])
+
+        body = loop(nest.nv, vector, name="j")
+        return body if own is None else when(own(first + t), body)
+
+    return loop(nest.rows, tile, name="t")
+
+
+def _store(nest: _Nest, tile: _Tile, place: Shape, column: Expr, value: tuple[Buffer, int]) -> Stmt:
+    """One result of a tile, a vector of columns, through the rest of the graph."""
+    spec, anchor = nest.spec, nest.plan.con.anchor
+    path = output_path(spec, anchor)
+    shape, dtype = spec.nodes[path[-1]].shape, spec.nodes[anchor].dtype
+    spot, cut = tile.result(place)
+    done, at = value
+
+    def element(v: Expr) -> Stmt:
+        index: Index = along(spec, path, (tile.image, column + v, *spot))
+        nest.reader.overrides[anchor] = held(done, at + v, dtype)
+        return nest.reader.scope(
+            lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
+        )
+
+    body = loop(nest.vl, element, VECTORIZED, "v")
+    return when(T.all(*cut), body) if cut else body

@@ -1,0 +1,176 @@
+"""Convolutions of three taps by minimal filtering, F(2, 3) in every dimension that has three.
+
+Two neighbouring results of three taps take four products instead of six (Winograd 1980; Lavin and
+Gray, "Fast Algorithms for Convolutional Neural Networks", 2015): ``y = A^T [(G g) * (B^T d)]``. In
+two dimensions that is 16 products for four results instead of 36. For every place in the tile
+("position") the sums over channels are one product of matrices.
+
+Of these algorithms F(2, 3) alone rounds no worse than the sum it replaces: its transforms add and
+halve. An infinite input spreads over its tile as NaN, as it does in vendors' libraries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_pruner.families.base import Parameters
+from torch_pruner.graph.contraction import Contraction, constant_operand, contraction_of
+from torch_pruner.graph.packing import PackLayout, operand_form
+from torch_pruner.graph.signature import BufferSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch_pruner.graph.ir import Graph, Shape
+
+Array = npt.NDArray[Any]
+Matrix = tuple[tuple[float, ...], ...]
+
+TAPS, RESULTS = 3, 2
+_ONE: Matrix = ((1.0,),)
+_INPUT: Matrix = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
+_WEIGHT: Matrix = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
+_OUTPUT: Matrix = ((1, 1, 1, 0), (0, 1, -1, -1))
+MAX_DEPTH = 1024  # channels that are summed in one go without losing digits
+
+
+@dataclass(frozen=True, slots=True)
+class Winograd:
+    """Extents of one such convolution; ``tile`` and ``step`` are 1 where the kernel is."""
+
+    con: Contraction
+    step: Shape  # results of a tile, by spatial dimension
+    tile: Shape  # inputs of a tile: products for these results
+
+    @property
+    def positions(self) -> int:
+        return math.prod(self.tile)
+
+    @property
+    def channels(self) -> int:
+        return self.con.k[-1]
+
+    @property
+    def grid(self) -> Shape:
+        """Images and tiles along each dimension."""
+        counts = []
+        for extent, step, gap in zip(self.con.m[1:], self.step, self.gap, strict=True):
+            whole, rest = divmod(extent, step * gap)
+            counts.append(whole * gap + min(gap, rest))
+        return (self.con.m[0], *counts)
+
+    @property
+    def gap(self) -> Shape:
+        """Distance of neighbouring inputs of a tile, and of its results."""
+        assert self.con.conv is not None
+        pairs = zip(self.con.conv.dilation, self.step, strict=True)
+        return tuple(d if s > 1 else 1 for d, s in pairs)
+
+    def first(self, d: int, tile: Any) -> Any:
+        """Position of the first result of a tile (a number or an expression) along a dimension.
+
+        Tiles of a dilated convolution interleave.
+        """
+        step, gap = self.step[d], self.gap[d]
+        return tile * step if gap == 1 else tile // gap * (step * gap) + tile % gap
+
+    def last(self, d: int) -> int:
+        """The largest that ``first`` gives."""
+        return int(self.first(d, self.grid[1 + d] - 1))
+
+    @property
+    def tiles(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def flops(self) -> int:
+        """Of the products; direct convolution takes up to 2.25 times as many."""
+        return 2 * self.tiles * self.positions * self.channels * self.con.n
+
+    def blocked(self, rows: int, chunks: int) -> tuple[int, int]:
+        """(chunks, blocks of ``rows`` tiles in each) nearest to ``chunks``; none is empty."""
+        blocks = -(-self.tiles // rows)
+        each = -(-blocks // min(chunks, blocks))
+        return -(-blocks // each), each
+
+    def input_transform(self) -> list[Matrix]:
+        return [_INPUT if t > 1 else _ONE for t in self.tile]
+
+    def output_transform(self) -> list[Matrix]:
+        return [_OUTPUT if t > 1 else _ONE for t in self.tile]
+
+
+def winograd_of(graph: Graph) -> Winograd | None:
+    """The tiles of a kernel graph's convolution; None where the algorithm does not apply.
+
+    It does for dense float32 convolutions of one or two dimensions with constant weights and three
+    taps (or one, not everywhere), that visit every position; they may be dilated.
+    """
+    con = contraction_of(graph)
+    conv = con.conv
+    if conv is None or con.form != "conv" or con.groups != 1 or con.k[-1] > MAX_DEPTH:
+        return None
+    if graph.nodes[con.anchor].dtype != "float32" or len(conv.kernel) > 2:
+        return None
+    dense = {*conv.stride, *conv.dilate_input} == {1}
+    if not dense or max(conv.kernel) != TAPS or not {*conv.kernel} <= {1, TAPS}:
+        return None
+    if constant_operand(graph, con) is None:
+        return None
+    step = tuple(RESULTS if k > 1 else 1 for k in conv.kernel)
+    return Winograd(con, step, tuple(s + k - 1 for s, k in zip(step, conv.kernel, strict=True)))
+
+
+def transformed(weights: Array) -> Array:
+    """``G g G^T`` of weights (o, i, *kernel) as (1, positions * i, o), rounded once."""
+    result = weights.astype(np.float64)
+    for d, taps in enumerate(weights.shape[2:], 2):
+        matrix = np.array(_WEIGHT if taps > 1 else _ONE)
+        result = np.moveaxis(np.tensordot(matrix, result, (1, d)), 0, d)
+    outputs, channels = weights.shape[:2]
+    flat = result.reshape(outputs, channels, -1).astype(weights.dtype)
+    return flat.transpose(2, 1, 0).reshape(1, -1, outputs)
+
+
+def additions(matrices: list[Matrix]) -> int:
+    """Additions of a transform that is applied dimension by dimension."""
+    sizes = [len(m[0]) for m in matrices]
+    total = 0
+    for d, matrix in enumerate(matrices):
+        terms = sum(sum(c != 0 for c in row) - 1 for row in matrix)
+        total += terms * math.prod(sizes) // sizes[d]
+        sizes[d] = len(matrix)
+    return total
+
+
+def places(shape: Shape) -> list[Shape]:
+    """All indices of ``shape``, in order."""
+    return list(itertools.product(*(range(n) for n in shape)))
+
+
+def parameters(spec: Graph, decisions: Mapping[str, int]) -> Parameters:
+    """Scratch in order, for each task: transformed inputs of a block, and a panel's products."""
+    packs: dict[int, PackLayout] = {}
+    plan = winograd_of(spec)
+    constant = None if plan is None else constant_operand(spec, plan.con)
+    if plan is None or constant is None:
+        raise ValueError("no convolution of three neighbouring taps and constant weights")
+    (index, view), block = constant, decisions["vl"] * decisions["nv"]
+    shape = (1, -(-plan.con.n // block), plan.positions * plan.channels, block)
+    packs[index] = PackLayout(view, "winograd", 1, block, shape)
+    rows = decisions["tm"] * decisions["tb"]
+    tasks = plan.blocked(rows, decisions["mc"])[0] * decisions["nc"]
+    scratch = tuple(
+        BufferSpec((tasks, plan.positions, rows, width), plan.con.acc_dtype)
+        for width in (plan.channels, block)
+    )
+    return Parameters(packs, scratch)
+
+
+operand_form("winograd", transformed)
