@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytest_plugins = ("tests.compiling",)  # fixtures of whoever compiles
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -15,7 +15,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner import fork_locks as forking
+from torch_pruner import fork_locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ class _LastResort(logging.Handler):
 
 _root = logging.getLogger(ROOT)
 _root.addHandler(_LastResort(logging.WARNING))
-_lock = forking.lock()
+_lock = fork_locks.lock()
 _warned: set[tuple[str, str]] = set()
 _handler: logging.Handler | None = None
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import torch_pruner as tp
 from torch_pruner import exc
-from torch_pruner.dynamo.capture import capture_key as captures
+from torch_pruner.dynamo.capture import capture_key
 
 pytestmark = pytest.mark.tvm
 
@@ -184,7 +184,7 @@ def test_functions_of_users_are_not_described() -> None:
     seen = []
 
     def backend(gm, inputs):
-        seen.append(captures.describe(gm, inputs))
+        seen.append(capture_key.describe(gm, inputs))
         return gm.forward
 
     torch.compile(lambda x: mine(x) * 2, backend=backend)(torch.ones(3))

@@ -273,16 +273,16 @@ def test_effort_none_drafts_every_size_without_a_word(cold, caplog):
 
 def test_a_size_that_cannot_be_written_down_runs_in_eager(backend, monkeypatch, caplog):
     """What goes wrong for one size is reported and costs no other size anything."""
-    from torch_pruner.dynamo.sizes import symbolic as sizes
+    from torch_pruner.dynamo.sizes import symbolic
 
-    layer, with_sizes = nn.Linear(8, 4).eval(), sizes.with_sizes
+    layer, with_sizes = nn.Linear(8, 4).eval(), symbolic.with_sizes
 
     def fails(gm, args):
         if 7 in [a for a in args if isinstance(a, int)]:
             raise NotImplementedError("not this one")
         return with_sizes(gm, args)
 
-    monkeypatch.setattr(sizes, "with_sizes", fails)
+    monkeypatch.setattr(symbolic, "with_sizes", fails)
     with torch.no_grad(), caplog.at_level(logging.WARNING, "torch_pruner"):
         compiled = backend.compile(layer, dynamic=True, strict=False)
         for n in (3, 7, 5):

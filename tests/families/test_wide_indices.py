@@ -10,8 +10,8 @@ import torch
 
 import torch_pruner as tp
 from tests.emitting import schedule
-from torch_pruner.codegen.parts import kernel
 from torch_pruner.codegen.build.lower import Call, compile_module, program_module
+from torch_pruner.codegen.parts import kernel
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.memory import Place

@@ -186,7 +186,7 @@ class PretendPlatform(Platform):
 def instead_of_cpu(monkeypatch: Any) -> Iterator[PretendPlatform]:
     """Inside, graphs of the CPU are compiled for the pretend card."""
     platform = PretendPlatform()
-    for module in ("api", "backend", "graphs"):
+    for module in ("api", "backend", "run.graphs"):
         name = f"torch_pruner.dynamo.{module}.platform_of"
         monkeypatch.setattr(name, lambda _device, _config: platform)
     yield platform

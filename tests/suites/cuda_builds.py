@@ -52,7 +52,7 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     from torch_pruner.compiler.stores import store_for
     from torch_pruner.config import Config
     from torch_pruner.dynamo import backend
-    from torch_pruner.dynamo.capture import aot_metadata as ends
+    from torch_pruner.dynamo.capture import aot_metadata
     from torch_pruner.dynamo.lower.bounds import flag_spec
     from torch_pruner.dynamo.lower.importer import DEFAULT_DTYPES
     from torch_pruner.dynamo.lower.partition import Region, partition
@@ -68,7 +68,9 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     found: dict[str, Task] = {}
 
     def look(gm: Any, inputs: Any, _: str) -> None:
-        for step in partition(gm, static_inputs=ends.static_inputs(inputs), dtypes=dtypes).steps:
+        for step in partition(
+            gm, static_inputs=aot_metadata.static_inputs(inputs), dtypes=dtypes
+        ).steps:
             if isinstance(step, Region):
                 orders = [
                     [spec_of(n.meta["val"]).order for n in nodes]

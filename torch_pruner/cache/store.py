@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch_pruner import exc
-from torch_pruner.cache import location
-from torch_pruner.cache import maintenance as upkeep
+from torch_pruner.cache import location, maintenance
 from torch_pruner.cache.entry import GraphEntry, KernelEntry, keep_best
 from torch_pruner.cache.fork_hooks import renew_after_fork
 from torch_pruner.cache.indexed_blobs import Shelf, Table
@@ -106,7 +105,7 @@ class KernelStore:
             writable = location.prepare(layout, read_only=read_only)
             store = cls(layout, max_bytes=max_bytes, read_only=not writable, clock=clock)
             store._asked = asked
-            upkeep.count(store._tiers.main(), "kernels")
+            maintenance.count(store._tiers.main(), "kernels")
         except exc.CacheDirectoryError as err:
             if root is not None:
                 raise
@@ -208,14 +207,14 @@ class KernelStore:
         """Single flight: ``with store.claim(digest) as mine``, then look again; see ``Claims``."""
         return self._claims.claim(key_digest, timeout_s)
 
-    def ls(self) -> list[upkeep.Listed]:
+    def ls(self) -> list[maintenance.Listed]:
         """Every entry that can be read, most recently used first, kernels before graphs."""
 
-        def shown(shelf: Shelf) -> dict[str, upkeep.Listed]:
-            items = upkeep.listing(shelf)
+        def shown(shelf: Shelf) -> dict[str, maintenance.Listed]:
+            items = maintenance.listing(shelf)
             return {i.digest: i for i in items if self._tiers.shows(shelf, i.digest)}
 
-        found: dict[str, upkeep.Listed] = {}
+        found: dict[str, maintenance.Listed] = {}
         for items in self._tiers.collect(shown):
             found |= items
         return list(found.values())
@@ -228,10 +227,10 @@ class KernelStore:
 
         return StoreStats(
             root=str(self.root or ""),
-            kernels=total(lambda shelf: upkeep.count(shelf, "kernels")),
-            graphs=total(lambda shelf: upkeep.count(shelf, "graphs")),
-            records=total(lambda shelf: upkeep.count(shelf, "records")),
-            bytes=total(upkeep.bytes_on_disk),
+            kernels=total(lambda shelf: maintenance.count(shelf, "kernels")),
+            graphs=total(lambda shelf: maintenance.count(shelf, "graphs")),
+            records=total(lambda shelf: maintenance.count(shelf, "records")),
+            bytes=total(maintenance.bytes_on_disk),
             max_bytes=self.max_bytes,
             hits=self._hits,
             misses=self._misses,
@@ -240,30 +239,30 @@ class KernelStore:
             degraded=self.degraded,
         )
 
-    def verify(self) -> upkeep.VerifyReport:
+    def verify(self) -> maintenance.VerifyReport:
         """Parse every row and hash every blob. Removes nothing."""
-        return self._look_after(upkeep.verify)
+        return self._look_after(maintenance.verify)
 
     def adopt(self) -> int:
         """Sign what others put here, if it is sound, as if this user had made it; how many rows.
 
         Raises CacheDirectoryError if the root cannot be written.
         """
-        return self._look_after(upkeep.adopt, writes=True)
+        return self._look_after(maintenance.adopt, writes=True)
 
-    def prune(self) -> upkeep.PruneReport:
+    def prune(self) -> maintenance.PruneReport:
         """Remove left-overs, and the least recently used above ``max_bytes``; see ``upkeep.prune``.
 
         Raises CacheDirectoryError if the root cannot be written.
         """
-        return self._look_after(lambda shelf: upkeep.prune(shelf, self.max_bytes), writes=True)
+        return self._look_after(lambda shelf: maintenance.prune(shelf, self.max_bytes), writes=True)
 
-    def clear(self) -> upkeep.PruneReport:
+    def clear(self) -> maintenance.PruneReport:
         """Remove everything, also what was set aside.
 
         Raises CacheDirectoryError if the root cannot be written.
         """
-        report = self._look_after(upkeep.clear, writes=True)
+        report = self._look_after(maintenance.clear, writes=True)
         if self.root is not None:
             location.remove_set_aside(location.Layout(self.root))
         self._tiers.clear_memory()

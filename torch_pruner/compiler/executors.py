@@ -10,7 +10,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from torch_pruner import fork_locks as forking
+from torch_pruner import fork_locks
 
 if TYPE_CHECKING:
     from torch_pruner.config import Config
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 30.0  # workers hold memory; without work for this long they are let go
 
-_lock = forking.rlock()
+_lock = fork_locks.rlock()
 _running: dict[tuple[str, int, int, str, str], MeasureExecutor] = {}
 _timer: threading.Timer | None = None
 

@@ -7,7 +7,7 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from torch_pruner import fork_locks as forking
+from torch_pruner import fork_locks
 from torch_pruner.cache import KernelStore, location
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.config import Config
 
-_lock = forking.lock()
+_lock = fork_locks.lock()
 _stores: dict[tuple[str, int, bool], KernelStore] = {}
 _looking: ContextVar[bool] = ContextVar("looking", default=False)
 

@@ -16,7 +16,7 @@ from torch_pruner.compiler import bundles, kernels, stores
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
 from torch_pruner.dynamo import backend, reports
-from torch_pruner.dynamo.capture import aot_metadata as ends
+from torch_pruner.dynamo.capture import aot_metadata
 from torch_pruner.dynamo.devices import device_of, place_of, platform_of
 from torch_pruner.dynamo.distributed import sync_cache
 from torch_pruner.dynamo.lower.bounds import flag_spec
@@ -312,7 +312,7 @@ def _explain_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str
 ) -> GraphExplanation:
     platform = platform_of(device_of(gm), config)
-    static = ends.static_inputs(example_inputs)
+    static = aot_metadata.static_inputs(example_inputs)
     dtypes = platform.dtypes
     parts = partition(gm, static_inputs=static, dtypes=dtypes, device=platform.device)
     compiler = platform.compiler(config)

@@ -16,21 +16,17 @@ from torch import fx
 from torch_pruner import exc, log
 from torch_pruner.compiler.remembered import captured
 from torch_pruner.config import Config
-from torch_pruner.dynamo import distributed as ranks
-from torch_pruner.dynamo import failures, reports
-from torch_pruner.dynamo.capture import capture_key as captures
-from torch_pruner.dynamo.capture import recompiles, torch_cache
+from torch_pruner.dynamo import distributed, failures, reports
+from torch_pruner.dynamo.capture import capture_key, recompiles, torch_cache
 from torch_pruner.dynamo.capture.aot_metadata import Ends
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.devices import platform_of
-from torch_pruner.dynamo.lower import serialization as saved
-from torch_pruner.dynamo.run import forked_threads as forked
-from torch_pruner.dynamo.run import graphs
+from torch_pruner.dynamo.lower import serialization
+from torch_pruner.dynamo.run import forked_threads, graphs
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import boxed, label_of, next_name, outputs, restored
-from torch_pruner.dynamo.sizes import buckets, sized_call
-from torch_pruner.dynamo.sizes import symbolic as sizes
+from torch_pruner.dynamo.sizes import buckets, sized_call, symbolic
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:
@@ -67,14 +63,14 @@ def compile_dynamo_graph(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    forked.watch()
+    forked_threads.watch()
     again = recompiles.seen(example_inputs)
     timer = PhaseTimer()
     name = next_name()
     reports.begin()
-    config = ranks.without_tuning(config)
+    config = distributed.without_tuning(config)
     restore = partial(restored, config=config, name=name, timer=timer)
-    described = None if config.cuda_graphs else captures.describe(gm, example_inputs)
+    described = None if config.cuda_graphs else capture_key.describe(gm, example_inputs)
     compile_as = partial(_compile_aten, config=config, name=name, again=again, described=described)
 
     def aot() -> Callable[..., Any]:
@@ -82,7 +78,7 @@ def compile_dynamo_graph(
             known := _captured_before(described, gm, example_inputs, config, name, restore)
         ):
             return known
-        with timer.phase("capture"), torch_cache.riding(saved.version(), restore) as kept:
+        with timer.phase("capture"), torch_cache.riding(serialization.version(), restore) as kept:
             compiled: Callable[..., Any] = aot_autograd(
                 fw_compiler=kept(partial(compile_as, kind="forward", timer=timer)),
                 bw_compiler=kept(partial(compile_as, kind="backward", timer=PhaseTimer())),
@@ -189,7 +185,7 @@ def _compile_aten(
     name to keep what was captured."""
     label = label_of(name, kind)
     ends = Ends.of(example_inputs, kind, len(outputs(gm)))
-    if config.max_sizes and sizes.depends_on_sizes(gm):
+    if config.max_sizes and symbolic.depends_on_sizes(gm):
         ends = replace(ends, loose=range(0))  # strides of one size are not those of another
         call = _sized(gm, example_inputs, ends, config, label, timer, again=again)
         return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
@@ -254,7 +250,7 @@ def _sized(
         name = f"{label}[{text}]"
 
         def build() -> SavedCall:
-            graph = sizes.with_sizes(gm, args)
+            graph = symbolic.with_sizes(gm, args)
             given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
             return graphs.build(graph, given, ends, using, name, timer)
 
@@ -282,6 +278,6 @@ def _sized(
     call = sized_call.SizedCall(
         gm, later, general, limit=config.max_sizes, name=label, larger=larger
     )
-    if (given := sizes.hinted(example_inputs)) is not None:
+    if (given := symbolic.hinted(example_inputs)) is not None:
         call.prepare(given, now)
     return call

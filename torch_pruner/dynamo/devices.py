@@ -23,7 +23,7 @@ from torch_pruner.compiler.driver import Compiler
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.compiler.toolchain import GpuToolchain
 from torch_pruner.dynamo.lower.importer import DEFAULT_DTYPES
-from torch_pruner.dynamo.run import forked_threads as forked
+from torch_pruner.dynamo.run import forked_threads
 from torch_pruner.dynamo.run.vendor import AtenVendor
 from torch_pruner.exc import OptionError
 from torch_pruner.fingerprint import DeviceFingerprint, Gpu
@@ -88,7 +88,7 @@ class CpuPlatform(Platform):
     def compiler(self, config: Config, timer: PhaseTimer | None = None) -> Compiler:
         if config.target == ANY_GPU:  # of a model on a GPU, the graph that stayed behind
             config = config.replace(target="auto")
-        context = Context.make(config, config.threads or forked.threads())
+        context = Context.make(config, config.threads or forked_threads.threads())
         return Compiler(config, store_for(config), context, AtenVendor(), timer or PhaseTimer())
 
 

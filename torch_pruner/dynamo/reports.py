@@ -10,7 +10,7 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from torch_pruner import fork_locks as forking
+from torch_pruner import fork_locks
 from torch_pruner.log import logger
 from torch_pruner.report import GraphReport, Report
 
@@ -24,7 +24,7 @@ except ImportError:  # another version of torch
 
 ARTIFACT = "torch_pruner_report"
 log = logger("torch_pruner")
-_lock = forking.lock()
+_lock = fork_locks.lock()
 _current: list[GraphReport] = []
 _collecting: list[list[GraphReport]] = []
 

@@ -7,8 +7,7 @@ import torch
 
 from tests.unit.dynamo.test_sizes import Builds, arguments, attend, captured_one
 from torch_pruner.dynamo.lower.tensors import TensorSpec
-from torch_pruner.dynamo.sizes import sized_call
-from torch_pruner.dynamo.sizes import symbolic as sizes
+from torch_pruner.dynamo.sizes import sized_call, symbolic
 from torch_pruner.dynamo.sizes.buckets import padded
 from torch_pruner.dynamo.sizes.sized_call import times_larger
 
@@ -141,7 +140,7 @@ def test_how_much_more_there_is_to_do(large, small, times):
 def test_rounded_up():
     gm, inputs = captured_one(attend, torch.rand(5, 8))
     args = arguments(gm, inputs, torch.rand(11, 8))
-    up = sizes.rounded_up(gm, args)
+    up = symbolic.rounded_up(gm, args)
     assert [a.shape for a in up if hasattr(a, "shape")] == [(16, 8)]
     assert [a for a in up if isinstance(a, int)] == [
         16 if a == 11 else a for a in args if isinstance(a, int)
@@ -164,7 +163,7 @@ def test_no_further_than_a_table_goes():
         varies = [isinstance(v.shape[0], torch.SymInt) for v in tensors]
         assert sorted(varies) == [False, True]
         given = [torch.rand(n if v else 20, 8) for v in varies]
-        up = sizes.rounded_up(gm, arguments(gm, inputs, *given))
+        up = symbolic.rounded_up(gm, arguments(gm, inputs, *given))
         shapes = [a.shape[0] for a in up if hasattr(a, "shape")]
         assert shapes[varies.index(True)] == rounded
 

@@ -7,15 +7,16 @@ import threading
 
 import torch
 
-from torch_pruner.dynamo.run import static
-from torch_pruner.dynamo.run import weight_checks as contents
+from torch_pruner.dynamo.run import static, weight_checks
 from torch_pruner.dynamo.run.optimizer_steps import Steps, steps, storage_key
 from torch_pruner.dynamo.run.weight_checks import State
 from torch_pruner.graph.weight_checksum import PHASES
 
 
-def watch(*tensors: torch.Tensor) -> contents.Watch:
-    return contents.Watch(contents.read_contents([contents.span_of(t) for t in tensors], ()), ())
+def watch(*tensors: torch.Tensor) -> weight_checks.Watch:
+    return weight_checks.Watch(
+        weight_checks.read_contents([weight_checks.span_of(t) for t in tensors], ()), ()
+    )
 
 
 def test_memory_that_nobody_wrote_is_unchanged_for_rounds() -> None:
@@ -78,7 +79,7 @@ def test_weights_of_inference_mode_that_nobody_looks_at_count_as_written() -> No
 
 def test_known_contents_are_read_again_only_where_something_changed(monkeypatch) -> None:
     read: list[int] = []
-    original = contents.read_contents
+    original = weight_checks.read_contents
 
     def counting(spans, entries):
         read.append(len(spans))

@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from torch_pruner.dynamo.run import tensor_impl as implementation
+from torch_pruner.dynamo.run import tensor_impl
 from torch_pruner.dynamo.run.weight_checks import facts_of
 
 
@@ -18,7 +18,7 @@ def read(address: int, count: int) -> tuple[int, ...]:
 
 
 def test_what_is_found_holds_for_tensors_of_many_kinds() -> None:
-    found = implementation.find()
+    found = tensor_impl.find()
     if found is None:
         pytest.skip("this build of torch lays tensors out in a way that experiments do not tell")
     linear = torch.nn.Linear(3, 4)
@@ -44,10 +44,10 @@ def test_what_is_not_clear_is_not_used(monkeypatch, lie: str) -> None:
             real[2:4] = [real[2]] * 2 if lie == "twice" else [7, 7]
         return tuple(real)
 
-    monkeypatch.setattr(implementation, "_words", words)
-    implementation.find.cache_clear()
+    monkeypatch.setattr(tensor_impl, "_words", words)
+    tensor_impl.find.cache_clear()
     try:
-        assert implementation.find() is None
+        assert tensor_impl.find() is None
         assert facts_of([torch.ones(3)], [0]) is None
     finally:
-        implementation.find.cache_clear()
+        tensor_impl.find.cache_clear()

@@ -12,7 +12,7 @@ import torch
 
 import torch_pruner
 from torch_pruner.config import Config
-from torch_pruner.dynamo import distributed as ranks
+from torch_pruner.dynamo import distributed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -105,15 +105,15 @@ def group(tmp_path: Path):
 
 def test_alone_everything_is_as_asked() -> None:
     config = Config.from_options(options={"effort": "full"})
-    assert ranks.without_tuning(config) is config
+    assert distributed.without_tuning(config) is config
 
 
 @pytest.mark.usefixtures("group")
 def test_a_rank_does_not_tune_and_says_so_once(caplog) -> None:
     config = Config.from_options(options={"effort": "full"})
     with caplog.at_level("WARNING", logger="torch_pruner"):
-        assert ranks.without_tuning(config).on_miss == "fallback"
-        ranks.without_tuning(config)
+        assert distributed.without_tuning(config).on_miss == "fallback"
+        distributed.without_tuning(config)
     assert len([r for r in caplog.records if "nothing is tuned" in r.message]) == 1
 
 
@@ -121,4 +121,4 @@ def test_a_rank_does_not_tune_and_says_so_once(caplog) -> None:
 @pytest.mark.parametrize("options", [{"on_miss": "error"}, {"effort": "none"}])
 def test_what_does_not_tune_is_left_alone(options) -> None:
     config = Config.from_options(options=options)
-    assert ranks.without_tuning(config) is config
+    assert distributed.without_tuning(config) is config

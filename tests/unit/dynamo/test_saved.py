@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.unit.dynamo.running import to_numpy
-from torch_pruner.dynamo.lower import serialization as saved
+from torch_pruner.dynamo.lower import serialization
 from torch_pruner.dynamo.lower.program import Program, RegionStep, describe
 from torch_pruner.graph.reference import evaluate
 
@@ -40,9 +40,9 @@ def example():
 
 
 def test_bytes_give_the_same_program(example) -> None:
-    data = saved.dumps(example, "source")
-    again = saved.loads(data)
-    assert saved.dumps(again, "source") == data
+    data = serialization.dumps(example, "source")
+    again = serialization.loads(data)
+    assert serialization.dumps(again, "source") == data
     kinds = [[isinstance(s.does, RegionStep) for s in p.steps] for p in (again, example)]
     assert kinds[0] == kinds[1]
     for mine, theirs in zip(again.regions, example.regions, strict=True):
@@ -72,7 +72,7 @@ def interpreted(of: Program, *values: torch.Tensor) -> list:
 
 def test_what_comes_back_computes_the_same(example) -> None:
     values = torch.rand(3, 4), torch.rand(7, 4), torch.tensor([1, 6, 0])
-    again = saved.loads(saved.dumps(example, ""))
+    again = serialization.loads(serialization.dumps(example, ""))
     mine, theirs, eager = (
         interpreted(again, *values), interpreted(example, *values), mixed(*values)
     )  # fmt: skip
@@ -82,7 +82,7 @@ def test_what_comes_back_computes_the_same(example) -> None:
 
 
 def test_another_source_gives_other_bytes(example) -> None:
-    assert saved.dumps(example, "a") != saved.dumps(example, "b")
+    assert serialization.dumps(example, "a") != serialization.dumps(example, "b")
 
 
 def test_a_constant_tensor_is_not_saved() -> None:
@@ -91,27 +91,27 @@ def test_a_constant_tensor_is_not_saved() -> None:
     for node in gm.graph.nodes:
         if node.op == "get_attr":
             node.meta["val"] = constant
-    with pytest.raises(saved.UnsavableError, match="constant"):
-        saved.dumps(describe(gm, static=frozenset()), "")
+    with pytest.raises(serialization.UnsavableError, match="constant"):
+        serialization.dumps(describe(gm, static=frozenset()), "")
 
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), object(), 1j, torch.Generator()])
 def test_arguments_without_a_text_are_not_saved(value) -> None:
-    with pytest.raises(saved.UnsavableError):
-        saved._encoded([value], {})
+    with pytest.raises(serialization.UnsavableError):
+        serialization._encoded([value], {})
 
 
 def test_every_truncation_is_a_value_error(example) -> None:
-    data = saved.dumps(example, "")
+    data = serialization.dumps(example, "")
     for end in range(0, len(data), 7):
         with pytest.raises(ValueError):  # noqa: PT011  json's or ours
-            saved.loads(data[:end])
+            serialization.loads(data[:end])
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("format",), saved.FORMAT + 1),
+        (("format",), serialization.FORMAT + 1),
         (("steps",), None),
         (("steps", 0, 0), {}),
         (("steps", 0, 0, "inputs", 0, 2), "nn"),
@@ -122,13 +122,13 @@ def test_every_truncation_is_a_value_error(example) -> None:
     ],
 )
 def test_what_is_no_program_is_a_value_error(example, path, value) -> None:
-    data = json.loads(saved.dumps(example, ""))
+    data = json.loads(serialization.dumps(example, ""))
     place = data
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(ValueError):  # noqa: PT011  whoever finds it first
-        saved.loads(json.dumps(data).encode())
+        serialization.loads(json.dumps(data).encode())
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_what_is_no_program_is_a_value_error(example, path, value) -> None:
 def test_only_operators_of_torch_are_called(name: str) -> None:
     given = {"eager": ["x", [name, [{"node": 0}], {"dict": {}}]], "results": [{"node": 1}]}
     with pytest.raises((ValueError, AttributeError)):
-        saved._read_step(given)
+        serialization._read_step(given)
 
 
 def test_the_version_is_the_same_each_time_and_short() -> None:
-    assert saved.version() == saved.version()
-    assert len(saved.version()) == 16
+    assert serialization.version() == serialization.version()
+    assert len(serialization.version()) == 16

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
-from torch_pruner.dynamo.sizes import sized_call
-from torch_pruner.dynamo.sizes import symbolic as sizes
+from torch_pruner.dynamo.sizes import sized_call, symbolic
 
 
 def captured(fn, *args, dynamic=True):
@@ -49,9 +48,9 @@ def arguments(gm, inputs, *tensors):
     given = iter(tensors)
     names = {}
     values = [next(given) if isinstance(v, torch.Tensor) else v for v in inputs]
-    for symbolic, tensor in zip(inputs, values, strict=True):
-        if isinstance(symbolic, torch.Tensor):
-            for s, d in zip(symbolic.shape, tensor.shape, strict=True):
+    for given_as, tensor in zip(inputs, values, strict=True):
+        if isinstance(given_as, torch.Tensor):
+            for s, d in zip(given_as.shape, tensor.shape, strict=True):
                 names[str(s)] = d
     return [v if isinstance(v, torch.Tensor) else names[str(v)] for v in values]
 
@@ -81,7 +80,7 @@ def test_numbers_take_the_place_of_symbols():
     for n in (3, 5, 16):
         x = torch.rand(n, 8)
         args = arguments(gm, inputs, x)
-        small = sizes.with_sizes(gm, args)
+        small = symbolic.with_sizes(gm, args)
         assert not symbols_in(small)
         assert len(small.graph.find_nodes(op="placeholder")) == len(inputs)
         for got, expected in zip(small(*args), gm(*args), strict=True):
@@ -91,11 +90,11 @@ def test_numbers_take_the_place_of_symbols():
 
 def test_a_graph_for_the_sizes_of_its_capture():
     gm, inputs = captured_one(attend, torch.rand(5, 8))
-    hints = sizes.hinted(inputs)
+    hints = symbolic.hinted(inputs)
     assert hints is not None
-    assert (5, 8) in [h.shape for h in hints if isinstance(h, sizes.Given)]
-    assert {h for h in hints if not isinstance(h, sizes.Given)} == {5, 8}
-    small = sizes.with_sizes(gm, hints)
+    assert (5, 8) in [h.shape for h in hints if isinstance(h, symbolic.Given)]
+    assert {h for h in hints if not isinstance(h, symbolic.Given)} == {5, 8}
+    small = symbolic.with_sizes(gm, hints)
     x = torch.rand(5, 8)
     torch.testing.assert_close(small(*arguments(gm, inputs, x))[0], attend(x)[0])
 
@@ -105,8 +104,8 @@ def test_forward_and_backward():
     graphs = captured(lambda x: layer(x).relu(), torch.rand(6, 4, requires_grad=True))
     assert len(graphs) == 2
     for gm, inputs in graphs:
-        assert sizes.depends_on_sizes(gm)
-        assert not symbols_in(sizes.with_sizes(gm, sizes.hinted(inputs)))
+        assert symbolic.depends_on_sizes(gm)
+        assert not symbols_in(symbolic.with_sizes(gm, symbolic.hinted(inputs)))
 
 
 def test_autocast_and_random_numbers_are_left_alone():
@@ -114,7 +113,7 @@ def test_autocast_and_random_numbers_are_left_alone():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        small = sizes.with_sizes(gm, sizes.hinted(inputs))
+        small = symbolic.with_sizes(gm, symbolic.hinted(inputs))
     assert torch.equal(torch.get_rng_state(), before)
     values = torch.utils._pytree.tree_leaves([n.meta.get("val") for n in small.graph.nodes])
     found = {v.dtype for v in values if isinstance(v, torch.Tensor)}
@@ -127,7 +126,7 @@ def test_constants_of_the_graph_are_taken_along():
     gm, inputs = captured_one(lambda x: x + table * torch.tensor([2.0]), torch.rand(5, 8))
     args = arguments(gm, inputs, *(torch.rand(7, 8) if len(i.shape) == 2 else table for i in inputs
                                    if isinstance(i, torch.Tensor)))  # fmt: skip
-    torch.testing.assert_close(sizes.with_sizes(gm, args)(*args), gm(*args))
+    torch.testing.assert_close(symbolic.with_sizes(gm, args)(*args), gm(*args))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_what_sizes_do_not_say(fn, args, dynamic):
                 compiled(args[0], n)
             graphs = [(gm, None) for gm in graphs[-1:]]
     assert graphs
-    assert not any(sizes.depends_on_sizes(gm) for gm, _ in graphs)
+    assert not any(symbolic.depends_on_sizes(gm) for gm, _ in graphs)
 
 
 class Builds:
@@ -161,7 +160,7 @@ class Builds:
 
     def __call__(self, args, text):
         self.names.append(text)
-        gm = sizes.with_sizes(self.gm, args)
+        gm = symbolic.with_sizes(self.gm, args)
 
         def call(args):
             values = list(args)
@@ -208,7 +207,7 @@ def test_every_size_is_built_once():
 def test_the_sizes_of_the_capture_are_prepared_with_another_build():
     call, run, builds, inputs = sized(attend, torch.rand(5, 8))
     first = Builds(builds.gm)
-    call.prepare(sizes.hinted(inputs), first)
+    call.prepare(symbolic.hinted(inputs), first)
     for n in (5, 3):
         run(torch.rand(n, 8))
     assert (first.names, builds.names) == (["5,8"], ["3,8"])
@@ -226,7 +225,7 @@ def test_after_the_first_few_a_size_is_built_when_it_comes_again(monkeypatch):
 def test_what_grows_by_one_is_built_when_it_comes_again():
     """A cache that takes one token more at every call."""
     call, run, builds, inputs = sized(attend, torch.rand(5, 8))
-    call.prepare(sizes.hinted(inputs), builds)
+    call.prepare(symbolic.hinted(inputs), builds)
     for n in (6, 7, 8, 9, 20, 7):
         run(torch.rand(n, 8))
     assert builds.names == ["5,8", "20,8", "7,8"]

@@ -22,7 +22,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_pruner.dynamo.devices import tf32_allowed
-from torch_pruner.dynamo.lower import serialization as saved
+from torch_pruner.dynamo.lower import serialization
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,9 @@ def describe(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
         text = json.dumps(rows, separators=(",", ":"), allow_nan=False)
     except (_NoTextError, AttributeError, RuntimeError):  # or another version of torch
         return None
-    return hashlib.sha256(f"{saved.version()} {torch.__version__} {text}".encode()).hexdigest()
+    return hashlib.sha256(
+        f"{serialization.version()} {torch.__version__} {text}".encode()
+    ).hexdigest()
 
 
 def _settings() -> list[Any]:

@@ -9,19 +9,16 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from torch_pruner import exc, log
-from torch_pruner import fork_locks as forking
+from torch_pruner import exc, fork_locks, log
 from torch_pruner.compiler.remembered import captured, verdicts
 from torch_pruner.config import OPTIONS, Config
 from torch_pruner.dynamo import reports
 from torch_pruner.dynamo.capture import torch_cache
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.devices import device_of, platform_of
-from torch_pruner.dynamo.lower import activations
-from torch_pruner.dynamo.lower import serialization as saved
+from torch_pruner.dynamo.lower import activations, serialization
 from torch_pruner.dynamo.lower.program import describe
-from torch_pruner.dynamo.run import cuda_graphs
-from torch_pruner.dynamo.run import forked_threads as forked
+from torch_pruner.dynamo.run import cuda_graphs, forked_threads
 from torch_pruner.dynamo.run.build import build_graph
 from torch_pruner.dynamo.run.checked import INT8_BOUND, TF32_BOUND, CheckedCall, may_draw, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.run.build import BuiltGraph
 
 _counter = itertools.count()
-_compile_lock = forking.rlock()
+_compile_lock = fork_locks.rlock()
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -104,11 +101,11 @@ def build(
     result = SavedCall(kind=kind, settings=json.dumps(_settings(config)), call=call)
     try:
         if call is not built.call:
-            raise saved.UnsavableError("a call that is replayed as a CUDA graph")
-        result.blob = saved.dumps(program, _identity(gm))
+            raise serialization.UnsavableError("a call that is replayed as a CUDA graph")
+        result.blob = serialization.dumps(program, _identity(gm))
         if described and ends.plain:
             captured.keep(compiler, described, result.blob, label)
-    except saved.UnsavableError as err:
+    except serialization.UnsavableError as err:
         result.why = str(err)
     if built.compiled:
         result.call = _compared(gm, call, result.blob, built, compiler, platform, config, label)
@@ -170,7 +167,7 @@ def restored(
     assert given.blob is not None
     label = label_of(name, given.kind)
     with timer.phase("lower"):
-        program = saved.loads(given.blob)
+        program = serialization.loads(given.blob)
         platform = platform_of(program.device, config)
         compiler = platform.compiler(config, timer)
         # New kernels have to be compared with eager, for which there has to be a graph.
@@ -191,7 +188,7 @@ def restored(
 
 def _proof(blob: bytes) -> bytes:
     """What a comparison with eager is about: a program, and our own code that runs it."""
-    return saved.version().encode() + blob
+    return serialization.version().encode() + blob
 
 
 def _restored_alone(given: SavedCall) -> Callable[[list[Any]], list[Any]]:
@@ -199,7 +196,7 @@ def _restored_alone(given: SavedCall) -> Callable[[list[Any]], list[Any]]:
 
     There is no graph to compare with, and no other way to run it: nothing is checked.
     """
-    forked.watch()
+    forked_threads.watch()
     config = Config.from_options(None, {**json.loads(given.settings), "check": "off"})
     log.configure(config.log)
     return restored(given, config=config, name=next_name(), timer=PhaseTimer())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_pruner.dynamo.run import tensor_impl as implementation
+from torch_pruner.dynamo.run import tensor_impl
 from torch_pruner.graph.weight_checksum import (
     BLOCK_ROWS,
     BLOCKS,
@@ -99,7 +99,7 @@ def facts_of(tensors: Sequence[torch.Tensor], versions: Sequence[int | None]) ->
     A tensor without a version here is not asked for it. None where torch's implementation is
     another than we know.
     """
-    if implementation.find() is None:
+    if tensor_impl.find() is None:
         return None
     rows = [
         (t._cdata, t.untyped_storage().data_ptr(), t.storage_offset(), -1 if v is None else v)
@@ -193,7 +193,7 @@ class Watch:
     def _new_table(self, table: _Table) -> ctypes.Array[ctypes.c_int64]:
         count = len(self._blocks) - 1
         results = table.results = (ctypes.c_uint64 * (2 * count))()
-        layout = implementation.find() if self.knows_facts else None
+        layout = tensor_impl.find() if self.knows_facts else None
         words = layout.as_words() if layout else (0,) * 5
         places = (ctypes.c_int64 * len(words))(*words)
         arrays = (a.ctypes.data for a in (self._plan, self._blocks, self._facts))

@@ -27,7 +27,7 @@ from torch_pruner.dynamo.run.checked import INT8_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import one_at_a_time
 from torch_pruner.dynamo.run.runtime import GraphCall
-from torch_pruner.dynamo.sizes import symbolic as sizes
+from torch_pruner.dynamo.sizes import symbolic
 from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError, bucketed
 from torch_pruner.log import PhaseTimer, logger
 
@@ -165,7 +165,7 @@ class Buckets:
         return self._latest[1:]
 
     def _described(self, args: Sequence[Any]) -> tuple[fx.GraphModule, Program]:
-        graph, ends = sizes.with_sizes(self._gm, args), self._ends
+        graph, ends = symbolic.with_sizes(self._gm, args), self._ends
         device, dtypes = self._platform.device, self._platform.dtypes
         return graph, describe(
             graph, static=ends.static, loose=ends.loose, device=device, dtypes=dtypes
