@@ -82,14 +82,26 @@ def knows(name: str) -> bool:
 def use_family(family: Family) -> None:
     """From now on search and emit kernels of ``family``, too, before the built-in ones.
 
-    Every process that runs such kernels has to do so before it compiles. Adding a family again does
-    nothing. Raises ``ValueError`` if another one has its name.
+    The class of ``family`` is called without arguments in the processes that build candidates, so
+    it must be in a module or a script. A process that runs such kernels uses the family before it
+    compiles; elsewhere they are a miss. Adding a family again does nothing.
+
+    Raises:
+        ValueError: Another family has the name, or other processes could not find the class.
     """
+    from torch_pruner.families.sources import source_of
+
     if family in _own_families:
         return
     if knows(family.name):
         raise ValueError(f"there is a family named {family.name!r} already")
+    source_of(family)
     _own_families.insert(0, family)
+
+
+def own() -> list[Family]:
+    """The families of ``use_family``, the one added last first."""
+    return list(_own_families)
 
 
 def drop_family(family: Family) -> None:

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch_pruner.families.sources import sources
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
 
@@ -78,6 +79,11 @@ def groups(batch: Batch, jobs: Sequence[int], flush_bytes: int) -> list[list[int
         found[-1].append(job)
         room -= 1
     return found
+
+
+def families_message() -> Message:
+    """What a worker is told before a task: the families that are not the package's own."""
+    return {"cmd": "families", "families": sources()}
 
 
 def task_message(name: str, task: Task, seed: int) -> Message:

@@ -25,7 +25,14 @@ from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
-from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState, groups, task_message
+from torch_pruner.tuner.measure.jobs import (
+    Batch,
+    Limits,
+    WorkerState,
+    families_message,
+    groups,
+    task_message,
+)
 from torch_pruner.tuner.measure.pace import PACE, Anchors
 from torch_pruner.tuner.measure.process import WorkerProcess
 
@@ -301,6 +308,7 @@ class LocalExecutor(MeasureExecutor):
                 worker.tasks.add(name)
                 worker.owes.append(name)
             if fresh:
+                worker.process.send(families_message())
                 worker.process.send(task_message(name, task, self.seed))
             if not batch.race:
                 self._feed_anchor(worker, name)

@@ -20,10 +20,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
+from torch_pruner.families import sources
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
@@ -34,7 +36,7 @@ from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
 from torch_pruner.tuner.measure.timing import Context, Stopwatch, reading_s, time_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.tuner.measure.builder import Array, Builder, BuiltKernel, Pack
 
@@ -279,7 +281,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     worker = make(options.argument) if options.relay else Worker(make())
     reply({"hello": os.getpid(), **getattr(worker, "hello", {})})
     while True:
-        worker.handle(messages.get(), reply)
+        message = messages.get()
+        if message["cmd"] == "families":  # of the parent alone: a device of a fleet imports nothing
+            use_families(message["families"])
+        else:
+            worker.handle(message, reply)
+
+
+def use_families(given: Sequence[Mapping[str, str]]) -> None:
+    """Use the parent's families; candidates of what cannot be imported fail to build."""
+    try:
+        sources.use(given)
+    except Exception:
+        traceback.print_exc()
 
 
 if __name__ == "__main__":
