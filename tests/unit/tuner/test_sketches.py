@@ -11,6 +11,18 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.contracts.sketch import SketchContract
 from tests.unit.graph.random_graphs import graphs
+from tests.unit.tuner.graphs_by_kind import (
+    convolution,
+    few_rows,
+    keys,
+    matmul,
+    pointwise,
+    pooling,
+    reduction,
+    softmax,
+    turned,
+    weight_gradient,
+)
 from torch_pruner.families import sketches_for
 from torch_pruner.families.bf16_pairs.space import DotSketch
 from torch_pruner.families.bf16_tiles import space as tiles
@@ -28,95 +40,6 @@ _TARGETS = {
     "256": TargetSpec.from_dict({"kind": "llvm", "mcpu": "haswell"}, 4),
     "two halves": TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver4"}, 4),
 }
-
-
-def matmul(
-    rows: int, depth: int, columns: int, *, static: bool = True, dtype: str = "float32"
-) -> Graph:
-    b = Builder()
-    x = b.input(0, (rows, depth), dtype)
-    w = b.input(1, (depth, columns), dtype, static=static)
-    return b.finish([b.pointwise("relu", b.matmul(x, w))])
-
-
-def few_rows(rows: int, depth: int, columns: int, dtype: str = "float32") -> Graph:
-    """As a linear layer of torch's has its weights: along the reduction."""
-    b = Builder()
-    x = b.input(0, (rows, depth), dtype)
-    w = b.input(1, (columns, depth), dtype, static=True)
-    return b.finish([b.pointwise("relu", b.matmul(x, b.permute(w, (1, 0))))])
-
-
-def keys(heads: int = 4, shared: int = 2, length: int = 40, depth: int = 16) -> Graph:
-    """One query of every head by keys that heads share."""
-    b = Builder()
-    q = b.input(0, (1, heads * shared, 1, depth), "float32")
-    k = b.input(1, (1, heads, length, depth), "float32")
-    wide = b.broadcast(
-        b.reshape(k, (1, heads, 1, length, depth)), (1, heads, shared, length, depth)
-    )
-    k = b.permute(b.reshape(wide, (1, heads * shared, length, depth)), (0, 1, 3, 2))
-    return b.finish([b.matmul(q, k)])
-
-
-def convolution(groups: int = 1, op: str = "conv", kernel: int = 3) -> Graph:
-    b = Builder()
-    x = b.input(0, (1, 16, 14, 14), "float32")
-    w = b.input(1, (16, 16 // groups, kernel, kernel), "float32", static=True)
-    pad = (kernel // 2,) * 2
-    both = {"stride": (1, 1), "lo": pad, "dilation": (1, 1), "groups": groups}
-    if op == "conv":
-        both["hi"] = pad
-    return b.finish([b.append(op, (x, w), (1, 16, 14, 14), "float32", **both)])
-
-
-def softmax(shape: tuple[int, ...] = (4, 32, 64), axis: int = 2, dtype: str = "float32") -> Graph:
-    b = Builder()
-    x = b.input(0, shape, dtype)
-    e = b.pointwise("exp", b.pointwise("sub", x, b.reduce("max", x, (axis,), keepdim=True)))
-    return b.finish([b.pointwise("div", e, b.reduce("sum", e, (axis,), keepdim=True))])
-
-
-def reduction(axes: tuple[int, ...] = (0,), op: str = "sum", dtype: str = "float32") -> Graph:
-    b = Builder()
-    x = b.input(0, (8, 16, 48), dtype)
-    return b.finish([b.reduce(op, x, axes, dtype="int64" if op.startswith("arg") else dtype)])
-
-
-def pooling() -> Graph:
-    b = Builder()
-    x = b.permute(b.input(0, (1, 14, 14, 24), "float32"), (0, 3, 1, 2))
-    two = (2, 2)
-    y = b.append(
-        "window_max", (x,), (1, 24, 7, 7), "float32", kernel=two, stride=two, lo=(0, 0),
-        hi=(0, 0), dilation=(1, 1),
-    )  # fmt: skip
-    return b.finish([b.permute(y, (0, 2, 3, 1))])
-
-
-def pointwise(shape: tuple[int, ...] = (64, 50), dtype: str = "float32") -> Graph:
-    b = Builder()
-    return b.finish([b.pointwise("tanh", b.input(0, shape, dtype))])
-
-
-def turned() -> Graph:
-    """As in the gradient of a linear layer's weights."""
-    b = Builder()
-    x, y = b.input(0, (96, 64), "float32"), b.input(1, (96, 80), "float32")
-    return b.finish([b.matmul(b.permute(x, (1, 0)), y)])
-
-
-def weight_gradient(channels: int = 16, out: int = 32) -> Graph:
-    """Of a convolution's weights, all operands channels last."""
-    b = Builder()
-    x = b.permute(b.input(0, (2, 14, 14, channels), "float32"), (3, 0, 1, 2))
-    grad = b.permute(b.input(1, (2, 14, 14, out), "float32"), (3, 0, 1, 2))
-    one = (1, 1)
-    y = b.append(
-        "conv", (x, grad), (channels, out, 3, 3), "float32", stride=one, lo=one, hi=one,
-        dilation=one, groups=1,
-    )  # fmt: skip
-    return b.finish([b.permute(y, (1, 0, 2, 3))])
 
 
 _SPECS = {
