@@ -13,7 +13,7 @@ reduction; a second launch adds their sums up and computes the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core
@@ -60,12 +60,12 @@ class _Tiles:
     stages: int
     tensor: bool
     ahead: bool
-    a: Buffer  # of all stages; made once their sizes are known
-    b: Buffer
     sums: Registers
     columns_first: bool  # the lines of B's tile are columns
     split: int
     parts: Buffer | None  # sums of each part of the reduction
+    a: Buffer = field(init=False)  # of all stages; made once their sizes are known
+    b: Buffer = field(init=False)
 
     @property
     def a_line(self) -> int:
@@ -137,7 +137,7 @@ def emit(
     dtype = spec.nodes[con.a].dtype if tensor else con.acc_dtype
     tiles = _Tiles(
         spec, con, nest, grid, bm, bn, decisions["bk"], decisions["tm"], decisions["tn"],
-        decisions["stages"], tensor, bool(decisions["ahead"]), None, None,
+        decisions["stages"], tensor, bool(decisions["ahead"]),
         grid.registers(bm * bn // threads, con.acc_dtype, "sums"),
         tensor and panel is None and by_reduction(spec, con),
         split, scratch[0] if scratch else None,

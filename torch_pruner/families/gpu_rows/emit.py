@@ -184,7 +184,7 @@ def _reduce(state: _Row, r: int, row: Index) -> list[Callable[[Expr], Stmt]]:
     def end(tid: Expr) -> Stmt:
         return store(partial, tid, result.buffer[result.at(tid, 0)])
 
-    def joined(into: Buffer, at: Expr, first: Expr, stride: int, count: int) -> Stmt:
+    def joined(into: Buffer, at: Expr | int, first: Expr, stride: int, count: int) -> Stmt:
         def add(i: Expr) -> Stmt:
             return store(into, at, combine(node, into[at], partial[first + i * stride], dtype))
 
@@ -198,7 +198,7 @@ def _tree(
     grid: Grid,
     partial: Buffer,
     result: Registers,
-    joined: Callable[[Buffer, Expr, Expr, int, int], Stmt],
+    joined: Callable[[Buffer, Expr | int, Expr, int, int], Stmt],
 ) -> list[Callable[[Expr], Stmt]]:
     """From a value per thread in the first half of ``partial`` to one that every thread has.
 
