@@ -33,8 +33,9 @@ from torch_pruner.graph.ops import FLOATS, ITEMSIZE
 from torch_pruner.graph.rows import RowDomain, full_node, row_domain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from torch_pruner.families.gpu_rows.form import GpuRowsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -64,11 +65,15 @@ class _Row:
 
 
 def emit(
-    spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
+    spec: Graph,
+    decisions: GpuRowsDecisions[int],
+    signature: Signature,
+    *,
+    host: bool = False,
 ) -> Emitted:
     """Decisions: ``threads`` per row."""
-    inputs, outputs, scratch = parameters(takes)
-    domain, threads = row_domain(spec), decisions["threads"]
+    inputs, outputs, scratch = parameters(signature)
+    domain, threads = row_domain(spec), decisions.threads
     grid = Grid(domain.rows, threads, host)
     kept: dict[int, Buffer] = {}
     room = KEPT_BYTES
