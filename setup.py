@@ -34,7 +34,9 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["torch_pruner", "torch_pruner.*"]),
-    package_data={"torch_pruner": ["constraints.txt", "py.typed", "weights/*"]},
+    package_data={
+        "torch_pruner": ["constraints.txt", "py.typed", "weights/*", "codegen/tir/*.pyi"]
+    },
     python_requires=">=3.11",
     install_requires=[
         "torch>=2.11,<2.16",

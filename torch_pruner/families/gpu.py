@@ -10,11 +10,11 @@ and takes the slower of the two, since copies and products overlap.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_pruner.families.space import Array, Decisions, Sketch, Symbols
+from torch_pruner.families.space import Array, C, Decisions, Sketch, Symbols
 from torch_pruner.graph.contraction import traffic_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def column(values: list[int]) -> Decisions:
     return np.array(values, dtype=np.int64)
 
 
-class GpuSketch(Sketch):
+class GpuSketch(Sketch[C]):
     """Shared by all: a card, and how many blocks of a kernel it runs at once."""
 
     def __init__(self, task: Task) -> None:
@@ -81,20 +81,18 @@ class GpuSketch(Sketch):
         return result
 
 
-class GpuSweep(GpuSketch):
+class GpuSweep(GpuSketch[C]):
     """Kernels whose time is the way of their inputs and outputs."""
-
-    names: ClassVar[tuple[str, ...]] = ("threads",)
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
         return (column([64, 128, 256, 512]),)
 
     def _estimate(
-        self, c: dict[str, Array], blocks: Array, operations: float, contiguous: Array | float
+        self, threads: Array, blocks: Array, operations: float, contiguous: Array | float
     ) -> Symbols:
         card, moved = self.card, float(traffic_bytes(self.task.spec))
-        threads, full = c["threads"], np.ones(len(c["threads"]))
+        full = np.ones(len(threads))
         registers = full * OWN
         each, pace = self.busy(blocks, threads, self.resident(threads, full, registers))
         compute = each * threads * (operations / (blocks * threads)) / pace

@@ -95,13 +95,13 @@ def _waves(row: Row, device: Device) -> Array:
 def product_rows(task: Task, sketch: GpuProductSketch, decisions: Decisions) -> list[Row]:
     """The rows of a product on CUDA cores: both tiles, the sums, and the output."""
     con, c = contraction_of(task.spec), sketch.columns(decisions)
-    blocks = con.groups * np.ceil(con.rows / c["bm"]) * np.ceil(con.n / c["bn"])
-    threads = (c["bm"] / c["tm"]) * (c["bn"] / c["tn"])
+    blocks = con.groups * np.ceil(con.rows / c.bm) * np.ceil(con.n / c.bn)
+    threads = (c.bm / c.tm) * (c.bn / c.tn)
     depth, none = float(con.depth), np.zeros(len(decisions))
-    sums, sides = c["tm"] * c["tn"], c["tm"] + c["tn"]
+    sums, sides = c.tm * c.tn, c.tm + c.tn
     return [
-        Row(none, none, none, blocks * c["bm"] * depth, blocks, threads),
-        Row(none, none, none, blocks * c["bn"] * depth, blocks, threads),
+        Row(none, none, none, blocks * c.bm * depth, blocks, threads),
+        Row(none, none, none, blocks * c.bn * depth, blocks, threads),
         Row(2.0 * sums * depth, sums + sides, sums + sides * depth, none, blocks, threads),
-        Row(none, none, none, blocks * c["bm"] * c["bn"], blocks, threads),
+        Row(none, none, none, blocks * c.bm * c.bn, blocks, threads),
     ]

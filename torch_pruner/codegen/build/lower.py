@@ -16,10 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_pruner import exc
-from torch_pruner.codegen.tir.builders import Expr, S, T, seq, tvm
 from torch_pruner.codegen.build.load import bound
 from torch_pruner.codegen.build.region import Part, parts_of, region
 from torch_pruner.codegen.build.spill import spill
+from torch_pruner.codegen.tir.builders import (
+    Buffer,
+    Expr,
+    PrimFunc,
+    S,
+    Stmt,
+    T,
+    as_pointer,
+    pointer,
+    seq,
+    tvm,
+)
 from torch_pruner.config import COMPILERS, c_compiler
 from torch_pruner.graph.memory import ALIGNMENT, Place
 
@@ -55,7 +66,7 @@ def program_module(
         name: [(tvm.ir.GlobalVar(f"{name}_{i}"), part) for i, part in enumerate(parts_of(kernel))]
         for name, kernel in kernels.items()
     }
-    functions: dict[Any, Any] = {var: part.func for of in parts.values() for var, part in of}
+    functions: dict[Any, PrimFunc] = {var: part.func for of in parts.values() for var, part in of}
     for entry, calls in programs.items():
         functions[tvm.ir.GlobalVar(entry)] = _entry(entry, calls, kernels, parts, slots)
     return tvm.IRModule(functions)
@@ -67,17 +78,17 @@ def _entry(
     kernels: Mapping[str, ScheduledKernel],
     parts: Mapping[str, Sequence[tuple[Any, Part]]],
     slots: int,
-) -> Any:
+) -> PrimFunc:
     address = T.Var("table", "int64")
-    table_ptr = T.Var("table_ptr", tvm.ir.PointerType(tvm.ir.PrimType("int64"), "global"))
+    table_ptr = pointer("table_ptr", "int64")
     table = T.decl_buffer((max(slots, 1),), "int64", "addresses", data=table_ptr)
-    begin: list[Any] = [
-        S.Bind(table_ptr, _cast_pointer(address, "int64")),
+    begin: list[Stmt] = [
+        S.Bind(table_ptr, as_pointer(address, "int64")),
         S.DeclBuffer(table, data=table_ptr),
     ]
 
-    def called(call: Call, function: Any) -> Callable[[Expr | None], Any]:
-        def statement(number: Expr | None) -> Any:
+    def called(call: Call, function: Any) -> Callable[[Expr | None], Stmt]:
+        def statement(number: Expr | None) -> Stmt:
             pointers = [
                 _pointer(table, a, dtype)
                 for a, dtype in zip(call.args, _dtypes(kernels[call.kernel]), strict=True)
@@ -99,16 +110,11 @@ def _dtypes(kernel: ScheduledKernel) -> list[str]:
     ]
 
 
-def _pointer(table: Any, argument: Place, dtype: str) -> Expr:
+def _pointer(table: Buffer, argument: Place, dtype: str) -> Expr:
     address = table[argument.slot]
     if argument.offset:
         address = address + T.const(argument.offset, "int64")
-    return _cast_pointer(address, dtype)
-
-
-def _cast_pointer(address: Expr, dtype: str) -> Expr:
-    pointer = tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global")
-    return tvm.ir.Call(tvm.ir.Op.get("tirx.reinterpret"), [address], ret_ty=pointer)
+    return as_pointer(address, dtype)
 
 
 def compile_module(module: Any, target: TargetSpec) -> Any:

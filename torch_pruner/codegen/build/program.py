@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.codegen.tir.builders import tvm
 from torch_pruner import families
 from torch_pruner.codegen.build.lower import Call, compile_module, export_library, program_module
 from torch_pruner.codegen.build.weight_checksum import checksum_functions
+from torch_pruner.codegen.tir.builders import tvm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 
-from torch_pruner.codegen.tir.builders import PARALLEL, Expr, S, Stmt, T, seq, tvm, when
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    Expr,
+    PrimFunc,
+    S,
+    Stmt,
+    T,
+    Var,
+    pointer,
+    seq,
+    tvm,
+    when,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +44,7 @@ class Part:
     ``alone``: it launches threads by itself.
     """
 
-    func: Any
+    func: PrimFunc
     tasks: int | None = None
     alone: bool = False
 
@@ -50,7 +62,7 @@ def parts_of(kernel: ScheduledKernel) -> list[Part]:
     ]
 
 
-_Piece = tuple[Any, Any]  # a body, and the parallel loop around it or None
+_Piece = tuple[Stmt, S.For | None]  # a body, and the parallel loop around it or None
 
 
 def _pieces(body: Stmt, wrap: Callable[[Stmt], Stmt]) -> list[_Piece] | None:
@@ -73,12 +85,12 @@ def _pieces(body: Stmt, wrap: Callable[[Stmt], Stmt]) -> list[_Piece] | None:
     return None if parallel else [(wrap(body), None)]
 
 
-def _again(around: Any, body: Stmt) -> Stmt:
+def _again(around: S.AttrStmt, body: Stmt) -> Stmt:
     return S.AttrStmt(around.node, around.attr_key, around.value, body)
 
 
 def _parallel_inside(stmt: Stmt) -> bool:
-    def visit(loop: Any, visitor: Any) -> Any:
+    def visit(loop: S.For, visitor: Any) -> Any:
         if loop.kind == PARALLEL:
             return tvm_ffi.VisitInterrupt(1)
         return visitor.default_visit(loop)
@@ -86,10 +98,10 @@ def _parallel_inside(stmt: Stmt) -> bool:
     return tvm_ffi.structural_visit(stmt, [(S.For, visit)]) is not None
 
 
-def _function(kernel: ScheduledKernel, body: Stmt, number: Any = None) -> Any:
+def _function(kernel: ScheduledKernel, body: Stmt, number: Var | None = None) -> PrimFunc:
     handles, binds = [], []
     for buf in kernel.func.params:
-        var = T.Var(f"{buf.name}_ptr", tvm.ir.PointerType(tvm.ir.PrimType(buf.dtype), "global"))
+        var = pointer(f"{buf.name}_ptr", str(buf.dtype))
         handles.append(var)
         binds.append(S.DeclBuffer(buf, data=var))
     done = S.Return(T.const(0, "int32"))

@@ -10,13 +10,23 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, VECTORIZED, Expr, S, T, seq, tvm
 from torch_pruner.codegen.build.lower import compile_module
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    VECTORIZED,
+    PrimFunc,
+    S,
+    T,
+    as_pointer,
+    pointer,
+    seq,
+    tvm,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from torch_pruner.target import TargetSpec
@@ -26,12 +36,14 @@ _LINE = 4 * _LANES  # bytes
 _MOST = 1 << 24  # lines of one array
 
 
-def renewer(target: TargetSpec, threads: int) -> Callable[[Sequence[npt.NDArray[Any]]], Any]:
+def renewer(
+    target: TargetSpec, threads: int
+) -> Callable[[Sequence[npt.NDArray[Any]]], Callable[[], None]]:
     """Compiles the program; the result makes a call without arguments for given arrays."""
     entry = compile_module(tvm.IRModule({tvm.ir.GlobalVar("renew"): _program(threads)}), target)
     function = entry["renew"]
 
-    def bind(arrays: Sequence[np.ndarray[Any, Any]]) -> Callable[[], None]:
+    def bind(arrays: Sequence[npt.NDArray[Any]]) -> Callable[[], None]:
         tables = [
             (ctypes.c_int64 * 2)(a.ctypes.data, min(a.nbytes // _LINE, _MOST)) for a in arrays
         ]
@@ -46,20 +58,16 @@ def renewer(target: TargetSpec, threads: int) -> Callable[[Sequence[npt.NDArray[
     return bind
 
 
-def _program(threads: int) -> Any:
+def _program(threads: int) -> PrimFunc:
     """A function of the address of (address of an array, number of its cache lines)."""
     address = T.Var("table", "int64")
-    words = tvm.ir.PointerType(tvm.ir.PrimType("int64"), "global")
-    floats = tvm.ir.PointerType(tvm.ir.PrimType("float32"), "global")
-    table_ptr, first, second = T.Var("table_ptr", words), T.Var("from", floats), T.Var("to", floats)
+    table_ptr = pointer("table_ptr", "int64")
+    first, second = pointer("from", "float32"), pointer("to", "float32")
     lines, share = T.Var("lines", "int32"), T.Var("share", "int32")
     table = T.decl_buffer((2,), "int64", "table", data=table_ptr)
     # Two names of one place: nobody may conclude that nothing changes.
     source = T.decl_buffer((_MOST * _LANES,), "float32", "source", data=first)
     target = T.decl_buffer((_MOST * _LANES,), "float32", "target", data=second)
-
-    def pointer(value: Expr, kind: Any) -> Expr:
-        return tvm.ir.Call(tvm.ir.Op.get("tirx.reinterpret"), [value], ret_ty=kind)
 
     p, i, v = (T.Var(n, "int32") for n in ("p", "i", "v"))
     at = (p * share + i) * _LANES + v
@@ -67,11 +75,11 @@ def _program(threads: int) -> Any:
     own = S.For(i, 0, T.min(share, lines - p * share), SERIAL, line)
     body = seq(
         [
-            S.Bind(table_ptr, pointer(address, words)),
+            S.Bind(table_ptr, as_pointer(address, "int64")),
             S.DeclBuffer(table, data=table_ptr),
-            S.Bind(first, pointer(table[0], floats)),
+            S.Bind(first, as_pointer(table[0], "float32")),
             S.DeclBuffer(source, data=first),
-            S.Bind(second, pointer(table[0], floats)),
+            S.Bind(second, as_pointer(table[0], "float32")),
             S.DeclBuffer(target, data=second),
             S.Bind(lines, table[1].astype("int32")),
             S.Bind(share, T.floordiv(lines + (threads - 1), threads)),

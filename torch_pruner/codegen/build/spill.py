@@ -11,12 +11,23 @@ from __future__ import annotations
 
 from collections import ChainMap
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import tvm_ffi
-from tvm.ir import Call, TensorLoad
 
-from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, S, Stmt, T, buffer, seq, stack, tvm
+from torch_pruner.codegen.tir.builders import (
+    VECTORIZED,
+    Call,
+    Expr,
+    S,
+    Stmt,
+    T,
+    Var,
+    buffer,
+    seq,
+    stack,
+    tvm,
+)
 from torch_pruner.codegen.tir.reader import POSITION
 from torch_pruner.codegen.tir.vmath import KEEP
 
@@ -41,7 +52,7 @@ class _Frame:
     stmts: list[Stmt] = field(default_factory=list)
     buffers: list[Stmt] = field(default_factory=list)
     loads: ChainMap[int, Expr] = field(default_factory=ChainMap)  # by the identity of the variable
-    lane: Expr = None
+    lane: Expr | None = None
     lanes: int = 1
     guards: tuple[Expr, ...] = ()
 
@@ -50,6 +61,14 @@ class _Frame:
         if self.lane is None:
             return _Frame(loads=child)
         return replace(self, stmts=[], loads=child)
+
+
+class _Mutator(Protocol):
+    """What goes through an expression; it hands over its nodes and itself."""
+
+    def mutate(self, node: Expr) -> Expr: ...
+
+    def default_mutate(self, node: Expr) -> Expr: ...
 
 
 def _visit(stmt: Stmt, frame: _Frame) -> None:
@@ -72,21 +91,21 @@ def _visit(stmt: Stmt, frame: _Frame) -> None:
             indices = [_expr(i, frame) for i in stmt.indices]
             frame.stmts.append(S.BufferStore(stmt.buffer, value, indices))
         case S.Bind():
-            if (value := _define(stmt.var, _expr(stmt.value, frame), frame)) is not None:
-                frame.stmts.append(S.Bind(stmt.var, value))
+            if (kept := _define(stmt.var, _expr(stmt.value, frame), frame)) is not None:
+                frame.stmts.append(S.Bind(stmt.var, kept))
         case S.Evaluate():
             frame.stmts.append(S.Evaluate(_expr(stmt.value, frame)))
         case _:
             frame.stmts.append(stmt)
 
 
-def _visit_loop(stmt: Any, frame: _Frame) -> None:
+def _visit_loop(stmt: S.For, frame: _Frame) -> None:
     inner = frame.inside()
     vector = stmt.kind == VECTORIZED and frame.lane is None
     if vector:
         inner.lane, inner.lanes = stmt.loop_var, int(stmt.extent)
     _visit(stmt.body, inner)
-    here = [] if vector or frame.lane is not None else inner.buffers
+    here: list[Stmt] = [] if vector or frame.lane is not None else inner.buffers
     body = seq([*here, *inner.stmts])
     if vector:
         frame.stmts.extend(inner.buffers)
@@ -114,7 +133,7 @@ def _branch(stmt: Stmt, frame: _Frame) -> Stmt:
 def _expr(value: Expr, frame: _Frame) -> Expr:
     """``value`` with its variables replaced; statements that define them are appended first."""
 
-    def let(node: Any, mutator: Any) -> Expr:
+    def let(node: Expr, mutator: _Mutator) -> Expr:
         kept = []
         while isinstance(node, T.Let):
             if (bound := _define(node.var, mutator.mutate(node.value), frame)) is not None:
@@ -125,7 +144,7 @@ def _expr(value: Expr, frame: _Frame) -> Expr:
             result = T.Let(variable, bound, result)
         return result
 
-    def call(node: Any, mutator: Any) -> Expr:
+    def call(node: Call, mutator: _Mutator) -> Expr:
         if not node.op.same_as(_IF_THEN_ELSE):
             return mutator.default_mutate(node)
         condition = mutator.mutate(node.args[0])
@@ -137,22 +156,23 @@ def _expr(value: Expr, frame: _Frame) -> Expr:
         frame.guards = outer
         return T.if_then_else(condition, then, otherwise)
 
-    def var(node: Any, _mutator: Any) -> Expr:
+    def var(node: Var, _mutator: _Mutator) -> Expr:
         return frame.loads.get(node.id_, node)
 
     if isinstance(value, (T.IntImm, T.FloatImm)):
         return value
-    return tvm_ffi.structural_mutate(value, [(T.Let, let), (Call, call), (T.Var, var)])
+    result: Expr = tvm_ffi.structural_mutate(value, [(T.Let, let), (Call, call), (T.Var, var)])
+    return result
 
 
-def _define(var: Any, value: Expr, frame: _Frame) -> Expr | None:
+def _define(var: Var, value: Expr, frame: _Frame) -> Expr | None:
     """Store ``value``; or return what the variable must go on being bound to."""
     if var.id_ in frame.loads:
         return None
     if not isinstance(value.ty, tvm.ir.PrimType):
         return value  # a pointer
-    kept = isinstance(value, Call) and value.op.same_as(_KEEP_OP)
-    value = value.args[0] if kept else value
+    if kept := isinstance(value, Call) and value.op.same_as(_KEEP_OP):
+        value = value.args[0]
     dtype = str(value.ty.dtype)
     # Where a definition in a vectorised loop reads another one, TVM's vectoriser loses the first.
     lanes = frame.lane is not None and var.name != POSITION
@@ -173,7 +193,7 @@ def _define(var: Any, value: Expr, frame: _Frame) -> Expr | None:
 
 def _reads(value: Expr) -> bool:
     found = tvm_ffi.structural_visit(
-        value, [(TensorLoad, lambda _n, _v: tvm_ffi.VisitInterrupt(1))]
+        value, [(tvm.ir.TensorLoad, lambda _n, _v: tvm_ffi.VisitInterrupt(1))]
     )
     return found is not None
 

@@ -16,16 +16,45 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, UNROLLED, VECTORIZED, Expr, S, Stmt, T, buffer, loop, prefetch, seq, stack, tvm, when
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    ForKind,
+    PrimFunc,
+    S,
+    Stmt,
+    T,
+    as_pointer,
+    buffer,
+    loop,
+    pointer,
+    prefetch,
+    seq,
+    stack,
+    tvm,
+    when,
+)
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.graph.weight_checksum import BLOCK_ROWS, FACTS, FIELDS, LANE_KEYS, LINE, LINE_KEY, WORDS
 from torch_pruner.graph.memory import CHECKSUMS
+from torch_pruner.graph.weight_checksum import (
+    BLOCK_ROWS,
+    FACTS,
+    FIELDS,
+    LANE_KEYS,
+    LINE,
+    LINE_KEY,
+    WORDS,
+)
 
 AHEAD = 16  # lines of a turn: each lies in another page, where no processor looks ahead
 _MOST = 1 << 30  # elements that a buffer of unknown length is declared with
 
 
-def checksum_functions() -> dict[Any, Any]:
+def checksum_functions() -> dict[Any, PrimFunc]:
     """The entries ``CHECKSUMS`` as functions of the address of a table (see the module)."""
     kinds = zip(CHECKSUMS, (SERIAL, PARALLEL), strict=True)
     return {tvm.ir.GlobalVar(name): _function(name, kind) for name, kind in kinds}
@@ -37,13 +66,13 @@ class _Reads:
 
     stmts: list[Stmt] = field(default_factory=list)
 
-    def at(self, address: Expr, dtype: str, name: str) -> Any:
+    def at(self, address: Expr, dtype: str, name: str) -> Buffer:
         """A buffer at an address."""
-        pointer = tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global")
-        var = T.Var(f"{name}_ptr", pointer)
-        cast = tvm.ir.Call(tvm.ir.Op.get("tirx.reinterpret"), [address], ret_ty=pointer)
+        var = pointer(f"{name}_ptr", dtype)
         declared = T.decl_buffer((_MOST,), dtype, name, data=var)
-        self.stmts.extend([S.Bind(var, cast), S.DeclBuffer(declared, data=var)])
+        self.stmts.extend(
+            [S.Bind(var, as_pointer(address, dtype)), S.DeclBuffer(declared, data=var)]
+        )
         return declared
 
     def bind(self, value: Expr, name: str) -> Expr:
@@ -63,7 +92,7 @@ def _wide(value: int) -> Expr:
     return T.const(value, "uint64")
 
 
-def _function(name: str, kind: Any) -> Any:
+def _function(name: str, kind: ForKind) -> PrimFunc:
     address = T.Var("table", "int64")
     reads = _Reads()
     table = reads.at(address, "int64", "given")
@@ -114,7 +143,7 @@ def _block(given: dict[str, Expr], p: Expr) -> Stmt:
     )
 
 
-def _first(given: dict[str, Expr], r: Expr, begin: Expr, firsts: Any) -> Stmt:
+def _first(given: dict[str, Expr], r: Expr, begin: Expr, firsts: Buffer) -> Stmt:
     """Keeps the address of the first line of row ``r`` in this turn, and fetches it."""
     reads = _Reads()
     fields = reads.at(given["rows"] + r * (FIELDS * 8), "int64", "row")
@@ -126,7 +155,9 @@ def _first(given: dict[str, Expr], r: Expr, begin: Expr, firsts: Any) -> Stmt:
     return seq([*reads.stmts, store(firsts, r - begin, first), prefetch(memory, _int(0))])
 
 
-def _row(given: dict[str, Expr], r: Expr, begin: Expr, firsts: Any, acc: Any, keys: Any) -> Stmt:
+def _row(
+    given: dict[str, Expr], r: Expr, begin: Expr, firsts: Buffer, acc: Buffer, keys: Buffer
+) -> Stmt:
     """Adds the lines of a row that are read in this turn to the lanes."""
     reads = _Reads()
     fields = reads.at(given["rows"] + r * (FIELDS * 8), "int64", "row")
@@ -173,7 +204,7 @@ def _behind(given: dict[str, Expr], s: Expr) -> Stmt:
     return seq([*reads.stmts, *(prefetch(at, _int(2)) for at in fetched)])
 
 
-def _fact(given: dict[str, Expr], f: Expr, wrong: Any) -> Stmt:
+def _fact(given: dict[str, Expr], f: Expr, wrong: Buffer) -> Stmt:
     """Notes in ``wrong`` if what is known of a tensor is no longer so."""
     reads = _Reads()
     known = reads.at(given["facts"] + f * (FACTS * 8), "int64", "fact")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.tir.builders import T, buffer, indexing
+from torch_pruner.codegen.tir.builders import Buffer, PrimFunc, Stmt, T, buffer, indexing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ class ScheduledKernel:
     graph.
     """
 
-    func: Any
+    func: PrimFunc
     inputs: tuple[BufferSpec, ...]
     outputs: tuple[BufferSpec, ...]
     scratch: tuple[BufferSpec, ...]
@@ -37,13 +37,13 @@ class ScheduledKernel:
 class Emitted:
     """What an emitter returns: the body and the buffers it uses, in parameter order."""
 
-    body: Any
-    inputs: list[Any]
-    outputs: list[Any]
-    scratch: list[Any]
+    body: Stmt
+    inputs: list[Buffer]
+    outputs: list[Buffer]
+    scratch: list[Buffer]
 
 
-def parameters(takes: Signature) -> tuple[list[Any], list[Any], list[Any]]:
+def parameters(takes: Signature) -> tuple[list[Buffer], list[Buffer], list[Buffer]]:
     """Flat buffers for inputs, outputs and scratch."""
     return (
         [flat(b, f"in{k}") for k, b in enumerate(takes.inputs)],
@@ -52,7 +52,7 @@ def parameters(takes: Signature) -> tuple[list[Any], list[Any], list[Any]]:
     )
 
 
-def flat(spec: BufferSpec, name: str) -> Any:
+def flat(spec: BufferSpec, name: str) -> Buffer:
     return buffer(math.prod(spec.shape), spec.dtype, name)
 
 

@@ -6,7 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, Buffer, Expr, Stmt, T, prefetch, seq
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    Buffer,
+    Expr,
+    ForKind,
+    Stmt,
+    T,
+    prefetch,
+    seq,
+)
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, value_dtype
 from torch_pruner.graph.contraction import copied_shape
@@ -48,7 +58,7 @@ class Nest:
         return self.con.depth // self.kb
 
     @property
-    def kind(self) -> object:
+    def kind(self) -> ForKind:
         """Of loops over tasks."""
         return PARALLEL if self.parallel else SERIAL
 
@@ -119,11 +129,12 @@ def phase(con: Contraction, g: Expr) -> list[tuple[Expr, Expr]]:
 
 
 def b_at(
-    nest: Nest, g: Expr, nb: Expr, k: Index, column: Expr, lane: Expr, kb: Expr = None
+    nest: Nest, g: Expr, nb: Expr, k: Index, column: Expr, lane: Expr, kb: Expr | None = None
 ) -> Expr:
     """``kb``: the block of the reduction that ``nest.near`` holds."""
     con = nest.con
     if nest.near is not None:
+        assert kb is not None
         return load(nest.near, (linear(k, con.k) - kb * nest.block_depth) * nest.bn + lane)
     if nest.panel is not None:
         base = (g * nest.blocks + nb) * con.depth + linear(k, con.k)
@@ -216,6 +227,7 @@ def _stream_fetcher(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Callable[[Expr],
     The more rows a tile has, the fewer of its loads fit the processor's window.
     """
     con, panel = nest.con, nest.panel
+    assert panel is not None
     size = ITEMSIZE[nest.spec.nodes[con.b].dtype]
     line, step_length = 64 // size, min(nest.ku, con.k[-1]) * nest.bn
     block = con.depth // nest.kb * nest.bn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.sweeps import Block, store_outputs
@@ -62,7 +62,7 @@ def identity(node: Node, dtype: str) -> Expr:
     return T.min_value(dtype) if lowest else T.max_value(dtype)
 
 
-def column_block(spec: Graph, reader: Reader, outputs: list[object]) -> Block:
+def column_block(spec: Graph, reader: Reader, outputs: Sequence[Buffer]) -> Block:
     """What computes a vector of neighbouring output elements, each with its own accumulator."""
     anchors = [i for i, n in enumerate(spec.nodes) if n.kind in (OpKind.REDUCE, OpKind.WINDOW)]
 

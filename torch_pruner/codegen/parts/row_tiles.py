@@ -126,10 +126,10 @@ def register_tile(nest: Nest, way: Way, place: Place) -> Stmt:
         return each(step)
 
     begin, end = [rows.bind, stack(acc)], write_tile(nest, place, rows, acc)
-    if nest.sums is not None:
+    if (sums := nest.sums) is not None:
         first = place.number * (nest.tm * bn)
-        more = add(acc, nest.sums, first)
-        kept = each(lambda i, j, v: _keep(nest, acc, first, i * bn + j * vl + v))
+        more = add(acc, sums, first)
+        kept = each(lambda i, j, v: _keep(sums, acc, first, i * bn + j * vl + v))
         end = seq([when(place.kb > 0, more), when(place.kb == nest.kb - 1, end, kept)])
     if not way.parts:
         return seq([*begin, clear(acc), way.passing(place, rows, update, None), end])
@@ -143,12 +143,12 @@ def register_tile(nest: Nest, way: Way, place: Place) -> Stmt:
     return seq([*begin, stack(total), *products, whole, end])
 
 
-def _keep(nest: Nest, acc: Buffer, first: Expr, at: Expr) -> Stmt:
+def _keep(sums: Buffer, acc: Buffer, first: Expr, at: Expr) -> Stmt:
     """Leaves a sum of one block to the next."""
-    return store(nest.sums, first + at, acc[at])
+    return store(sums, first + at, acc[at])
 
 
-def write_tile(nest: Nest, place: Place, rows: Rows, acc: Buffer, first: Expr = 0) -> Stmt:
+def write_tile(nest: Nest, place: Place, rows: Rows, acc: Buffer, first: Expr | int = 0) -> Stmt:
     """The epilogue: every element of the tile through the rest of the graph, stored once.
 
     ``first``: where the tile's sums begin in ``acc``.

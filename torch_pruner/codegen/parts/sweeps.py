@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,
+    Buffer,
     Expr,
     Stmt,
     loop,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph, Shape
 
 
-def store_outputs(spec: Graph, reader: Reader, outputs: list[object], index: Index) -> Stmt:
+def store_outputs(spec: Graph, reader: Reader, outputs: Sequence[Buffer], index: Index) -> Stmt:
     """Every output at ``index`` (the outputs have one shape)."""
 
     def stores() -> list[Stmt]:

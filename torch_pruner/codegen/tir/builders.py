@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.versions import check_tvm_versions
 
@@ -12,15 +12,24 @@ from torch_pruner.versions import check_tvm_versions
 check_tvm_versions()
 
 import tvm  # noqa: E402
-from tvm import tirx as T  # noqa: E402
-from tvm.tirx import stmt as S  # noqa: E402
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what stands in `tirx.pyi`; see there
     from collections.abc import Callable, Iterator, Sequence
 
-Expr = Any
-Stmt = Any
-Buffer = Any
+    from torch_pruner.codegen.tir import tirx as S
+    from torch_pruner.codegen.tir import tirx as T
+    from torch_pruner.codegen.tir.tirx import Call
+else:
+    from tvm import tirx as T
+    from tvm.ir import Call
+    from tvm.tirx import stmt as S
+
+Expr = T.Expr
+Var = T.Var
+Buffer = T.Buffer
+PrimFunc = T.PrimFunc
+Stmt = S.Stmt
+ForKind = S.ForKind
 
 SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
     S.ForKind.SERIAL,
@@ -30,9 +39,10 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 )
 
 __all__ = [
-    "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Expr", "S", "Stmt", "T", "buffer",
-    "imm", "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu",
-    "prefetch", "seq", "stack", "tvm", "vector", "when", "widened", "workspace",
+    "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind", "PrimFunc",
+    "S", "Stmt", "T", "Var", "as_pointer", "buffer", "imm", "importing", "index_dtype", "index_var",
+    "indexing", "intrinsic", "loop", "on_cpu", "pointer", "prefetch", "seq", "stack", "tvm",
+    "vector", "when", "widened", "workspace",
 ]  # fmt: skip
 
 _index_dtype: ContextVar[str] = ContextVar("index_dtype", default="int32")
@@ -58,7 +68,7 @@ def imm(value: int) -> Expr:
     return T.const(value, index_dtype())
 
 
-def index_var(name: str) -> Any:
+def index_var(name: str) -> Var:
     """A variable that holds an index."""
     return T.Var(name, index_dtype())
 
@@ -68,7 +78,9 @@ def widened(number: Expr) -> Expr:
     return number if index_dtype() == "int32" else T.Cast(index_dtype(), number)
 
 
-def loop(extent: int, body: Callable[[Expr], Stmt], kind: Any = SERIAL, name: str = "i") -> Stmt:
+def loop(
+    extent: int, body: Callable[[Expr], Stmt], kind: ForKind = SERIAL, name: str = "i"
+) -> Stmt:
     """A counted loop around ``body(index)``; a loop of one iteration is only its body."""
     if extent == 1:
         return body(imm(0))
@@ -79,8 +91,8 @@ def loop(extent: int, body: Callable[[Expr], Stmt], kind: Any = SERIAL, name: st
     return S.For(var, imm(0), imm(extent), kind, body(var))
 
 
-def seq(stmts: Sequence[Stmt]) -> Stmt:
-    """The statements one after another."""
+def seq(stmts: Sequence[Stmt | None]) -> Stmt:
+    """The statements one after another; None stands for no statement."""
     flat = [s for s in stmts if s is not None]
     return flat[0] if len(flat) == 1 else S.SeqStmt(flat)
 
@@ -100,6 +112,24 @@ def workspace(buf: Buffer, body: Stmt) -> Stmt:
     """``body`` with a buffer of the thread that runs it: aligned to a line, and the same memory
     whenever the thread comes back."""
     return on_cpu(S.SeqStmt([S.AllocBuffer(buf), body]))
+
+
+def pointer(name: str, dtype: str) -> Var:
+    """A variable that holds an address of elements of ``dtype``."""
+    return T.Var(name, _pointer_type(dtype))
+
+
+def as_pointer(address: Expr, dtype: str) -> Expr:
+    """A number taken for the address of elements of ``dtype``."""
+    call: Expr = tvm.ir.Call(
+        tvm.ir.Op.get("tirx.reinterpret"), [address], ret_ty=_pointer_type(dtype)
+    )
+    return call
+
+
+def _pointer_type(dtype: str) -> T.PrimType:
+    found: T.PrimType = tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global")
+    return found
 
 
 def on_cpu(body: Stmt) -> Stmt:

@@ -81,7 +81,7 @@ def safe_position(position: Expr, extent: int) -> Expr:
     return T.min(low, T.const(extent - 1, "int64")).astype(index_dtype())
 
 
-def held(buf: Buffer, at: Expr, dtype: str) -> Callable[[Index], Expr]:
+def held(buf: Buffer, at: Expr | int, dtype: str) -> Callable[[Index], Expr]:
     """An override for a node that an emitter keeps at ``buf[at]``, whatever the index."""
     return lambda _: buf[at].astype(value_dtype(dtype))
 
@@ -161,7 +161,8 @@ class Reader:
         if n.op == "const":
             return T.const(const_value(n), value_dtype(n.dtype))
         if n.op == "iota":
-            return index[n.attr("dim")].astype(n.dtype)
+            dim: int = n.attr("dim")
+            return index[dim].astype(n.dtype)
         if n.kind is OpKind.POINTWISE:
             args = [self.at(i, index if self.graph.nodes[i].shape else ()) for i in n.inputs]
             value = apply(n.op, args, value_dtype(n.dtype))
@@ -169,7 +170,8 @@ class Reader:
         if n.kind is OpKind.VIEW:
             return self._view(node, index)
         if n.kind is OpKind.INJECTIVE:
-            return getattr(self, f"_{n.op}")(node, index)
+            injective: Callable[[int, Index], Expr] = getattr(self, f"_{n.op}")
+            return injective(node, index)
         raise AssertionError(f"{n.op} must be given a buffer by the emitter")
 
     def _view(self, node: int, index: Index) -> Expr:

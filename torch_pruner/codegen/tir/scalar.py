@@ -14,7 +14,7 @@ variables (hiding ``x - x`` and ``x != x`` from it), integers wrap in unsigned a
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch_pruner.codegen.tir import integer, vmath
 from torch_pruner.codegen.tir.builders import Expr, T
@@ -72,8 +72,9 @@ def _apply(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
         condition, *choices = (
             _cast(b, a, t) for a, t in zip(args, ("bool", dtype, dtype), strict=True)
         )
-        if all(map(_is_zero, choices)):  # TVM takes zeros of both signs for one value
-            signs = (T.const(math.copysign(1.0, c.value), dtype) for c in choices)
+        zeros = [c for c in choices if _is_zero(c)]
+        if len(zeros) == len(choices):  # TVM takes zeros of both signs for one value
+            signs = (T.const(math.copysign(1.0, c.value), dtype) for c in zeros)
             return T.copysign(T.const(0.0, dtype), T.Select(condition, *signs))
         if dtype == "bfloat16":
             choices = [T.reinterpret("uint16", c) for c in choices]
@@ -254,11 +255,11 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
     raise NotImplementedError(f"{op} of {dtype}")
 
 
-def _is_number(x: Expr) -> bool:
+def _is_number(x: Expr) -> TypeGuard[T.FloatImm]:
     return isinstance(x, T.FloatImm) and not math.isnan(x.value)
 
 
-def _is_zero(x: Expr, *, negative: bool | None = None) -> bool:
+def _is_zero(x: Expr, *, negative: bool | None = None) -> TypeGuard[T.FloatImm]:
     """Whether ``x`` is a constant zero, of this sign if one is given."""
     if not isinstance(x, T.FloatImm) or x.value != 0.0:
         return False
@@ -277,7 +278,7 @@ def _plus_zero(x: Expr, dtype: str) -> Expr:
     return x + zero if isinstance(x, T.FloatImm) else T.Select(T.EQ(x, zero), zero, x)
 
 
-def _zero_signed(zero: Expr, by: Expr, dtype: str) -> Expr:
+def _zero_signed(zero: T.FloatImm, by: Expr, dtype: str) -> Expr:
     """The constant ``zero`` times or over a finite number: a zero whose sign is of both."""
     signed = by if math.copysign(1.0, zero.value) > 0 else T.const(-1.0, dtype) * by
     return T.copysign(T.const(0.0, dtype), signed)

@@ -22,7 +22,7 @@ def round_bfloat16(value: Expr) -> Expr:
     return bind.close(T.reinterpret("float32", T.shift_left(bits, T.const(16, "uint32"))))
 
 
-def load(buf: Buffer, index: Expr) -> Expr:
+def load(buf: Buffer, index: Expr | int) -> Expr:
     """``buf[index]`` as a value to compute on."""
     raw = buf[index]
     if str(buf.dtype) != "uint16":
@@ -30,7 +30,7 @@ def load(buf: Buffer, index: Expr) -> Expr:
     return T.reinterpret("float32", T.shift_left(raw.astype("uint32"), T.const(16, "uint32")))
 
 
-def store(buf: Buffer, index: Expr, value: Expr) -> Stmt:
+def store(buf: Buffer, index: Expr | int, value: Expr) -> Stmt:
     """``buf[index] = value``."""
     if str(buf.dtype) == "uint16":
         bind = Bindings()

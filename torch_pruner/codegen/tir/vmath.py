@@ -12,11 +12,11 @@ Coefficients are least-maximum fits of the relative error, lowest power first.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvm.ir.op import Op, register_op_attr
 
-from torch_pruner.codegen.tir.builders import Expr, T
+from torch_pruner.codegen.tir.builders import Call, Expr, T, Var
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ _TWO_OVER_PI = (
 )
 
 
-def _identity(call: Any) -> Expr:
+def _identity(call: Call) -> Expr:
     """An LLVM intrinsic that is folded away but that TVM's analyzer does not look into."""
     value, dtype = call.args[0], str(call.ty.dtype)
     if "float" in dtype:
@@ -96,7 +96,7 @@ class Bindings:
     """
 
     def __init__(self) -> None:
-        self._bound: dict[int, tuple[Any, Expr]] = {}
+        self._bound: dict[int, tuple[Var, Expr]] = {}
 
     def __call__(self, value: Expr) -> Expr:
         value = self.hoist(value)

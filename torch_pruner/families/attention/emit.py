@@ -109,16 +109,16 @@ def _tasks(nest: Nest, order: int) -> Stmt:
             unit = p * plan.per_task + t
             if order == 0:
                 nest.group, tile = unlinear(unit, (att.groups, plan.tiles))
-                head, masks = _first_or(tile, t, plan), None
+                copying, masks = _first_or(tile, t, plan), None
             else:
                 shape = (att.groups // heads, plan.tiles, heads)
                 outer, tile, head = unlinear(unit, shape)
                 nest.group = outer * heads + head
-                head, masks = None, _first_or(head, t, plan)
+                copying, masks = None, _first_or(head, t, plan)
             nest.task, nest.first = p, tile * nest.lanes
             if att.causal:
                 nest.end = T.min(nest.first + nest.lanes, imm(att.keys))
-            body = _unit(nest, head, masks)
+            body = _unit(nest, copying, masks)
             return body if plan.units % plan.per_task == 0 else when(unit < plan.units, body)
 
         return loop(plan.per_task, step, name="t")

@@ -108,11 +108,12 @@ def _rows(
         def row(i: int) -> Stmt:
             def lane(v: Expr) -> Stmt:
                 column = (first + j) * vl + v
-                total: Expr = None
+                total: Expr | None = None
                 for u in range(count):
                     b = second_operand(nest, g, (k + u,), column).astype(dtype)
                     product = times(factors[i, u], b, dtype)
                     total = product if total is None else total + product
+                assert total is not None
                 at = (j * con.rows + i) * vl + v
                 return store(sums, at, sums[at] + total)
 

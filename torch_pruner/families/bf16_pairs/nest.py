@@ -19,6 +19,8 @@ from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
     Expr,
+    ForKind,
+    S,
     Stmt,
     T,
     loop,
@@ -110,7 +112,7 @@ def pair_nest(
     tiles = -(-form.con.rows // rows)
     ahead = ahead and constant is not None
     nest = PairNest(spec, form, reader, rows, tiles, block, ahead, panel, copy, out, sums)
-    return nest, Emitted(None, inputs, [out], scratch)
+    return nest, Emitted(S.Evaluate(imm(0)), inputs, [out], scratch)
 
 
 def walk(
@@ -168,7 +170,7 @@ def _bits_at(nest: PairNest, node: int, place: Strided | None, index: Index) -> 
     return bits(nest.reader.at(node, index))
 
 
-def _copy_rows(nest: PairNest, kind: object) -> Stmt:
+def _copy_rows(nest: PairNest, kind: ForKind) -> Stmt:
     """The first operand with k contiguous and padded with zeros."""
     con, copy = nest.form.con, nest.copy
     assert copy is not None
@@ -258,7 +260,7 @@ def _pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
 
 
 def write(nest: PairNest, g: Expr, nb: Expr, row: Expr, acc: Callable[[Expr], tuple[Buffer, Expr]],
-          kind: object) -> Stmt:  # fmt: skip
+          kind: ForKind) -> Stmt:  # fmt: skip
     """The epilogue of one row of a tile: every element through the rest of the graph, stored once.
 
     ``acc(column)`` is where the sums are; ``kind`` of the loop over vectors.

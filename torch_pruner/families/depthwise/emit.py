@@ -23,6 +23,7 @@ from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
     Expr,
+    ForKind,
     Stmt,
     T,
     buffer,
@@ -57,7 +58,7 @@ class _Nest:
     th: int
     nv: int
     order: int
-    kind: object  # of loops over tasks
+    kind: ForKind  # of loops over tasks
 
     @property
     def extent(self) -> tuple[int, ...]:

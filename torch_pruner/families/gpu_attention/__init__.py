@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
+from torch_pruner.families.gpu_attention.form import GpuAttentionDecisions
 from torch_pruner.families.kinds import is_attention
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class GpuAttentionFamily(Family):
 
     name = "gpu_attention"
     target_kind = "cuda"
+    decisions = GpuAttentionDecisions
 
     def matches(self, task: Task) -> bool:
         return is_attention(task.spec)
@@ -30,7 +32,12 @@ class GpuAttentionFamily(Family):
         return GpuAttentionSketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: GpuAttentionDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.gpu_attention.emit import emit
 

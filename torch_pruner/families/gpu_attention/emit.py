@@ -32,20 +32,23 @@ from torch_pruner.codegen.tir.values import store, value_dtype
 from torch_pruner.graph.attention import attention_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from torch_pruner.families.gpu_attention.form import GpuAttentionDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
 def emit(
-    spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
+    spec: Graph,
+    decisions: GpuAttentionDecisions[int],
+    signature: Signature,
+    *,
+    host: bool = False,
 ) -> Emitted:
-    """Decisions: ``bm`` queries of a block, ``bn`` keys of a turn."""
+    """TIR for attention."""
     att = attention_of(spec)
     assert att is not None
-    inputs, (out,), scratch = parameters(takes)
-    bm, bn = decisions["bm"], decisions["bn"]
+    inputs, (out,), scratch = parameters(signature)
+    bm, bn = decisions.bm, decisions.bn
     depth, width = in_blocks(att.depth, 16) * 16, in_blocks(att.width, 8) * 8
     threads = bm // QUERIES * WARP
     grid = Grid(att.groups * in_blocks(att.queries, bm), threads, host)

@@ -19,6 +19,7 @@ from torch_pruner.families.gpu import (
     GpuSketch,
     column,
 )
+from torch_pruner.families.gpu_attention.form import GpuAttentionDecisions
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import traffic_bytes
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 
-class GpuAttentionSketch(GpuSketch):
+class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
     """Scores in shared memory, both products in tensor cores."""
 
     name = "gpu_attention"
-    names = ("bm", "bn")
+    decisions = GpuAttentionDecisions
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -47,8 +48,8 @@ class GpuAttentionSketch(GpuSketch):
     def domains(self) -> tuple[Decisions, ...]:
         return (column([16, 32, 64, 128]), column([32, 64, 128]))
 
-    def _shared(self, c: dict[str, Array]) -> Array:
-        bm, bn = c["bm"], c["bn"]
+    def _shared(self, c: GpuAttentionDecisions[Array]) -> Array:
+        bm, bn = c.bm, c.bn
         halves = (bm + bn) * (self.depth + PAD) + bn * (self.width + PAD) + bm * (bn + PAD)
         rows = bm * (bn + 2) + 4 * bm + 4 * bm  # scores; what is kept of rows and by threads
         result: Array = 2.0 * halves + 4.0 * rows + 10 * 128  # every array begins at a whole 128
@@ -56,15 +57,15 @@ class GpuAttentionSketch(GpuSketch):
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
-        sums = (c["bn"] + self.width) / 2
+        sums = (c.bn + self.width) / 2
         fits = self._shared(c) <= self.card.shared_bytes_per_block
         result: Mask = fits & (sums + OWN <= REGISTERS - 40)
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, card, att = self.columns(decisions), self.card, self.att
-        bm, bn, threads = c["bm"], c["bn"], 2.0 * c["bm"]
-        shared, registers = self._shared(c), (c["bn"] + self.width) / 2 + OWN + 24
+        bm, bn, threads = c.bm, c.bn, 2.0 * c.bm
+        shared, registers = self._shared(c), (c.bn + self.width) / 2 + OWN + 24
         blocks = att.groups * np.ceil(att.queries / bm)
         keys = np.minimum(att.keys, (att.queries + bm) / 2) if att.causal else float(att.keys)
         turns = np.ceil(keys / bn)

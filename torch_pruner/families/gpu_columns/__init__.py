@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
+from torch_pruner.families.gpu_columns.form import GpuColumnsDecisions
 from torch_pruner.families.kinds import ends_reduced, is_window
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class GpuColumnsFamily(Family):
 
     name = "gpu_columns"
     target_kind = "cuda"
+    decisions = GpuColumnsDecisions
 
     def matches(self, task: Task) -> bool:
         return is_window(task.spec) or ends_reduced(task.spec)
@@ -30,7 +32,12 @@ class GpuColumnsFamily(Family):
         return GpuColumnsSketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: GpuColumnsDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.gpu_columns.emit import emit
 

@@ -10,25 +10,27 @@ from torch_pruner.codegen.parts.reductions import column_block
 from torch_pruner.codegen.tir.reader import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.codegen.tir.builders import Stmt
     from torch_pruner.codegen.tir.reader import Index
+    from torch_pruner.families.gpu_columns.form import GpuColumnsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
 def emit(
-    spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
+    spec: Graph,
+    decisions: GpuColumnsDecisions[int],
+    signature: Signature,
+    *,
+    host: bool = False,
 ) -> Emitted:
-    """Windows, and reductions over outer axes. Decisions: ``threads`` per block."""
-    inputs, outputs, scratch = parameters(takes)
+    """TIR for windows, and for reductions over outer axes."""
+    inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     block = column_block(spec, reader, outputs)
 
     def one(index: Index) -> Stmt:
         return block(lambda _: index, 1)
 
-    return Emitted(
-        over_threads(spec, {**decisions, "vl": 1}, one, host=host), inputs, outputs, scratch
-    )
+    body = over_threads(spec, 1, decisions.threads, one, host=host)
+    return Emitted(body, inputs, outputs, scratch)

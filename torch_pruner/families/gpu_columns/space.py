@@ -11,16 +11,19 @@ from torch_pruner.families.gpu import (
     WARP,
     GpuSweep,
 )
+from torch_pruner.families.gpu_columns.form import GpuColumnsDecisions
+from torch_pruner.families.space import Array
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
 if TYPE_CHECKING:
     from torch_pruner.families.space import Decisions, Symbols
 
 
-class GpuColumnsSketch(GpuSweep):
+class GpuColumnsSketch(GpuSweep[GpuColumnsDecisions[Array]]):
     """One thread per output element: windows, and reductions over outer axes."""
 
     name = "gpu_columns"
+    decisions = GpuColumnsDecisions
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, spec = self.columns(decisions), self.task.spec
@@ -31,4 +34,6 @@ class GpuColumnsSketch(GpuSweep):
                 depth += math.prod(node.attr("kernel"))
             elif node.kind is OpKind.REDUCE:
                 depth += spec.nodes[node.inputs[0]].numel // max(node.numel, 1)
-        return self._estimate(c, np.ceil(numel / c["threads"]), float(numel * depth), WARP * item)
+        return self._estimate(
+            c.threads, np.ceil(numel / c.threads), float(numel * depth), WARP * item
+        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
+from torch_pruner.families.gpu_direct.form import GpuDirectDecisions
 from torch_pruner.families.kinds import is_contraction
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class GpuDirectFamily(Family):
 
     name = "gpu_direct"
     target_kind = "cuda"
+    decisions = GpuDirectDecisions
 
     def matches(self, task: Task) -> bool:
         return is_contraction(task.spec)
@@ -30,7 +32,12 @@ class GpuDirectFamily(Family):
         return GpuDirectSketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: GpuDirectDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.gpu_direct.emit import emit
 

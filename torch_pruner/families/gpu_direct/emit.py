@@ -19,23 +19,26 @@ from torch_pruner.codegen.tir.values import store
 from torch_pruner.graph.contraction import contraction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.codegen.tir.builders import Expr
     from torch_pruner.codegen.tir.reader import Index
+    from torch_pruner.families.gpu_direct.form import GpuDirectDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
 def emit(
-    spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
+    spec: Graph,
+    decisions: GpuDirectDecisions[int],
+    signature: Signature,
+    *,
+    host: bool = False,
 ) -> Emitted:
-    """Decisions: ``threads`` per block; neighbouring threads compute neighbouring columns."""
+    """TIR for a product; neighbouring threads compute neighbouring columns."""
     con = contraction_of(spec)
-    inputs, (out,), scratch = parameters(takes)
+    inputs, (out,), scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     nest = Nest(spec, con, reader, 1, 1, 1, 1, False, False, None, None, None, out)
-    path, threads = output_path(spec, con.anchor), decisions["threads"]
+    path, threads = output_path(spec, con.anchor), decisions.threads
     total = con.groups * con.rows * con.n
     grid = Grid(in_blocks(total, threads), threads, host)
 

@@ -10,21 +10,23 @@ from torch_pruner.families.gpu import (
     WARP,
     GpuSweep,
 )
-from torch_pruner.families.space import Decisions, Symbols
+from torch_pruner.families.gpu_direct.form import GpuDirectDecisions
+from torch_pruner.families.space import Array, Decisions, Symbols
 from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 
 
-class GpuDirectSketch(GpuSweep):
+class GpuDirectSketch(GpuSweep[GpuDirectDecisions[Array]]):
     """One thread per output element of a product."""
 
     name = "gpu_direct"
+    decisions = GpuDirectDecisions
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, con = self.columns(decisions), contraction_of(self.task.spec)
         numel = con.groups * con.rows * con.n
         item = ITEMSIZE[self.task.spec.nodes[con.anchor].dtype]
-        found = self._estimate(c, np.ceil(numel / c["threads"]), float(con.flops), WARP * item)
+        found = self._estimate(c.threads, np.ceil(numel / c.threads), float(con.flops), WARP * item)
         # Both operands come from a cache for every product.
         reads = 2.0 * con.flops / 2.0 * ITEMSIZE[self.task.spec.nodes[con.a].dtype]
         cached = reads / (self.card.dram_bytes_per_s * L2_SPEED * 4.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
+from torch_pruner.families.gpu_elementwise.form import GpuElementwiseDecisions
 from torch_pruner.families.kinds import is_elementwise
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class GpuElementwiseFamily(Family):
 
     name = "gpu_elementwise"
     target_kind = "cuda"
+    decisions = GpuElementwiseDecisions
 
     def matches(self, task: Task) -> bool:
         return is_elementwise(task.spec)
@@ -30,7 +32,12 @@ class GpuElementwiseFamily(Family):
         return GpuElementwiseSketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: GpuElementwiseDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.gpu_elementwise.emit import emit
 

@@ -10,22 +10,26 @@ from torch_pruner.codegen.parts.sweeps import store_outputs
 from torch_pruner.codegen.tir.reader import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.codegen.tir.builders import Stmt
     from torch_pruner.codegen.tir.reader import Index
+    from torch_pruner.families.gpu_elementwise.form import GpuElementwiseDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
 def emit(
-    spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
+    spec: Graph,
+    decisions: GpuElementwiseDecisions[int],
+    signature: Signature,
+    *,
+    host: bool = False,
 ) -> Emitted:
-    """Decisions: ``vl`` neighbouring elements per thread, ``threads`` per block."""
-    inputs, outputs, scratch = parameters(takes)
+    """TIR for a kernel without reductions."""
+    inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
 
     def one(index: Index) -> Stmt:
         return store_outputs(spec, reader, outputs, index)
 
-    return Emitted(over_threads(spec, decisions, one, host=host), inputs, outputs, scratch)
+    body = over_threads(spec, decisions.vl, decisions.threads, one, host=host)
+    return Emitted(body, inputs, outputs, scratch)

@@ -12,17 +12,19 @@ from torch_pruner.families.gpu import (
     GpuSweep,
     column,
 )
+from torch_pruner.families.gpu_elementwise.form import GpuElementwiseDecisions
+from torch_pruner.families.space import Array
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
     from torch_pruner.families.space import Decisions, Mask, Symbols
 
 
-class GpuElementwiseSketch(GpuSweep):
+class GpuElementwiseSketch(GpuSweep[GpuElementwiseDecisions[Array]]):
     """Kernels without a reduction."""
 
     name = "gpu_elementwise"
-    names = ("vl", "threads")
+    decisions = GpuElementwiseDecisions
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
@@ -39,6 +41,6 @@ class GpuElementwiseSketch(GpuSweep):
     def symbols(self, decisions: Decisions) -> Symbols:
         c = self.columns(decisions)
         item = ITEMSIZE[self.task.spec.nodes[self.task.spec.outputs[0]].dtype]
-        blocks = np.ceil(self._numel / (c["vl"] * c["threads"]))
+        blocks = np.ceil(self._numel / (c.vl * c.threads))
         work = float(self._numel * len(self.task.spec.nodes))
-        return self._estimate(c, blocks, work, c["vl"] * WARP * item)
+        return self._estimate(c.threads, blocks, work, c.vl * WARP * item)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.gpu_product import form
+from torch_pruner.families.gpu_product.form import GpuProductDecisions
 from torch_pruner.families.kinds import is_contraction, is_depthwise
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class GpuProductFamily(Family):
 
     name = "gpu_product"
     target_kind = "cuda"
+    decisions = GpuProductDecisions
 
     def matches(self, task: Task) -> bool:
         return is_contraction(task.spec) and not is_depthwise(task.spec, constant=False)
@@ -30,11 +32,16 @@ class GpuProductFamily(Family):
 
         return GpuProductSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+    def parameters(self, spec: Graph, decisions: GpuProductDecisions[int]) -> Parameters:
         return form.parameters(spec, decisions)
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: GpuProductDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.gpu_product.emit import emit
 

@@ -13,7 +13,7 @@ reduction; a second launch adds their sums up and computes the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core
@@ -35,8 +35,7 @@ from torch_pruner.graph.contraction import Contraction, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from torch_pruner.families.gpu_product.form import GpuProductDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -60,12 +59,12 @@ class _Tiles:
     stages: int
     tensor: bool
     ahead: bool
-    a: Buffer  # of all stages; made once their sizes are known
-    b: Buffer
     sums: Registers
     columns_first: bool  # the lines of B's tile are columns
     split: int
     parts: Buffer | None  # sums of each part of the reduction
+    a: Buffer = field(init=False)  # of all stages; made once their sizes are known
+    b: Buffer = field(init=False)
 
     @property
     def a_line(self) -> int:
@@ -110,34 +109,34 @@ class _Tiles:
         return y * self.tm + r, column
 
 
-def threads_of(decisions: Mapping[str, int]) -> int:
+def threads_of(decisions: GpuProductDecisions[int]) -> int:
     """Threads of a block."""
-    tiles = (decisions["bm"] // decisions["tm"]) * (decisions["bn"] // decisions["tn"])
-    return tiles * (WARP if decisions["tensor"] else 1)
+    tiles = (decisions.bm // decisions.tm) * (decisions.bn // decisions.tn)
+    return tiles * (WARP if decisions.tensor else 1)
 
 
 def emit(
-    spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
+    spec: Graph,
+    decisions: GpuProductDecisions[int],
+    signature: Signature,
+    *,
+    host: bool = False,
 ) -> Emitted:
-    """Decisions: ``bm``, ``bn``, ``bk``, ``tm``, ``tn``, ``stages``, ``tensor``, ``ahead``,
-    ``split``, which divides the number of turns (1 where it is not given).
-
-    ``ahead``: copies are asynchronous where operands allow it, ``stages`` - 1 turns ahead.
-    """
+    """TIR for a product."""
     con = contraction_of(spec)
-    inputs, (out,), scratch = parameters(takes)
-    constant = next((k for k, p in enumerate(takes.packs) if p is not None), None)
+    inputs, (out,), scratch = parameters(signature)
+    constant = next((k for k, p in enumerate(signature.packs) if p is not None), None)
     panel = None if constant is None else inputs[constant]
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
-    bm, bn = decisions["bm"], decisions["bn"]
+    bm, bn = decisions.bm, decisions.bn
     nest = Nest(spec, con, reader, bn, 1, 1, 1, False, False, panel, None, None, out)
-    threads, tensor = threads_of(decisions), bool(decisions["tensor"])
-    split, tiled = decisions.get("split", 1), in_blocks(con.rows, bm) * in_blocks(con.n, bn)
+    threads, tensor = threads_of(decisions), bool(decisions.tensor)
+    split, tiled = decisions.split, in_blocks(con.rows, bm) * in_blocks(con.n, bn)
     grid = Grid(con.groups * tiled * split, threads, host)
     dtype = spec.nodes[con.a].dtype if tensor else con.acc_dtype
     tiles = _Tiles(
-        spec, con, nest, grid, bm, bn, decisions["bk"], decisions["tm"], decisions["tn"],
-        decisions["stages"], tensor, bool(decisions["ahead"]), None, None,
+        spec, con, nest, grid, bm, bn, decisions.bk, decisions.tm, decisions.tn,
+        decisions.stages, tensor, bool(decisions.ahead),
         grid.registers(bm * bn // threads, con.acc_dtype, "sums"),
         tensor and panel is None and by_reduction(spec, con),
         split, scratch[0] if scratch else None,

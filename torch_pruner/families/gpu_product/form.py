@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import constant_operand, contraction_of
@@ -10,12 +10,27 @@ from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.graph.ir import Graph
 
 
-def parameters(spec: Graph, decisions: Mapping[str, int]) -> Parameters:
+N = TypeVar("N")
+
+
+class GpuProductDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    bm: N  # rows of a block's tile
+    bn: N  # columns of a block's tile, and of a panel
+    bk: N  # positions of the reduction in a turn
+    tm: N  # rows of a thread; of a warp, in tensor cores
+    tn: N  # columns of a thread; of a warp, in tensor cores
+    stages: N  # turns whose tiles shared memory holds at once
+    tensor: N  # 1: products in tensor cores
+    ahead: N  # 1: copies are asynchronous where operands allow it, ``stages`` - 1 turns ahead
+    split: N = 1  # type: ignore[assignment]  # blocks that share the turns of a tile; divides them
+
+
+def parameters(spec: Graph, decisions: GpuProductDecisions[int]) -> Parameters:
     """Panels as wide as a block's columns; operands that change are read where they lie.
 
     Scratch: what each part of a split reduction sums up.
@@ -23,10 +38,9 @@ def parameters(spec: Graph, decisions: Mapping[str, int]) -> Parameters:
     packs: dict[int, PackLayout] = {}
     con = contraction_of(spec)
     if (constant := constant_operand(spec, con)) is not None:
-        (index, view), block = constant, decisions["bn"]
+        (index, view), block = constant, decisions.bn
         form = "matmul" if con.form == "conv_phases" else con.form
         shape = (con.groups, -(-con.n // block), con.depth, block)
         packs[index] = PackLayout(view, form, con.groups, block, shape)
-    parts = decisions.get("split", 1)
-    sums = BufferSpec((parts, con.groups, con.rows, con.n), con.acc_dtype)
-    return Parameters(packs, (sums,) if parts > 1 else ())
+    sums = BufferSpec((decisions.split, con.groups, con.rows, con.n), con.acc_dtype)
+    return Parameters(packs, (sums,) if decisions.split > 1 else ())

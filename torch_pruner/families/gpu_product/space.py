@@ -18,17 +18,18 @@ from torch_pruner.families.gpu import (
     GpuSketch,
     column,
 )
+from torch_pruner.families.gpu_product.form import GpuProductDecisions
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.contraction import contraction_of, traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.precision import is_tf32
 
 
-class GpuProductSketch(GpuSketch):
+class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
     """Tiles in shared memory, on CUDA cores or in tensor cores."""
 
     name = "gpu_product"
-    names = ("bm", "bn", "bk", "tm", "tn", "stages", "tensor", "ahead", "split")
+    decisions = GpuProductDecisions
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
@@ -52,63 +53,63 @@ class GpuProductSketch(GpuSketch):
         spec = self.task.spec
         return self.card.tf32_flops > 0 and is_tf32(spec.nodes[contraction_of(spec).anchor])
 
-    def _threads(self, c: dict[str, Array]) -> Array:
-        per = np.where(c["tensor"] == 1, float(WARP), 1.0)
-        result: Array = (c["bm"] / c["tm"]) * (c["bn"] / c["tn"]) * per
+    def _threads(self, c: GpuProductDecisions[Array]) -> Array:
+        per = np.where(c.tensor == 1, float(WARP), 1.0)
+        result: Array = (c.bm / c.tm) * (c.bn / c.tn) * per
         return result
 
-    def _shared(self, c: dict[str, Array]) -> Array:
+    def _shared(self, c: GpuProductDecisions[Array]) -> Array:
         con = contraction_of(self.task.spec)
-        item = np.where(c["tensor"] == 1, ITEMSIZE[self._dtype], ITEMSIZE[con.acc_dtype])
-        a = np.where(c["tensor"] == 1, c["bm"] * (c["bk"] + PAD), c["bk"] * (c["bm"] + PAD))
-        result: Array = c["stages"] * (a + c["bk"] * (c["bn"] + PAD)) * item
+        item = np.where(c.tensor == 1, ITEMSIZE[self._dtype], ITEMSIZE[con.acc_dtype])
+        a = np.where(c.tensor == 1, c.bm * (c.bk + PAD), c.bk * (c.bm + PAD))
+        result: Array = c.stages * (a + c.bk * (c.bn + PAD)) * item
         return result
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
-        threads, sums = self._threads(c), c["bm"] * c["bn"] / np.maximum(self._threads(c), 1.0)
-        divides = (c["bm"] % c["tm"] == 0) & (c["bn"] % c["tn"] == 0)
+        threads, sums = self._threads(c), c.bm * c.bn / np.maximum(self._threads(c), 1.0)
+        divides = (c.bm % c.tm == 0) & (c.bn % c.tn == 0)
         room = self._shared(c) <= self.card.shared_bytes_per_block
         fits = (threads >= WARP) & (threads <= 1024) & room
-        plain = (c["tensor"] == 0) & (c["tm"] <= 16) & (c["tn"] <= 16)
-        fragments = (c["tm"] % 16 == 0) & (c["tn"] % 8 == 0) & (c["bk"] % 16 == 0)
-        kinds = plain | ((c["tensor"] == 1) & fragments)
-        deep = (c["tensor"] == 1) & (c["stages"] > 1)
-        kinds = kinds & np.where(c["ahead"] == 1, deep, c["stages"] <= 2)
-        con, split = contraction_of(self.task.spec), c["split"]
-        even = np.ceil(con.depth / c["bk"]) % split == 0
+        plain = (c.tensor == 0) & (c.tm <= 16) & (c.tn <= 16)
+        fragments = (c.tm % 16 == 0) & (c.tn % 8 == 0) & (c.bk % 16 == 0)
+        kinds = plain | ((c.tensor == 1) & fragments)
+        deep = (c.tensor == 1) & (c.stages > 1)
+        kinds = kinds & np.where(c.ahead == 1, deep, c.stages <= 2)
+        con, split = contraction_of(self.task.spec), c.split
+        even = np.ceil(con.depth / c.bk) % split == 0
         even &= (split == 1) | (con.groups * con.rows * con.n * split < 2**31)
         result: Mask = divides & fits & (sums <= SUMS) & kinds & even
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, card, con = self.columns(decisions), self.card, contraction_of(self.task.spec)
-        tensor = c["tensor"] == 1
+        tensor = c.tensor == 1
         threads, shared = self._threads(c), self._shared(c)
         item = float(ITEMSIZE[self._dtype])
-        down, across = np.ceil(con.rows / c["bm"]), np.ceil(con.n / c["bn"])
-        blocks = con.groups * down * across * c["split"]
-        turns = np.ceil(con.depth / c["bk"]) / c["split"]
-        sums = c["bm"] * c["bn"] / threads
-        fragments = c["tm"] / 16 * 4 + c["tn"] / 8 * 2
-        registers = sums + np.where(tensor, fragments, c["tm"] + c["tn"]) + OWN
-        depth = turns * c["bk"]
-        operations = 2.0 * blocks * c["bm"] * c["bn"] * depth
-        traffic = blocks * (c["bm"] + c["bn"]) * depth * item
+        down, across = np.ceil(con.rows / c.bm), np.ceil(con.n / c.bn)
+        blocks = con.groups * down * across * c.split
+        turns = np.ceil(con.depth / c.bk) / c.split
+        sums = c.bm * c.bn / threads
+        fragments = c.tm / 16 * 4 + c.tn / 8 * 2
+        registers = sums + np.where(tensor, fragments, c.tm + c.tn) + OWN
+        depth = turns * c.bk
+        operations = 2.0 * blocks * c.bm * c.bn * depth
+        traffic = blocks * (c.bm + c.bn) * depth * item
         unique = float(traffic_bytes(self.task.spec))
-        contiguous = np.minimum(c["bk"], c["bn"]) * item
+        contiguous = np.minimum(c.bk, c.bn) * item
         each, pace = self.busy(blocks, threads, self.resident(threads, shared, registers))
         # Reading a tile's row and column from shared memory takes a share of the issue slots.
         issue = np.where(
             tensor,
-            c["tm"] * c["tn"] / (c["tm"] * c["tn"] + 8.0 * (c["tm"] + c["tn"])),
-            c["tm"] * c["tn"] / (c["tm"] * c["tn"] + 0.5 * (c["tm"] + c["tn"])),
+            c.tm * c.tn / (c.tm * c.tn + 8.0 * (c.tm + c.tn)),
+            c.tm * c.tn / (c.tm * c.tn + 0.5 * (c.tm + c.tn)),
         )
         spilled = np.minimum(1.0, REGISTERS / registers)
         useful = threads / (np.ceil(threads / WARP) * WARP)
         fastest = card.tf32_flops if self._tf32 else card.peak_flops(self._dtype)
         peak = np.where(tensor, fastest, card.peak_flops(self._dtype, tensor_cores=False))
-        one = 2.0 * c["bm"] * c["bn"] * depth / (peak / card.multiprocessors)
+        one = 2.0 * c.bm * c.bn * depth / (peak / card.multiprocessors)
         compute = each * one / (pace * issue * spilled * useful)
         share = np.minimum(1.0, blocks / card.multiprocessors)
         memory = np.maximum(
@@ -116,12 +117,12 @@ class GpuProductSketch(GpuSketch):
         ) / (self.aligned(contiguous) * share)
         waits = each / np.maximum(self.resident(threads, shared, registers), 1.0)
         latency = np.maximum(compute, memory) + LAUNCH_S
-        hidden = np.where(c["ahead"] == 1, 2.0 * c["stages"], c["stages"])
+        hidden = np.where(c.ahead == 1, 2.0 * c.stages, c.stages)
         latency = latency + waits * turns * BARRIER_S / hidden
         # Parts of sums are written, read again and added by a launch of their own.
-        parts = 2.0 * c["split"] * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
+        parts = 2.0 * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
         adding = parts / (card.dram_bytes_per_s * L2_SPEED) + LAUNCH_S
-        latency = latency + np.where(c["split"] > 1, adding, 0.0)
+        latency = latency + np.where(c.split > 1, adding, 0.0)
         return Symbols(
             registers, 2.0 * sums * depth, shared, threads, traffic, each, contiguous, operations,
             latency,

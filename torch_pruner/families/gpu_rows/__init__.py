@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
+from torch_pruner.families.gpu_rows.form import GpuRowsDecisions
 from torch_pruner.families.kinds import is_reduction
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class GpuRowsFamily(Family):
 
     name = "gpu_rows"
     target_kind = "cuda"
+    decisions = GpuRowsDecisions
 
     def matches(self, task: Task) -> bool:
         return is_reduction(task.spec)
@@ -30,7 +32,12 @@ class GpuRowsFamily(Family):
         return GpuRowsSketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: GpuRowsDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.gpu_rows.emit import emit
 

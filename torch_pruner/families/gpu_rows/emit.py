@@ -33,8 +33,9 @@ from torch_pruner.graph.ops import FLOATS, ITEMSIZE
 from torch_pruner.graph.rows import RowDomain, full_node, row_domain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from torch_pruner.families.gpu_rows.form import GpuRowsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -64,11 +65,15 @@ class _Row:
 
 
 def emit(
-    spec: Graph, decisions: Mapping[str, int], takes: Signature, *, host: bool = False
+    spec: Graph,
+    decisions: GpuRowsDecisions[int],
+    signature: Signature,
+    *,
+    host: bool = False,
 ) -> Emitted:
     """Decisions: ``threads`` per row."""
-    inputs, outputs, scratch = parameters(takes)
-    domain, threads = row_domain(spec), decisions["threads"]
+    inputs, outputs, scratch = parameters(signature)
+    domain, threads = row_domain(spec), decisions.threads
     grid = Grid(domain.rows, threads, host)
     kept: dict[int, Buffer] = {}
     room = KEPT_BYTES
@@ -184,7 +189,7 @@ def _reduce(state: _Row, r: int, row: Index) -> list[Callable[[Expr], Stmt]]:
     def end(tid: Expr) -> Stmt:
         return store(partial, tid, result.buffer[result.at(tid, 0)])
 
-    def joined(into: Buffer, at: Expr, first: Expr, stride: int, count: int) -> Stmt:
+    def joined(into: Buffer, at: Expr | int, first: Expr, stride: int, count: int) -> Stmt:
         def add(i: Expr) -> Stmt:
             return store(into, at, combine(node, into[at], partial[first + i * stride], dtype))
 
@@ -198,7 +203,7 @@ def _tree(
     grid: Grid,
     partial: Buffer,
     result: Registers,
-    joined: Callable[[Buffer, Expr, Expr, int, int], Stmt],
+    joined: Callable[[Buffer, Expr | int, Expr, int, int], Stmt],
 ) -> list[Callable[[Expr], Stmt]]:
     """From a value per thread in the first half of ``partial`` to one that every thread has.
 

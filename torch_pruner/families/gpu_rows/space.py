@@ -12,15 +12,17 @@ from torch_pruner.families.gpu import (
     GpuSweep,
     column,
 )
-from torch_pruner.families.space import Decisions, Symbols
+from torch_pruner.families.gpu_rows.form import GpuRowsDecisions
+from torch_pruner.families.space import Array, Decisions, Symbols
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.rows import row_domain
 
 
-class GpuRowsSketch(GpuSweep):
+class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
     """A block per row."""
 
     name = "gpu_rows"
+    decisions = GpuRowsDecisions
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
@@ -30,11 +32,11 @@ class GpuRowsSketch(GpuSweep):
         c, domain = self.columns(decisions), row_domain(self.task.spec)
         blocks = np.full(len(decisions), float(domain.rows))
         passes = len(domain.reductions) + 1
-        turns = np.ceil(domain.width / c["threads"])
+        turns = np.ceil(domain.width / c.threads)
         item = ITEMSIZE[self.task.spec.nodes[domain.reductions[0]].dtype]
         work = float(domain.rows * domain.width * len(self.task.spec.nodes))
-        found = self._estimate(c, blocks, work, np.minimum(WARP, domain.width) * item)
-        rounds = np.ceil(found.s6_rounds / np.maximum(self.card.threads / c["threads"], 1.0))
+        found = self._estimate(c.threads, blocks, work, np.minimum(WARP, domain.width) * item)
+        rounds = np.ceil(found.s6_rounds / np.maximum(self.card.threads / c.threads, 1.0))
         waits = rounds * (passes * turns * BARRIER_S + 3 * len(domain.reductions) * BARRIER_S)
         return Symbols(
             found.s1_registers, found.s2_tile_ops, found.s3_cache_bytes, found.s4_tasks,

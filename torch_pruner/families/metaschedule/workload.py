@@ -11,7 +11,7 @@ here.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tvm import te
 
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 Tensor = Any
 Index = tuple[Expr, ...]
-Read = Any  # index expressions -> value expression; a tensor is one, too
-Order = Any  # a shape, or None for the order of the node's own axes
-Apply = Any  # (operator, operands, dtype of the result) -> value expression
+Read: TypeAlias = (
+    "Callable[..., Expr]"  # index expressions -> value expression; a tensor is one, too
+)
+Order: TypeAlias = "Shape | None"  # None for the order of the node's own axes
+# (operator, operands, dtype of the result) -> value expression
+Apply: TypeAlias = "Callable[[str, Sequence[Expr], str], Expr]"
 
 
 def to_prim_func(spec: Graph, apply: Apply = scalar.apply) -> Any:
@@ -58,7 +61,8 @@ def _stage(
 ) -> Read:
     """What reads one node: its tensor, or an expression for a constant and for a view."""
     if node.op == "input":
-        return te.placeholder(node.shape, node.dtype, name)
+        placeholder: Read = te.placeholder(node.shape, node.dtype, name)
+        return placeholder
     if node.op == "const":
         value = T.const(const_value(node), node.dtype)
         return lambda *index: value
@@ -78,7 +82,8 @@ def _compute(node: Node, name: str, element: Read, order: Shape | None = None) -
 
 def _tensor(shape: Shape, name: str, element: Read, order: Shape | None) -> Read:
     if order is None or order == tuple(range(len(shape))):
-        return te.compute(shape, element, name=name)
+        plain: Read = te.compute(shape, element, name=name)
+        return plain
     back = [order.index(axis) for axis in range(len(order))]
 
     def stored(*index: Expr) -> Expr:
@@ -115,7 +120,8 @@ def _cat(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]]) -
     dim = node.attr("dim")
 
     def element(*index: Expr) -> Expr:
-        value, start = None, 0
+        value: Expr | None = None
+        start = 0
         parts = []
         for read, shape in zip(reads, shapes, strict=True):
             if shape[dim]:
@@ -125,6 +131,7 @@ def _cat(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]]) -
             moved = (*index[:dim], index[dim] - begin, *index[dim + 1 :])
             own = read(*moved)
             value = own if value is None else T.if_then_else(index[dim] < end, own, value)
+        assert value is not None
         return value
 
     return element
@@ -170,12 +177,19 @@ def _indexed(node: Node, reads: Sequence[Read], shapes: Sequence[tuple[int, ...]
 # Reductions
 
 
-def _reducer(op: str, dtype: str, apply: Apply) -> Any:
+def _sum(value: Expr, axis: Any) -> Expr:
+    total: Expr = te.sum(value, axis=axis)
+    return total
+
+
+def _reducer(op: str, dtype: str, apply: Apply) -> Callable[..., Expr]:
     """A commutative reducer; those of TVM where it has one, since it knows how to split them."""
     if op == "sum":
-        return te.sum
+        total: Callable[..., Expr] = te.sum
+        return total
     if op in ("max", "min") and dtype not in FLOATS:
-        return te.max if op == "max" else te.min
+        extreme: Callable[..., Expr] = te.max if op == "max" else te.min
+        return extreme
     combine, identity = {
         "prod": ("mul", 1),
         "max": ("maximum", -math.inf),
@@ -183,11 +197,12 @@ def _reducer(op: str, dtype: str, apply: Apply) -> Any:
         "any": ("logical_or", False),
         "all": ("logical_and", True),
     }[op]
-    return te.comm_reducer(
+    reducer: Callable[..., Expr] = te.comm_reducer(
         lambda a, b: apply(combine, [a, b], dtype),
         lambda t: T.const(identity, t),
         name=op,
     )
+    return reducer
 
 
 def _reduce(
@@ -244,7 +259,7 @@ def _arg_reduce(
             least = T.const(-math.inf if greater else math.inf, value)
         return T.const(2**31 - 1, index), least
 
-    fold = te.comm_reducer(combine, identity, name=node.op)
+    fold: Callable[..., Expr] = te.comm_reducer(combine, identity, name=node.op)
     read = args[0]
 
     def element(*index: Expr) -> Expr:
@@ -292,7 +307,7 @@ def _matmul(
     def element(*index: Expr) -> Expr:
         *batch, i, j = index
         a, b = left(*batch, i, axis), right(*batch, axis, j)
-        return te.sum(scalar.cast(a, dtype) * scalar.cast(b, dtype), axis=axis)
+        return _sum(scalar.cast(a, dtype) * scalar.cast(b, dtype), axis)
 
     return _rounded(node, name, dtype, _compute(node, name, element))
 
@@ -324,7 +339,7 @@ def _conv(
             w = weight(channel, T.floormod(o, per_group) if groups > 1 else o, *back)
         else:
             w = weight(o, c, *taps)
-        return te.sum(padded(n, channel, *at) * scalar.cast(w, dtype), axis=axes)
+        return _sum(padded(n, channel, *at) * scalar.cast(w, dtype), axes)
 
     return _rounded(node, name, dtype, _compute(node, name, element, order), order)
 

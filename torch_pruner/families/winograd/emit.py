@@ -21,6 +21,7 @@ from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
     Expr,
+    ForKind,
     S,
     Stmt,
     T,
@@ -98,7 +99,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
     return Emitted(body, inputs, [out], [transformed, products])
 
 
-def _compute(nest: _Nest, chunks: int, shares: int, kind: object) -> Stmt:
+def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
     plan, rows = nest.plan, nest.rows
     chunks, per_chunk = plan.blocked(rows, chunks)
     blocks, panels = -(-plan.tiles // rows), plan.con.n // nest.bn // shares
@@ -280,13 +281,14 @@ def _pass(
 def _sum(row: Sequence[float], term: Callable[[int], Expr]) -> Expr:
     """A sum of terms with factors of one and minus one, the positive ones first."""
     signs = sorted((i for i, c in enumerate(row) if c), key=lambda i: row[i] < 0)
-    total: Expr = None
+    total: Expr | None = None
     for i in signs:
         value = term(i)
         if total is None:
             total = value if row[i] > 0 else T.const(-1.0, "float32") * value
         else:
             total = total + value if row[i] > 0 else total - value
+    assert total is not None
     return total
 
 

@@ -9,10 +9,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
-from torch_pruner.codegen.tir.builders import S, T, tvm
-from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core, tf32
 from torch_pruner.codegen.build.gpu.image import Launch
 from torch_pruner.codegen.build.spill import spill
+from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core, tf32
+from torch_pruner.codegen.tir.builders import PrimFunc, S, Stmt, T, pointer, tvm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,14 +92,13 @@ def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str,
     return _preamble(code) + code, launches
 
 
-def _of_pointers(func: Any) -> Any:
+def _of_pointers(func: PrimFunc) -> PrimFunc:
     """The function with pointers for parameters, as a kernel has them."""
     pointers, declared = [], []
     for buf in func.params:
-        kind = tvm.ir.PointerType(tvm.ir.PrimType(buf.dtype), "global")
-        pointer = T.Var(f"{buf.name}_ptr", kind)
-        pointers.append(pointer)
-        declared.append(S.DeclBuffer(buf, data=pointer))
+        data = pointer(f"{buf.name}_ptr", str(buf.dtype))
+        pointers.append(data)
+        declared.append(S.DeclBuffer(buf, data=data))
     body = S.SeqStmt([*declared, func.body])
     return T.PrimFunc(pointers, body).with_attr({"tirx.noalias": True})
 
@@ -130,7 +129,7 @@ def _lowered(module: Any, target: Any) -> Any:
     return tvm.ir.transform.Sequential(lower)(module)
 
 
-def _on_device(func: Any) -> bool:
+def _on_device(func: PrimFunc) -> bool:
     return bool(func.attrs.get("calling_conv", 0) == _KERNEL_LAUNCH)
 
 
@@ -172,13 +171,12 @@ def _dynamic_shared(code: str) -> tuple[str, dict[str, int]]:
     return (declared if sizes else "") + "".join(parts), sizes
 
 
-def _launch(func: Any, kernel: ScheduledKernel, shared: Mapping[str, int]) -> Launch:
+def _launch(func: PrimFunc, kernel: ScheduledKernel, shared: Mapping[str, int]) -> Launch:
     kinds = ("in", "out", "scratch")
     counts = (len(kernel.inputs), len(kernel.outputs), len(kernel.scratch))
     names = [f"{kind}{i}_ptr" for kind, n in zip(kinds, counts, strict=True) for i in range(n)]
     extents: dict[str, int] = {}
-    stmt = func.body
-    todo = [stmt]
+    todo: list[Stmt] = [func.body]
     while todo:
         at = todo.pop()
         if isinstance(at, S.SeqStmt):

@@ -12,7 +12,7 @@ later phase. The loop would hide such a mistake, so a phase ends wherever data c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import (
     SERIAL,
@@ -21,6 +21,7 @@ from torch_pruner.codegen.tir.builders import (
     S,
     Stmt,
     T,
+    Var,
     buffer,
     loop,
     seq,
@@ -42,7 +43,7 @@ class Registers:
     count: int
     rows: bool  # one row for each thread, on the host
 
-    def at(self, tid: Expr, i: Expr | int) -> Expr:
+    def at(self, tid: Expr, i: Expr | int) -> Expr | int:
         return tid * self.count + i if self.rows else i
 
 
@@ -54,8 +55,8 @@ class Grid:
     threads: int
     host: bool = False
     _held: list[Buffer] = field(default_factory=list)
-    _block: Any = field(default_factory=lambda: T.Var("block", "int32"))
-    _thread: Any = field(default_factory=lambda: T.Var("thread", "int32"))
+    _block: Var = field(default_factory=lambda: T.Var("block", "int32"))
+    _thread: Var = field(default_factory=lambda: T.Var("thread", "int32"))
 
     def shared(self, numel: int, dtype: str, name: str) -> Buffer:
         """Memory of a block, for all of its threads."""
@@ -109,7 +110,7 @@ def _barrier() -> Stmt:
     return S.Evaluate(T.call_intrin("void", "tirx.tvm_storage_sync", "shared"))
 
 
-def _extent(tag: str, var: Any, extent: int, body: Stmt) -> Stmt:
+def _extent(tag: str, var: Var, extent: int, body: Stmt) -> Stmt:
     """``body`` with ``var`` bound to a coordinate of the launch."""
     axis = T.IterVar(tvm.ir.Range(0, extent), var, 1, tag)  # 1: a thread index
     return S.AttrStmt(axis, "thread_extent", T.const(extent, "int32"), body)

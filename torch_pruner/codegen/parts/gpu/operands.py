@@ -71,7 +71,7 @@ def first_operand(
 
 
 def write_out(
-    nest: Nest, path: tuple[int, ...], place: tuple[Expr, Expr, Expr], sums: Buffer, at: Expr
+    nest: Nest, path: tuple[int, ...], place: Index, sums: Buffer, at: Expr | int
 ) -> Stmt:
     """The sum at ``sums[at]`` of (group, row, column) through the rest of the graph, stored."""
     con, spec, reader = nest.con, nest.spec, nest.reader

@@ -10,18 +10,21 @@ from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, Stmt, loop, when
 from torch_pruner.codegen.tir.reader import Index, unlinear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch_pruner.graph.ir import Graph
 
 
 def over_threads(
-    spec: Graph, decisions: Mapping[str, int], one: Callable[[Index], Stmt], *, host: bool
+    spec: Graph, vl: int, threads: int, one: Callable[[Index], Stmt], *, host: bool
 ) -> Stmt:
-    """``one`` for every element of the output; neighbours go to neighbouring threads."""
+    """``one`` for every element of the output; neighbours go to neighbouring threads.
+
+    A thread takes ``vl`` neighbours at once, or one where ``vl`` does not divide their number.
+    """
     shape = spec.nodes[spec.outputs[0]].shape
-    total, threads = math.prod(shape), decisions["threads"]
-    vl = decisions["vl"] if total % decisions["vl"] == 0 else 1
+    total = math.prod(shape)
+    vl = vl if total % vl == 0 else 1
     groups = total // vl
     grid = Grid(in_blocks(groups, threads), threads, host)
 

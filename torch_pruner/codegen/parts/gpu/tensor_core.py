@@ -106,7 +106,7 @@ def place(lane: Expr, number: Expr | int, columns: int) -> tuple[Expr, Expr]:
 
 
 def multiply(
-    acc: Callable[[Expr | int], Expr],
+    acc: Callable[[Expr | int], Expr | int],
     sums: Buffer,
     a: tuple[Buffer, Expr, int],
     b: tuple[Buffer, Expr, int],

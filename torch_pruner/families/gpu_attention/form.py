@@ -1,0 +1,14 @@
+"""What attention on a GPU leaves open."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+N = TypeVar("N")
+
+
+class GpuAttentionDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    bm: N  # queries of a block
+    bn: N  # keys of a turn
