@@ -37,14 +37,14 @@ DRAWN = 32  # at least so many times the random ones: most points break a rule, 
 
 def main(arguments: list[str] | None = None) -> int:
     from torch_pruner.target import TargetSpec
-    from torch_pruner.tuner import make_executor
+    from torch_pruner.tuner.measure.local import LocalExecutor
 
     options = _parse(arguments)
     path = Path(options.out)
     target = TargetSpec.resolve(options.target, options.threads)
     tasks = list(tasks_of(options, target))
     print(f"{len(tasks)} tasks", flush=True)
-    with make_executor("local", options.threads, options.seed) as executor:
+    with LocalExecutor(options.threads, seed=options.seed) as executor:
         for number, task in enumerate(tasks):
             count = collect(task, options, executor, path)
             print(f"{number + 1}/{len(tasks)} {task.name}: {count} measured", flush=True)

@@ -139,12 +139,12 @@ def search(
         return stock_search.search(task, name, seed, trials)
     from torch_pruner.families import sketches_for
     from torch_pruner.task import MeasureStatus
-    from torch_pruner.tuner import make_executor
+    from torch_pruner.tuner.measure.local import LocalExecutor
 
     spent = dict.fromkeys(("draft", "verify", "build", "measure", "train"), 0.0)
     events: list[dict[str, Any]] = []
     best, count, failed = math.inf, 0, 0
-    with make_executor("local", task.threads, seed) as executor:
+    with LocalExecutor(task.threads, seed=seed) as executor:
         awake(executor, task)
         strategy = strategy_for(name, task, seed, weights)
         begin = time.perf_counter()

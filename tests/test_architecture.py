@@ -26,7 +26,7 @@ MAX_FUNCTION_LINES = 60
 #   exc ← log ← config ← target ← graph ← task
 #     ← codegen.tir ← codegen.parts ← families ← codegen.build ← tuner
 #     ← compiler (which also has cache and report)
-#     ← dynamo ← cli
+#     ← devices ← dynamo ← cli
 _BASE = {"exc", "fork_locks", "log", "versions", "config", "target", "cards", "fingerprint"}
 _NOUNS = _BASE | {"graph", "task"}
 _KERNELS = {"codegen.tir", "codegen.parts", "families", "codegen.build"}
@@ -52,9 +52,10 @@ MAY_IMPORT = {
     "cache": _NOUNS,
     "tuner": _NOUNS | _KERNELS,
     "compiler": _COMPILING - {"compiler"},
-    "dynamo": _NOUNS | {"compiler", "report"},
+    "devices": _COMPILING,
+    "dynamo": _NOUNS | {"compiler", "report", "devices"},
     "onnx": {"exc", "log", "config"},  # hands its graphs to torch.compile(backend="pruner")
-    "cli": _COMPILING | {"dynamo", "onnx"},
+    "cli": _COMPILING | {"devices", "dynamo", "onnx"},
     # The package itself: public names, looked up when used.
     "": {"exc", "dynamo", "onnx"},
 }
@@ -66,6 +67,7 @@ FORBIDDEN = {
     **{name: {"torch", *_TVM} for name in _LIGHT},
     **{name: {"torch"} for name in ("compiler", "families")},
     "task": _TVM,
+    "devices": _TVM,
     "dynamo": _TVM,
     "onnx": _TVM,
 }

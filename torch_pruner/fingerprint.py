@@ -22,14 +22,6 @@ GiB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU at hand: ``selector`` is what makes it the one that a child process sees."""
-
-    fingerprint: DeviceFingerprint
-    selector: str
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceFingerprint:
     """The physical device that ran a kernel. Equal fingerprints promise comparable timings."""
 

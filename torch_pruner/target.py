@@ -192,7 +192,7 @@ class TargetSpec:
                 problem = f"attribute {key!r} must be a string, a number or a list, not {value!r}"
                 raise OptionError("target", problem)
         if target.get("kind") == "cuda":
-            return TargetSpec.of_card(_card_named(target))
+            return TargetSpec.cuda(_card_named(target))
         if target.get("kind") != "llvm":
             problem = f"kind {target.get('kind')!r} is not supported; give 'llvm' or 'cuda'"
             raise OptionError("target", problem)
@@ -215,11 +215,13 @@ class TargetSpec:
         return TargetSpec.from_dict(json.loads(option), threads)
 
     def with_threads(self, threads: int) -> TargetSpec:
-        """The same CPU for kernels that run on so many threads."""
+        """The same device for kernels that run on so many CPU threads; a GPU's have none."""
+        if "num-cores" not in dict(self.attrs):
+            return self
         return replace(self, attrs=_canonical({**self.tvm_target(), "num-cores": threads}))
 
     @staticmethod
-    def of_card(card: Card) -> TargetSpec:
+    def cuda(card: Card) -> TargetSpec:
         """A GPU of ``cards.CARDS``, or one like it."""
         return TargetSpec(
             kind="cuda",
@@ -235,10 +237,6 @@ class TargetSpec:
             dram_bytes_per_s=card.dram_bytes_per_s,
             bf16_dot=card.has_bfloat16,
         )
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.kind == "cuda"
 
     @property
     def card(self) -> Card | None:

@@ -66,7 +66,7 @@ def task_of(shape: tuple[int, int, int], precision: str, card: Card) -> Task:
     m, n, k = shape
     b = Builder()
     x, w = b.input(0, (m, k), precision), b.input(1, (k, n), precision, static=True)
-    return Task(f"{m}x{n}x{k}", b.finish([b.matmul(x, w)]), TargetSpec.of_card(card), 1)
+    return Task(f"{m}x{n}x{k}", b.finish([b.matmul(x, w)]), TargetSpec.cuda(card), 1)
 
 
 def drafts(task: Task, count: int) -> list[Candidate]:

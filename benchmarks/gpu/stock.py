@@ -108,7 +108,7 @@ def tuned(comparison: Comparison) -> tuple[list[tuple[Task, TaskReport]], float]
             from benchmarks.gpu.products import card_at_hand
 
             options["target"] = {"kind": "cuda"}
-            target, threads = TargetSpec.of_card(card_at_hand()), 1
+            target, threads = TargetSpec.cuda(card_at_hand()), 1
         else:
             target, threads = TargetSpec.detect(), torch.get_num_threads()
         compiled = torch.compile(module.to(device), backend="pruner", options=options)

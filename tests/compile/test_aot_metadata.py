@@ -9,7 +9,7 @@ import torch
 
 import torch_pruner as tp
 from torch_pruner.config import Config
-from torch_pruner.dynamo.devices import platform_of
+from torch_pruner.devices import device_for
 from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.lower.tensors import spec_of
 from torch_pruner.dynamo.run.build import built_region
@@ -74,8 +74,8 @@ def region(names: list[str], x: torch.Tensor, w: torch.Tensor, orders: dict[int,
 
 def run(backend, step: RegionStep, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     config = Config.from_options(None, backend.options())
-    platform = platform_of(CPU, config)
-    call, _ = built_region(step, platform.compiler(config), platform, "ends")
+    device = device_for(CPU, config)
+    call, _ = built_region(step, device.compiler(config), device, "ends")
     call([x, w])  # a second call finds the table filled
     return list(call([x, w]))
 

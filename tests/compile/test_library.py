@@ -20,7 +20,7 @@ def a_fast_library(monkeypatch):
         products = any(node.op in ("matmul", "conv") for node in spec.nodes)
         return 1e-12 if products else None
 
-    monkeypatch.setattr("torch_pruner.dynamo.run.vendor.AtenVendor.latency_s", latency_s)
+    monkeypatch.setattr("torch_pruner.devices.aten.AtenVendor.latency_s", latency_s)
     # Nor is it spared where ours come close to what the processor can do.
     monkeypatch.setattr("torch_pruner.tuner.roofline.roofline_s", lambda task: 0.0)
     monkeypatch.setattr("torch_pruner.compiler.kernels.VENDOR_SWITCH_S", 0.0)

@@ -18,20 +18,18 @@ import numpy as np
 import torch
 
 from tests import emitting as gpu_kernel
+from torch_pruner import devices
 from torch_pruner.cards import CARDS, Card
-from torch_pruner.codegen.build.gpu.device import Device
 from torch_pruner.codegen.build.gpu.program import build_gpu_program
 from torch_pruner.codegen.build.gpu.source import cuda_source
+from torch_pruner.codegen.build.gpu.timing_driver import TimingDriver
 from torch_pruner.codegen.build.lower import Call, compile_module, program_module
 from torch_pruner.compiler.context import Context
-from torch_pruner.compiler.driver import Compiler
-from torch_pruner.compiler.stores import store_for
-from torch_pruner.compiler.toolchain import GpuToolchain
-from torch_pruner.dynamo.devices import Platform
-from torch_pruner.fingerprint import DeviceFingerprint, Gpu
+from torch_pruner.devices.base import Device
+from torch_pruner.devices.cuda import CudaToolchain, capabilities, cuda_executor
+from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.memory import Place
-from torch_pruner.log import PhaseTimer
 from torch_pruner.target import TargetSpec
 from torch_pruner.tuner.measure._cuda import CudaBuilder
 
@@ -39,11 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch
+    from torch_pruner.compiler.capabilities import Capabilities
+    from torch_pruner.compiler.toolchain import Toolchain
     from torch_pruner.config import Config
     from torch_pruner.task import Candidate
+    from torch_pruner.tuner.measure.base import MeasureExecutor
 
 CARD = CARDS["a100"]
 STREAM = 7
+BUILDER = "tests.gpu.pretend_gpu:PretendBuilder"
 
 
 def compiled(
@@ -68,7 +70,7 @@ def compiled(
     return json.dumps(text).encode(), launches
 
 
-class HostDevice(Device):
+class HostDriver(TimingDriver):
     """Runs images of ``compiled`` as loops."""
 
     def __init__(self) -> None:
@@ -136,7 +138,7 @@ class PretendBuilder(CudaBuilder):
     """What a worker of the pretend card builds with."""
 
     def __init__(self) -> None:
-        super().__init__(HostDevice())
+        super().__init__(HostDriver())
 
     def compile(self, spec: Graph, target: TargetSpec, candidate: Candidate) -> GpuProgram:
         takes = gpu_kernel.signature(spec, candidate.sketch, dict(candidate.decisions))
@@ -158,35 +160,42 @@ def fingerprint(card: Card = CARD) -> DeviceFingerprint:
     )
 
 
-class PretendPlatform(Platform):
+class PretendDevice(Device):
     """The CPU's tensors, compiled for the card."""
 
     device = torch.device("cpu")
     dtypes = frozenset(("float32", "float16", "bfloat16", "int64", "int32", "bool"))
     checks_indices = False
-    at_hand = False  # whether its candidates are timed
 
     def __init__(self) -> None:
-        self.driver = HostDevice()
+        self.driver = HostDriver()
 
-    def compiler(self, config: Config, timer: PhaseTimer | None = None) -> Compiler:
-        gpu = Gpu(fingerprint(), "") if self.at_hand else None
-        context = Context.of_card(config, CARD, fingerprint(), gpu)
-        return Compiler(
-            config,
-            store_for(config),
-            context,
-            None,
-            timer or PhaseTimer(),
-            toolchain=GpuToolchain(self.driver, compiled),
-        )
+    @classmethod
+    def claim(cls, where: torch.device, config: Config) -> Device | None:
+        return cls() if where.type == "cpu" else None
+
+    def context(self, config: Config) -> Context:
+        return Context.of(config, TargetSpec.cuda(CARD), fingerprint())
+
+    def toolchain(self, threads: int) -> Toolchain:
+        return CudaToolchain(self.driver, compiled)
+
+    def executor(self, config: Config, threads: int) -> MeasureExecutor:
+        return cuda_executor(fingerprint(), "", config.seed, BUILDER)
+
+    def capabilities(self) -> Capabilities:
+        return capabilities()
 
 
 @contextlib.contextmanager
-def instead_of_cpu(monkeypatch: Any) -> Iterator[PretendPlatform]:
+def instead_of_cpu(monkeypatch: Any) -> Iterator[PretendDevice]:
     """Inside, graphs of the CPU are compiled for the pretend card."""
-    platform = PretendPlatform()
-    for module in ("api", "backend", "run.graphs"):
-        name = f"torch_pruner.dynamo.{module}.platform_of"
-        monkeypatch.setattr(name, lambda _device, _config: platform)
-    yield platform
+    device = PretendDevice()
+
+    class Kept(PretendDevice):
+        @classmethod
+        def claim(cls, where: torch.device, config: Config) -> Device | None:
+            return device
+
+    monkeypatch.setattr(devices, "DEVICES", (Kept,))
+    yield device

@@ -14,13 +14,12 @@ from tests.compile.agreement import assert_equal
 from tests.contracts.measure_executor import MeasureExecutorContract
 from tests.families import kernels as K
 from tests.gpu import pretend_gpu
-from torch_pruner.compiler.toolchain import GpuToolchain
+from torch_pruner.compiler.executors import close_all
+from torch_pruner.devices.cuda import CudaToolchain, cuda_executor
 from torch_pruner.dynamo.run import runtime
 from torch_pruner.families import sketches_for
-from torch_pruner.fingerprint import Gpu
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus, Task
-from torch_pruner.tuner.measure.gpu import gpu_executor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +28,10 @@ pytestmark = pytest.mark.tvm
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[pretend_gpu.PretendPlatform]:
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[pretend_gpu.PretendDevice]:
     torch._dynamo.reset()
-    with pretend_gpu.instead_of_cpu(monkeypatch) as platform:
-        yield platform
+    with pretend_gpu.instead_of_cpu(monkeypatch) as device:
+        yield device
 
 
 class Mixed(nn.Module):
@@ -108,7 +107,7 @@ def test_a_warm_start_builds_nothing(cold, card, monkeypatch) -> None:
     net, given = Mixed().eval(), inputs()
     cold.compile(net)(*given)
     torch._dynamo.reset()
-    monkeypatch.setattr(GpuToolchain, "build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(CudaToolchain, "build", lambda *_: pytest.fail("built again"))
     compiled = cold.compile(net, on_miss="error")
     agree(compiled(*given), net(*given))
 
@@ -164,16 +163,14 @@ class TestExecutor(MeasureExecutorContract):
     """Candidates of a card, built and timed in workers."""
 
     @pytest.fixture
-    def executor(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        builder = "tests.gpu.pretend_gpu:PretendBuilder"
-        monkeypatch.setattr("torch_pruner.tuner.measure.gpu.CUDA_BUILDER", builder)
-        with gpu_executor(Gpu(pretend_gpu.fingerprint(), "")) as found:
-            yield found
+    def executor(self) -> Any:
+        yield cuda_executor(pretend_gpu.fingerprint(), "", 0, pretend_gpu.BUILDER)
+        close_all()
 
     @pytest.fixture
     def task(self) -> Task:
         spec = K.linear(40, 48, 64)
-        return Task("linear", spec, TargetSpec.of_card(pretend_gpu.CARD), 1)
+        return Task("linear", spec, TargetSpec.cuda(pretend_gpu.CARD), 1)
 
     @pytest.fixture
     def good(self, task: Task) -> list[Candidate]:
@@ -189,10 +186,7 @@ class TestExecutor(MeasureExecutorContract):
 
 
 @torch.no_grad()
-def test_tuning_for_the_card(cold, card, monkeypatch) -> None:
-    builder = "tests.gpu.pretend_gpu:PretendBuilder"
-    monkeypatch.setattr("torch_pruner.tuner.measure.gpu.CUDA_BUILDER", builder)
-    monkeypatch.setattr(pretend_gpu.PretendPlatform, "at_hand", True)
+def test_tuning_for_the_card(cold, card) -> None:
     net = nn.Sequential(nn.Linear(64, 48), nn.ReLU()).eval()
     x = torch.randn(16, 64)
     compiled = cold.compile(net, effort="quick", trials=6, time_budget_s=60)

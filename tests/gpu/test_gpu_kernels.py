@@ -316,6 +316,6 @@ def test_numbers_on_the_card(name: str) -> None:
 def test_drafts_are_valid_and_right(name: str, card: str) -> None:
     """The draft model's choice for a card gives the same numbers."""
     spec: Any = CASES[name][0]
-    task = Task(name, spec, TargetSpec.of_card(CARDS[card]), 1)
+    task = Task(name, spec, TargetSpec.cuda(CARDS[card]), 1)
     chosen = draft(task)
     assert error(spec, chosen.sketch, dict(chosen.decisions)) < tolerance(spec)

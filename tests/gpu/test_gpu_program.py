@@ -11,7 +11,7 @@ import pytest
 
 from tests import emitting as gpu_kernel
 from tests.families import kernels as K
-from tests.gpu.pretend_gpu import CARD, STREAM, HostDevice, compiled
+from tests.gpu.pretend_gpu import CARD, STREAM, HostDriver, compiled
 from torch_pruner.codegen.build.gpu import image, nvrtc, program
 from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch, load_gpu_program
 from torch_pruner.codegen.build.lower import aligned
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.tvm
 
 
 def drafted(spec: Graph) -> tuple[Graph, Candidate]:
-    return spec, draft(Task("t", spec, TargetSpec.of_card(CARD), 1))
+    return spec, draft(Task("t", spec, TargetSpec.cuda(CARD), 1))
 
 
 def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
@@ -46,7 +46,7 @@ def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
         ]
     }
     data = program.build_gpu_program(kernels, calls, CARD, compiled=compiled).to_bytes()
-    driver = HostDevice()
+    driver = HostDriver()
     (entry,) = load_gpu_program(data, ["main"], driver)
 
     arrays = K.inputs_for(first)
@@ -121,7 +121,7 @@ def test_a_header_of_another_kind_is_refused() -> None:
 
 def test_an_entry_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match="no other"):
-        load_gpu_program(launch_of().to_bytes(), ["other"], HostDevice())
+        load_gpu_program(launch_of().to_bytes(), ["other"], HostDriver())
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC or CUDA's headers are not installed")

@@ -47,29 +47,22 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
     import torch
 
     from benchmarks import models
-    from torch_pruner.compiler.context import Context
-    from torch_pruner.compiler.driver import Compiler
-    from torch_pruner.compiler.stores import store_for
     from torch_pruner.config import Config
+    from torch_pruner.devices.absent import AbsentCard
     from torch_pruner.dynamo import backend
     from torch_pruner.dynamo.capture import aot_metadata
     from torch_pruner.dynamo.lower.bounds import flag_spec
-    from torch_pruner.dynamo.lower.importer import DEFAULT_DTYPES
     from torch_pruner.dynamo.lower.partition import Region, partition
     from torch_pruner.dynamo.lower.tensors import spec_of
-    from torch_pruner.fingerprint import DeviceFingerprint
-    from torch_pruner.target import TargetSpec
 
-    dtypes = DEFAULT_DTYPES | {"float16"}
     config = Config.from_options(None, {"effort": "none"})
-    target = TargetSpec.of_card(card)
-    context = Context(target, DeviceFingerprint.detect(), 1, "")
-    compiler = Compiler(config, store_for(config), context)
+    device = AbsentCard(card)
+    compiler = device.compiler(config)
     found: dict[str, Task] = {}
 
     def look(gm: Any, inputs: Any, _: str) -> None:
         for step in partition(
-            gm, static_inputs=aot_metadata.static_inputs(inputs), dtypes=dtypes
+            gm, static_inputs=aot_metadata.static_inputs(inputs), dtypes=device.dtypes
         ).steps:
             if isinstance(step, Region):
                 orders = [

@@ -37,7 +37,8 @@ def test_a_convolution_is_searched_with_its_epilogue_and_its_weights_are_packed(
     """Its rules raise for an epilogue that they can neither inline nor move into the tiles, and
     would leave each permutation in a loop of its own.
     """
-    from torch_pruner.tuner import make_cost_model, make_executor, make_strategy
+    from torch_pruner.tuner import make_cost_model, make_strategy
+    from torch_pruner.tuner.measure.local import LocalExecutor
 
     b = Builder()
     x = b.permute(b.input(0, (1, 14, 14, 16), "float32"), (0, 3, 1, 2))
@@ -53,7 +54,7 @@ def test_a_convolution_is_searched_with_its_epilogue_and_its_weights_are_packed(
     strategy.start(task, [], rng=np.random.default_rng(0))  # its whole space is made here
     batch = strategy.propose(3)
     assert all("in1_extent0" in dict(c.decisions) for c in batch)
-    with make_executor("local", 2, 0) as executor:
+    with LocalExecutor(2, seed=0) as executor:
         results = executor.measure([MeasureInput(task, c) for c in batch])
         other = replace(batch[0], decisions=batch[1].decisions)
         (odd,) = executor.measure([MeasureInput(task, other)])

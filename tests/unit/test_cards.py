@@ -39,8 +39,8 @@ def test_capabilities() -> None:
 
 @pytest.mark.parametrize("card", CASES)
 def test_a_target_of_a_card(card: Card) -> None:
-    target = TargetSpec.of_card(card)
-    assert target.is_gpu
+    target = TargetSpec.cuda(card)
+    assert target.kind == "cuda"
     assert target.card is card
     assert TargetSpec.from_json(target.to_json()) == target
     assert card.arch in target.key()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from torch_pruner.cache.bundle import Manifest
-    from torch_pruner.compiler.bundles import Place
+    from torch_pruner.compiler.bundles import BundleDevice
 
 MAX_KEY_BYTES = 4096
 MAX_REPORT_BYTES = 64 << 20
@@ -61,9 +61,9 @@ def create(args: argparse.Namespace) -> int:
     workloads = None if args.report is None else _workloads(args.report)
     key = _key("--sign", args.sign)
     try:
-        place = _place(args.device)
+        device = _device(args.device)
         found = bundles.create(
-            args.file, cache_dir=args.cache_dir, workloads=workloads, sign=key, place=place
+            args.file, cache_dir=args.cache_dir, workloads=workloads, sign=key, device=device
         )
     except OSError as err:
         raise exc.OptionError("FILE", f"cannot write {args.file}: {err.strerror or err}") from err
@@ -79,7 +79,7 @@ def inspect(args: argparse.Namespace) -> int:
     from torch_pruner.compiler import bundles
 
     found = bundle.read(args.file, key=_key("--require-signature", args.require_signature)).manifest
-    here = bundles.origin(_place(args.device))
+    here = bundles.origin(_device(args.device))
     fits = (found.origin.digest, found.origin.codegen) == (here.digest, here.codegen)
     _show(args, found, fits=fits)
     return int(not fits)
@@ -93,19 +93,19 @@ def load(args: argparse.Namespace) -> int:
         cache_dir=args.cache_dir,
         as_seed=args.as_seed,
         require_signature=_key("--require-signature", args.require_signature),
-        place=_place(args.device),
+        device=_device(args.device),
     )
     _show(args, found)
     return 0
 
 
-def _place(device: str | None) -> Place | None:
+def _device(name: str | None) -> BundleDevice | None:
     """Only what is asked of a GPU needs torch."""
-    if device is None:
+    if name is None:
         return None
-    from torch_pruner.dynamo.devices import place_of
+    from torch_pruner.devices import bundle_device
 
-    return place_of(device)
+    return bundle_device(name)
 
 
 def _show(args: argparse.Namespace, found: Manifest, **more: bool) -> None:

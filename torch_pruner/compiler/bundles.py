@@ -25,32 +25,26 @@ if TYPE_CHECKING:
 
     from torch_pruner.cache.bundle import Contents, Origin
     from torch_pruner.cache.bundle import Manifest as Manifest
-    from torch_pruner.cards import Card
     from torch_pruner.report import Report
 
 log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The device that a bundle is of, or for: the CPU, or a GPU, at hand or not."""
+class BundleDevice:
+    """The device that a bundle is of, or for, at hand or not."""
 
     fingerprint: DeviceFingerprint
-    card: Card | None = None
+    target: TargetSpec
 
     @staticmethod
-    def cpu() -> Place:
-        return Place(DeviceFingerprint.detect())
-
-    @staticmethod
-    def absent(card: Card) -> Place:
-        """A card by its data sheet, as ``target`` names it."""
-        return Place(DeviceFingerprint.of_card(card), card)
+    def cpu() -> BundleDevice:
+        """The CPU of this machine."""
+        return BundleDevice(DeviceFingerprint.detect(), TargetSpec.detect())
 
     def context(self, threads: int, numerics: str) -> Context:
         """What kernels of this device have in their keys."""
-        target = TargetSpec.of_card(self.card) if self.card else TargetSpec.resolve("auto", threads)
-        return Context(target, self.fingerprint, threads, numerics)
+        return Context(self.target.with_threads(threads), self.fingerprint, threads, numerics)
 
 
 def save_bundle(
@@ -59,15 +53,15 @@ def save_bundle(
     cache_dir: str | os.PathLike[str] | None = None,
     report: Report | None = None,
     sign: bytes | None = None,
-    place: Place | None = None,
+    device: BundleDevice | None = None,
 ) -> Manifest:
     """Write everything the cache has for a device, or only the kernels of ``report``, to a file.
 
     ``sign`` is a secret of at least 16 bytes that whoever loads the bundle can ask for; the device
-    is ``place``, by default this CPU. Raises ``OSError`` where the file cannot be written.
+    is ``device``, by default this CPU. Raises ``OSError`` where the file cannot be written.
     """
     workloads = None if report is None else {t.workload for t in report.tasks}
-    return create(path, cache_dir=cache_dir, workloads=workloads, sign=sign, place=place)
+    return create(path, cache_dir=cache_dir, workloads=workloads, sign=sign, device=device)
 
 
 def load_bundle(
@@ -76,24 +70,24 @@ def load_bundle(
     cache_dir: str | os.PathLike[str] | None = None,
     as_seed: bool = False,
     require_signature: bytes | None = None,
-    place: Place | None = None,
+    device: BundleDevice | None = None,
 ) -> Manifest:
     """Check a whole bundle, then merge it into the cache; of two kernels the better one stays.
 
     With ``as_seed`` its schedules are where tuning starts on this device, whatever it was made on,
     and nothing of it runs untimed. Raises ``IncompatibleBundle`` for another device or version, a
     damaged file, or a signature other than ``require_signature`` gives, and ``CacheDirectoryError``
-    where the cache cannot be written. The device is ``place``, by default this CPU.
+    where the cache cannot be written. The device is ``device``, by default this CPU.
     """
-    place = place or Place.cpu()
+    device = device or BundleDevice.cpu()
     contents = bundle.read(path, key=require_signature)
     _check(contents)
     store = store_at(cache_dir)
     try:
         if as_seed:
-            _seed(store, contents, place)
+            _seed(store, contents, device)
         else:
-            bundle.load(store, contents, origin(place))
+            bundle.load(store, contents, origin(device))
     finally:
         store.close()
     return contents.manifest
@@ -105,13 +99,13 @@ def create(
     cache_dir: str | os.PathLike[str] | None,
     workloads: set[str] | None,
     sign: bytes | None,
-    place: Place | None = None,
+    device: BundleDevice | None = None,
 ) -> Manifest:
     """``save_bundle`` of some ``workloads``, or of all."""
     store = store_at(cache_dir, reads=True)
     made_by = f"torch-pruner {__version__}"
     try:
-        here = origin(place)
+        here = origin(device)
         made = bundle.create(store, path, here, made_by, workloads=workloads, key=sign)
         return replace(made, left_out=_untuned(store, here, workloads))
     finally:
@@ -130,10 +124,10 @@ def _untuned(store: KernelStore, here: Origin, workloads: set[str] | None) -> tu
     return names
 
 
-def origin(place: Place | None = None) -> Origin:
+def origin(device: BundleDevice | None = None) -> Origin:
     """A device (this CPU) and this version."""
-    device = (place or Place.cpu()).fingerprint
-    return bundle.Origin(device.to_json(), device.digest(), codegen_version())
+    fingerprint = (device or BundleDevice.cpu()).fingerprint
+    return bundle.Origin(fingerprint.to_json(), fingerprint.digest(), codegen_version())
 
 
 def store_at(cache_dir: str | os.PathLike[str] | None, *, reads: bool = False) -> KernelStore:
@@ -170,7 +164,7 @@ def _candidate(data: Mapping[str, Any]) -> None:
     Candidate.from_json(data)
 
 
-def _seed(store: KernelStore, contents: Contents, place: Place) -> None:
+def _seed(store: KernelStore, contents: Contents, device: BundleDevice) -> None:
     """Note the bundle's schedules under the keys that a device gives their workloads."""
     if store.read_only or store.degraded:
         reason = store.degraded or "it is read-only"
@@ -179,5 +173,5 @@ def _seed(store: KernelStore, contents: Contents, place: Place) -> None:
         candidate = Candidate.from_json(entry.candidate)
         if not (families.knows(candidate.sketch) and families.named(candidate.sketch).generated):
             continue
-        context = place.context(entry.key.threads, entry.key.numerics)
+        context = device.context(entry.key.threads, entry.key.numerics)
         store.add_records(context.kernel_key(entry.key.workload), history.seeds_of([candidate]))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.cache import GraphKey, KernelKey
-from torch_pruner.compiler.executors import fleet
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.target import TargetSpec
 from torch_pruner.versions import installed_version
@@ -16,9 +15,7 @@ from torch_pruner.versions import installed_version
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.cards import Card
     from torch_pruner.config import Config
-    from torch_pruner.fingerprint import Gpu
 
 CODEGEN_VERSION = 13  # raise it whenever the same decisions generate other code
 SPACE_VERSION = 10  # raise it whenever the sketches' options change
@@ -39,29 +36,20 @@ class Context:
     threads: int
     numerics: str
     hint: str = "torch-pruner tune MODEL"
-    gpu: Gpu | None = None  # where candidates are timed, if not on the CPU
 
     @staticmethod
     def make(config: Config, threads: int) -> Context:
+        """The CPU of this machine. Raises ``OptionError`` for a target that is none."""
         target = TargetSpec.resolve(config.target, threads)
-        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
-        return Context(target, DeviceFingerprint.detect(), threads, numerics)
+        return Context.of(config, target, DeviceFingerprint.detect(), threads)
 
     @staticmethod
-    def of_fleet(config: Config) -> Context:
-        """The devices of ``config.tracker``. Raises ``MeasureError`` if none of them answers."""
-        target, device = fleet(config)
-        threads = config.threads or target.cores
-        numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
-        return Context(target.with_threads(threads), device, threads, numerics)
-
-    @staticmethod
-    def of_card(
-        config: Config, card: Card, device: DeviceFingerprint, gpu: Gpu | None = None
+    def of(
+        config: Config, target: TargetSpec, device: DeviceFingerprint, threads: int = 1
     ) -> Context:
-        """A GPU, whose kernels have no CPU threads to ask for; ``gpu``: that it is at hand."""
+        """Any device; kernels that have no CPU threads to ask for have one."""
         numerics = json.dumps(dict(config.key_fields()), sort_keys=True, separators=(",", ":"))
-        return Context(TargetSpec.of_card(card), device, 1, numerics, gpu=gpu)
+        return Context(target, device, threads, numerics)
 
     @property
     def codegen(self) -> str:

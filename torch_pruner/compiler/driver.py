@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc, families
 from torch_pruner.compiler import kernels
+from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.dump import dump_graph
-from torch_pruner.compiler.toolchain import HostToolchain, Library, Toolchain
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import Hoisted, hoist_static, with_changing_inputs
@@ -31,17 +31,19 @@ from torch_pruner.target import tiles_allowed
 from torch_pruner.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.cache import GraphKey, KernelStore
     from torch_pruner.codegen.build.load import Entry
     from torch_pruner.compiler.context import Context
     from torch_pruner.compiler.kernels import Choice, Vendor
+    from torch_pruner.compiler.toolchain import Library, Toolchain
     from torch_pruner.config import Config
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
     from torch_pruner.graph.signature import Signature
     from torch_pruner.report import TaskReport, Tuning
+    from torch_pruner.tuner.measure.base import MeasureExecutor
 
 log = logger(__name__)
 
@@ -94,12 +96,19 @@ class Compiler:
     config: Config
     store: KernelStore
     context: Context
+    toolchain: Toolchain
+    _: KW_ONLY
+    executor: Callable[[], MeasureExecutor] | None = None  # None: nothing is timed
     vendor: Vendor | None = None
+    capabilities: Capabilities = field(default_factory=Capabilities)
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     tunings: list[Tuning] = field(default_factory=list)  # how the searches of all graphs went
-    toolchain: Toolchain | None = None  # None: the CPU's
     may_tune: bool = True  # else ``CacheMiss`` for what would have to be
-    tf32: frozenset[str] = frozenset()  # contractions whose float32 operands may be rounded
+
+    @property
+    def tf32(self) -> frozenset[str]:
+        """Contractions whose float32 operands may be rounded."""
+        return self.capabilities.tf32
 
     def lower(self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> Lowered:
         """Simplify, split off what depends on parameters alone, and cut into kernels.
@@ -110,7 +119,7 @@ class Compiler:
             small = simplify(graph)
             if self.config.int8_weights:
                 small = quantize_weights(small)
-            if not self.context.target.is_gpu:  # whose products want operands of one dtype
+            if self.capabilities.mixed_operands:
                 small = keep_int8(small)
             if self.config.weights == "live":
                 small = with_changing_inputs(small)
@@ -119,7 +128,7 @@ class Compiler:
             fixed = _demanded(main, inputs, outputs)
             target = self.context.target
             tiles = target.bf16_tiles and tiles_allowed()
-            fused = fuse(main, fixed, tiles=tiles, gpu=target.is_gpu)
+            fused = fuse(main, fixed, tiles=tiles, attention=self.capabilities.attention)
             workloads = [k.spec.digest() for k in fused.kernels]
             tasks: dict[str, Task] = {}
             for kernel, workload in zip(fused.kernels, workloads, strict=True):
@@ -147,6 +156,7 @@ class Compiler:
             self.vendor,
             self.timer,
             self.tunings,
+            executor=self.executor,
             may_tune=self.may_tune,
         )
         takes = [
@@ -230,7 +240,7 @@ class Compiler:
         names = [f"segment{i}" for i, s in enumerate(segments) if not isinstance(s, int)]
         if not names:
             return [], None, ""
-        toolchain = self.toolchain or HostToolchain(self.context.threads)
+        toolchain = self.toolchain
         toolchain.prepare()
         if (found := self.store.get_graph(key)) is not None:
             try:

@@ -13,46 +13,34 @@ from typing import TYPE_CHECKING
 from torch_pruner import fork_locks
 
 if TYPE_CHECKING:
-    from torch_pruner.config import Config
-    from torch_pruner.fingerprint import DeviceFingerprint, Gpu
-    from torch_pruner.target import TargetSpec
+    from collections.abc import Callable
+
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 IDLE_S = 30.0  # workers hold memory; without work for this long they are let go
 
 _lock = fork_locks.rlock()
-_running: dict[tuple[str, int, int, str, str], MeasureExecutor] = {}
+_running: dict[tuple[object, ...], MeasureExecutor] = {}
 _timer: threading.Timer | None = None
 
 
-def executor_for(config: Config, threads: int, gpu: Gpu | None = None) -> MeasureExecutor:
-    """The executor for these settings, its workers starting in the background.
-
-    ``gpu``: the device to time on, instead of the CPU.
-    """
-    from torch_pruner.tuner import make_executor
-
+def shared_executor(
+    key: tuple[object, ...], make: Callable[[], MeasureExecutor]
+) -> MeasureExecutor:
+    """The executor of that key, its workers starting in the background; else one is made."""
     with _lock:
         _cancel()
-        tracker = config.tracker if config.executor == "rpc" else None
-        threads = 1 if tracker else threads  # of what runs here; each task says its own
-        key = (config.executor, threads, config.seed, gpu.selector if gpu else "", tracker or "")
         if key not in _running:
-            _running[key] = make_executor(config.executor, threads, config.seed, gpu, tracker)
+            _running[key] = make()
             _running[key].start()
         return _running[key]
 
 
-def fleet(config: Config) -> tuple[TargetSpec, DeviceFingerprint]:
-    """What the devices of ``config.tracker`` are; asks them. Raises ``MeasureError``."""
-    from torch_pruner.tuner.measure.rpc import RpcExecutor
+def local_executor(threads: int, seed: int) -> MeasureExecutor:
+    """Workers on the CPU of this machine, for kernels that run on ``threads``."""
+    from torch_pruner.tuner.measure.local import LocalExecutor
 
-    executor = executor_for(config, 1)
-    assert isinstance(executor, RpcExecutor)
-    executor.wait_ready()
-    release_later()
-    assert executor.target is not None
-    return executor.target, executor.device
+    return shared_executor(("local", threads, seed), lambda: LocalExecutor(threads, seed=seed))
 
 
 def release_later() -> None:

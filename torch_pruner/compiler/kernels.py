@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner import exc, families
 from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
-from torch_pruner.compiler.executors import executor_for, release_later
+from torch_pruner.compiler.executors import release_later
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.compiler.remembered import history, learned
 from torch_pruner.families.library import FAMILY as LIBRARY
@@ -24,7 +24,7 @@ from torch_pruner.report import Source, TaskReport, Tuning
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch_pruner.compiler.context import Context
     from torch_pruner.config import Config
@@ -80,11 +80,13 @@ def choose(
     timer: PhaseTimer,
     tunings: list[Tuning] | None = None,
     *,
+    executor: Callable[[], MeasureExecutor] | None = None,
     may_tune: bool = True,
 ) -> dict[str, Choice]:
     """A choice for every task, by workload; misses are tuned, drafted or refused by ``config``.
 
-    How a search went is added to ``tunings``. Without ``may_tune`` what would be tuned is refused.
+    What tuning needs is timed by ``executor``, which is asked for when it is needed. How a search
+    went is added to ``tunings``. Without ``may_tune`` what would be tuned is refused.
     """
     choices = look_up(tasks, config, store, context)
     missing = [t for t in tasks if t.workload not in choices]
@@ -105,7 +107,8 @@ def choose(
         missing = [t for t in missing if t.workload not in choices]
         if missing:
             found = tunings if tunings is not None else []
-            choices |= _tune(missing, config, store, context, vendor, timer, found)
+            assert executor is not None, "tuning needs something that times"
+            choices |= _tune(missing, config, store, context, vendor, timer, found, executor())
     return choices
 
 
@@ -209,6 +212,7 @@ def _tune(
     vendor: Vendor | None,
     timer: PhaseTimer,
     tunings: list[Tuning],
+    executor: MeasureExecutor,
 ) -> dict[str, Choice]:
     from torch_pruner.tuner import make_strategy
     from torch_pruner.tuner.session import TuningSession
@@ -229,7 +233,6 @@ def _tune(
             choice = Choice(result.candidate, "tuned", result.latency_s, trials=count)
             _publish(task, choice, store, context, effort="")
 
-    executor = executor_for(config, context.threads, context.gpu)
     cost_model = learned.cost_model_for(config, context.target)
     session = TuningSession(
         tasks=tasks,

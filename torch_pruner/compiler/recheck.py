@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch_pruner import families
 from torch_pruner.cache import KernelEntry
 from torch_pruner.compiler.context import codegen_version
-from torch_pruner.compiler.executors import close_all, executor_for
+from torch_pruner.compiler.executors import close_all, local_executor
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
 from torch_pruner.target import TargetSpec
@@ -61,7 +61,7 @@ def recheck(store: KernelStore, config: Config) -> Recheck:
             by_threads.setdefault(entry.key.threads, []).append((entry, given))
     try:
         for threads, pairs in sorted(by_threads.items()):
-            executor = executor_for(config, threads)
+            executor = local_executor(threads, config.seed)
             for start in range(0, len(pairs), BATCH):
                 batch = pairs[start : start + BATCH]
                 results = executor.measure([given for _, given in batch])

@@ -1,4 +1,4 @@
-"""What makes machine code of a graph's kernels and loads it again: for the CPU, and for GPUs.
+"""What makes machine code of a graph's kernels and loads it again: the seam that devices fill.
 
 In: kernels with their schedules, and which of them each entry calls on what. Out: entries, which
 are functions of the address of a table of addresses, and a file that gives the same entries in
@@ -11,18 +11,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner import exc
-from torch_pruner.codegen.build.gpu.driver import CudaDriver
-from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
-from torch_pruner.graph.memory import CHECKSUMS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from torch_pruner.codegen.build.gpu.driver import Driver
-    from torch_pruner.codegen.build.gpu.program import Compiled
+    from torch_pruner.codegen.build.load import Entry
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.memory import Place
     from torch_pruner.target import TargetSpec
@@ -65,72 +58,3 @@ class Toolchain(ABC):
     @abstractmethod
     def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
         """The named entries of a file. Raises ``CorruptEntry`` if it is not one of ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostToolchain(Toolchain):
-    """Shared libraries by TVM and a C compiler, run on TVM's threads."""
-
-    threads: int
-    own: tuple[str, ...] = CHECKSUMS
-
-    def prepare(self) -> None:
-        set_threads(self.threads)
-
-    def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
-        from torch_pruner.codegen.build.program import build_program, link
-
-        library = build_program(kernels, calls, slots, target)
-        entries = tuple(library[name] for name in (*calls, *self.own))
-        return Library(entries, lambda path: link(library, path), library)
-
-    def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
-        return load_entries(path, list(names))
-
-
-@dataclass(frozen=True, slots=True)
-class GpuToolchain(Toolchain):
-    """Machine code by NVRTC and a list of launches, run through ``driver``.
-
-    Without one (a card that is not at hand) code can be built and not run.
-    """
-
-    driver: Driver | None
-    compiled: Compiled | None = None  # what makes machine code instead of NVRTC
-
-    @staticmethod
-    def at_hand(
-        current_stream: Callable[[], int], entered: Callable[[], AbstractContextManager[object]]
-    ) -> GpuToolchain:
-        """For a GPU of this process; see ``CudaDriver``. Raises ``OSError`` without a driver."""
-        return GpuToolchain(CudaDriver(current_stream, entered))
-
-    def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
-        from torch_pruner.codegen.build.gpu.program import build_gpu_program
-
-        card = target.card
-        if card is None:
-            raise exc.CompileError(target.key(), "no card of that name is known")
-        data = build_gpu_program(kernels, calls, card, compiled=self.compiled).to_bytes()
-        return Library(tuple(self._entries(data, list(calls))), lambda path: _write(path, data))
-
-    def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
-        try:
-            return self._entries(path.read_bytes(), list(names))
-        except (ValueError, OSError) as err:
-            raise exc.CorruptEntry(path, f"cannot be loaded: {err}") from err
-
-    def _entries(self, data: bytes, names: list[str]) -> list[Entry]:
-        from torch_pruner.codegen.build.gpu.image import load_gpu_program
-
-        if self.driver is None:
-            return [_refuse] * len(names)
-        return list(load_gpu_program(data, names, self.driver))
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def _refuse(address: int) -> None:
-    raise RuntimeError("this code was built for a card that is not at hand")

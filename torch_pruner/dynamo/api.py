@@ -15,9 +15,9 @@ from torch_pruner import exc
 from torch_pruner.compiler import bundles, kernels, stores
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
+from torch_pruner.devices import bundle_device, device_for, torch_device_of
 from torch_pruner.dynamo import backend, reports
 from torch_pruner.dynamo.capture import aot_metadata
-from torch_pruner.dynamo.devices import device_of, place_of, platform_of
 from torch_pruner.dynamo.distributed import sync_cache
 from torch_pruner.dynamo.lower.bounds import flag_spec
 from torch_pruner.dynamo.lower.partition import Region, partition
@@ -155,7 +155,7 @@ def tune_seen(
     """
     config = Config.from_options(mode, options)
     timer = PhaseTimer()
-    compiler = platform_of(torch.device(device), config).compiler(config, timer)
+    compiler = device_for(torch.device(device), config).compiler(config, timer)
     with reports.collect() as graphs:
         if tasks := tuple(seen.tune_noted(compiler)):
             flops = sum(t.flops for t in tasks)
@@ -226,8 +226,8 @@ def save_bundle(
     (``target``). ``sign`` is a secret of at least 16 bytes that whoever loads the bundle can ask
     for. Raises ``OSError`` where the file cannot be written.
     """
-    place = place_of(device)
-    return bundles.save_bundle(path, cache_dir=cache_dir, report=report, sign=sign, place=place)
+    found = bundle_device(device)
+    return bundles.save_bundle(path, cache_dir=cache_dir, report=report, sign=sign, device=found)
 
 
 def load_bundle(
@@ -250,7 +250,7 @@ def load_bundle(
         cache_dir=cache_dir,
         as_seed=as_seed,
         require_signature=require_signature,
-        place=place_of(device),
+        device=bundle_device(device),
     )
 
 
@@ -311,7 +311,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _explain_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str
 ) -> GraphExplanation:
-    platform = platform_of(device_of(gm), config)
+    platform = device_for(torch_device_of(gm), config)
     static = aot_metadata.static_inputs(example_inputs)
     dtypes = platform.dtypes
     parts = partition(gm, static_inputs=static, dtypes=dtypes, device=platform.device)

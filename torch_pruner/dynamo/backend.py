@@ -16,14 +16,14 @@ from torch import fx
 from torch_pruner import exc, log
 from torch_pruner.compiler.remembered import captured
 from torch_pruner.config import Config
+from torch_pruner.devices import device_for, forked_threads
 from torch_pruner.dynamo import distributed, failures, reports
 from torch_pruner.dynamo.capture import capture_key, recompiles, torch_cache
 from torch_pruner.dynamo.capture.aot_metadata import Ends
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
-from torch_pruner.dynamo.devices import platform_of
 from torch_pruner.dynamo.lower import serialization
-from torch_pruner.dynamo.run import forked_threads, graphs
+from torch_pruner.dynamo.run import graphs
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import boxed, label_of, next_name, outputs, restored
 from torch_pruner.dynamo.sizes import buckets, sized_call, symbolic
@@ -105,7 +105,7 @@ def _captured_before(
     if len(devices) != 1:
         return None
     try:
-        compiler = platform_of(devices.pop(), config).compiler(config)
+        compiler = device_for(devices.pop(), config).compiler(config)
         blob = captured.find(compiler, described)
         call = None if blob is None else restore(SavedCall(blob=blob))
     except (exc.PrunerError, torch_cache.NotUsableError, ValueError) as err:

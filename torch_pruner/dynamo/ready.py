@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.devices import device_for, torch_device_of
 from torch_pruner.dynamo.capture.aot_metadata import Ends
-from torch_pruner.dynamo.devices import device_of, platform_of
 from torch_pruner.dynamo.lower.program import RegionStep, describe
 from torch_pruner.dynamo.run.graphs import outputs
 
@@ -30,7 +30,7 @@ def missing_of(
     if not outputs(gm):
         return
     ends = Ends.of(example_inputs, "inference", len(outputs(gm)))
-    platform = platform_of(device_of(gm), config)
+    platform = device_for(torch_device_of(gm), config)
     program = describe(
         gm, static=ends.static, mutated=ends.mutated, loose=ends.loose, device=platform.device,
         dtypes=platform.dtypes,

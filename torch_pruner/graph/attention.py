@@ -16,7 +16,9 @@ from torch_pruner.graph.ir import Graph, Shape, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    Takes = Callable[[Graph, "Attention"], bool]  # whether kernels of a device take an attention
 
 # Measured (docs/design.md): with fewer queries a vector of queries is mostly padding.
 MIN_QUERIES = 16
@@ -71,6 +73,11 @@ def attention_of(spec: Graph) -> Attention | None:
     return match_attention(spec, spec.users(), anchors[-1]) if len(anchors) == 2 else None
 
 
+def any_attention(graph: Graph, found: Attention) -> bool:
+    """Kernels of CPUs take whatever is recognised."""
+    return True
+
+
 def fits_tensor_cores(graph: Graph, found: Attention) -> bool:
     """Whether a GPU's kernel takes it: operands of one half-precision type, heads not too wide."""
     operands = (*graph.nodes[found.scores].inputs, graph.nodes[found.out].inputs[1])
@@ -80,21 +87,18 @@ def fits_tensor_cores(graph: Graph, found: Attention) -> bool:
 
 
 def attentions(
-    graph: Graph, users: Sequence[Sequence[int]], *, tiles: bool, gpu: bool
+    graph: Graph, users: Sequence[Sequence[int]], *, tiles: bool, takes: Takes
 ) -> Iterator[Attention]:
-    """Every attention in ``graph`` that is worth a kernel of its own.
+    """Every attention in ``graph`` that is worth a kernel of its own, of those that one ``takes``.
 
-    ``tiles``: products of bfloat16 run in tile registers, outside of such a kernel. ``gpu``: in
-    tensor cores, within it.
+    ``tiles``: products of bfloat16 run in tile registers, outside of such a kernel.
     """
     for i, node in enumerate(graph.nodes):
         if node.op == "matmul" and (found := match_attention(graph, users, i)) is not None:
             tiled = tiles and graph.nodes[node.inputs[1]].dtype == "bfloat16"
             keys = MIN_KEYS_IN_TILES if tiled else MIN_KEYS
             large = found.queries >= MIN_QUERIES and found.keys >= keys
-            if gpu and not fits_tensor_cores(graph, found):
-                continue
-            if large and found.width >= MIN_WIDTH:
+            if large and found.width >= MIN_WIDTH and takes(graph, found):
                 yield found
 
 

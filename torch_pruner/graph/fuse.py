@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group
-from torch_pruner.graph.attention import attentions
+from torch_pruner.graph.attention import any_attention, attentions
 from torch_pruner.graph.ir import Builder, Graph, Node
 from torch_pruner.graph.layout import Order, identity, storage_orders
 from torch_pruner.graph.ops import EXPENSIVE, OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from torch_pruner.graph.attention import Takes
 
     Orders = Mapping[int, Order]
 
@@ -44,14 +46,20 @@ class FusedGraph:
 
 
 def fuse(
-    graph: Graph, fixed: Orders | None = None, *, tiles: bool = False, gpu: bool = False
+    graph: Graph,
+    fixed: Orders | None = None,
+    *,
+    tiles: bool = False,
+    attention: Takes = any_attention,
 ) -> FusedGraph:
-    """Cut ``graph`` into kernels, for a ``gpu`` or a CPU; ``fixed``: memory orders of its ends.
-    ``tiles``: products of bfloat16 will run in tile registers."""
+    """Cut ``graph`` into kernels; ``fixed``: memory orders of its ends.
+
+    ``tiles``: products of bfloat16 will run in tile registers. ``attention``: which is one kernel.
+    """
     state = State(graph, graph.users(), ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
-    for found in attentions(graph, state.users, tiles=tiles, gpu=gpu):
+    for found in attentions(graph, state.users, tiles=tiles, takes=attention):
         tail = _with_epilogue(state, found.out, views=True)
         _add_group(state, Group(tail.members | found.inner, tail.outputs))
     for i, node in enumerate(graph.nodes):

@@ -6,7 +6,6 @@ objects are composed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from torch_pruner.exc import OptionError
@@ -14,10 +13,8 @@ from torch_pruner.exc import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch_pruner.fingerprint import Gpu
     from torch_pruner.tuner.cost_model.base import CostModel
     from torch_pruner.tuner.cost_model.weights import Weights
-    from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.search.base import SearchStrategy
 
 T = TypeVar("T")
@@ -127,35 +124,6 @@ STRATEGIES: Mapping[str, Callable[[CostModel, int], SearchStrategy]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What executors are made for: ``gpu`` instead of the CPU here, or devices of ``tracker``."""
-
-    threads: int
-    seed: int = 0
-    gpu: Gpu | None = None
-    tracker: str | None = None
-
-
-def _local(setup: Setup) -> MeasureExecutor:
-    from torch_pruner.tuner.measure.gpu import gpu_executor
-    from torch_pruner.tuner.measure.local import LocalExecutor
-
-    if setup.gpu is not None:
-        return gpu_executor(setup.gpu, setup.seed)
-    return LocalExecutor(setup.threads, seed=setup.seed)
-
-
-def _rpc(setup: Setup) -> MeasureExecutor:
-    from torch_pruner.tuner.measure.rpc import RpcExecutor
-
-    assert setup.tracker is not None, "options are checked where they are read"
-    return RpcExecutor(setup.tracker, setup.threads, seed=setup.seed)
-
-
-EXECUTORS: Mapping[str, Callable[[Setup], MeasureExecutor]] = {"local": _local, "rpc": _rpc}
-
-
 def make_cost_model(name: str, seed: int = 0, weights: Weights | None = None) -> CostModel:
     """The cost model behind option ``cost_model``; one may serve every task of a session.
 
@@ -169,13 +137,6 @@ def make_cost_model(name: str, seed: int = 0, weights: Weights | None = None) ->
 def make_strategy(name: str, cost_model: CostModel, seed: int = 0) -> SearchStrategy:
     """The strategy behind option ``strategy``, for one task."""
     return _look_up("strategy", name, STRATEGIES)(cost_model, seed)
-
-
-def make_executor(
-    name: str, threads: int, seed: int = 0, gpu: Gpu | None = None, tracker: str | None = None
-) -> MeasureExecutor:
-    """The executor behind option ``executor``: for the CPU, a GPU, or the devices of a tracker."""
-    return _look_up("executor", name, EXECUTORS)(Setup(threads, seed, gpu, tracker))
 
 
 def _look_up(option: str, name: str, table: Mapping[str, T]) -> T:

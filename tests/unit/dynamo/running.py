@@ -13,8 +13,8 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils import _pytree as pytree
 
+from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
-from torch_pruner.dynamo.lower.importer import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.partition import PartitionedGraph, Region, partition
 from torch_pruner.graph.reference import evaluate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_pruner.dynamo.run import vendor
+from torch_pruner.devices import aten
 from torch_pruner.graph.ir import Builder
 
 
@@ -14,9 +14,9 @@ def test_under_a_fake_mode_the_work_is_done(monkeypatch) -> None:
     x = b.input(0, (4, 8), "float32")
     spec = b.finish([b.matmul(x, b.input(1, (8, 4), "float32", static=True))])
     seen = []
-    run = vendor.run_spec
-    monkeypatch.setattr(vendor, "run_spec", lambda s, rows: seen.append(run(s, rows)) or seen[-1])
+    run = aten.run_spec
+    monkeypatch.setattr(aten, "run_spec", lambda s, rows: seen.append(run(s, rows)) or seen[-1])
     with FakeTensorMode():
-        assert vendor.AtenVendor(rounds=1).latency_s(spec) > 0
+        assert aten.AtenVendor(rounds=1).latency_s(spec) > 0
     assert all(type(values[0]).__name__ == "Tensor" for values in seen)
     assert float(seen[0][0].abs().sum()) > 0

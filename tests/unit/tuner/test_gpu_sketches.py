@@ -22,7 +22,7 @@ def matmul(m: int, n: int, k: int, dtype: str = "float32") -> Graph:
 
 
 def sketch_of(spec: Graph, card: str = "a100") -> GpuProductSketch:
-    return GpuProductSketch(Task("t", spec, TargetSpec.of_card(CARDS[card]), 1))
+    return GpuProductSketch(Task("t", spec, TargetSpec.cuda(CARDS[card]), 1))
 
 
 def points_of(sketch: GpuProductSketch, count: int = 4000) -> np.ndarray:
@@ -119,7 +119,7 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
         "gpu_product": matmul(64, 64, 64),
     }
     for name, spec in kernels.items():
-        sketches = sketches_for(Task("t", spec, TargetSpec.of_card(CARDS["h200"]), 1))
+        sketches = sketches_for(Task("t", spec, TargetSpec.cuda(CARDS["h200"]), 1))
         assert sketches[0].name == name
         for sketch in sketches:
             point = sketch.default()

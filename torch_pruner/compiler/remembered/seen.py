@@ -63,5 +63,6 @@ def tune_noted(compiler: Compiler) -> Sequence[TaskReport]:
         compiler.vendor,
         compiler.timer,
         compiler.tunings,
+        executor=compiler.executor,
     )
     return tuple(kernels.report(task, choices[task.workload]) for task in tasks)

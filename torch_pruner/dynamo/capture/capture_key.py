@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torch_pruner.dynamo.devices import tf32_allowed
+from torch_pruner import devices
 from torch_pruner.dynamo.lower import serialization
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _settings() -> list[Any]:
             cuda.cudnn_sdp_enabled(),
         ],
         torch.backends.mkldnn.enabled,
-        sorted(tf32_allowed()),
+        devices.settings(),
         sorted((k, repr(v)) for k, v in functorch.save_config_portable().items()),
     ]
 

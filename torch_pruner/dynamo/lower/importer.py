@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.aten import (
     TABLE,
     Call,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.lower.aten.demand import Demand, Range
     from torch_pruner.dynamo.lower.bounds import IndexCheck
 
-DEFAULT_DTYPES = frozenset(
-    ("float64", "float32", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-)
 CPU = torch.device("cpu")
 
 # Arguments that say where a result lives, which its fake tensor says as well.

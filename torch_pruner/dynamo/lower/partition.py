@@ -19,10 +19,10 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
+from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.aten import Rejection, RejectionKind, Unsupported
 from torch_pruner.dynamo.lower.importer import (
     CPU,
-    DEFAULT_DTYPES,
     Probe,
     import_region,
     output_fakes,

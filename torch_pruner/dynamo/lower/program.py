@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import fx
 
+from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.activations import keep_channels_last
 from torch_pruner.dynamo.lower.bounds import IndexCheck, flag_spec
-from torch_pruner.dynamo.lower.importer import CPU, DEFAULT_DTYPES
+from torch_pruner.dynamo.lower.importer import CPU
 from torch_pruner.dynamo.lower.inplace import IN_PLACE, updates_in_place
 from torch_pruner.dynamo.lower.partition import EagerStep, PartitionedGraph, Region, partition
 from torch_pruner.dynamo.lower.tensors import TensorSpec, spec_of

@@ -12,12 +12,6 @@ from torch_pruner.graph.memory import ALIGNMENT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DTYPES: dict[str, torch.dtype] = {
-    "float64": torch.float64, "float32": torch.float32, "float16": torch.float16,
-    "bfloat16": torch.bfloat16, "int64": torch.int64, "int32": torch.int32, "int16": torch.int16,
-    "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
-}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from torch_pruner.compiler.driver import CompiledGraph, Compiler
-    from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.run import runtime
     from torch_pruner.report import Tuning
 
@@ -69,7 +69,7 @@ class BuiltGraph:
 def build_graph(
     program: Program,
     compiler: Compiler,
-    platform: Platform,
+    platform: Device,
     *,
     fallback: str = "eager",
     name: str = "graph",
@@ -97,7 +97,7 @@ def build_graph(
 
 
 def built_region(
-    region: RegionStep, compiler: Compiler, platform: Platform, name: str
+    region: RegionStep, compiler: Compiler, platform: Device, name: str
 ) -> tuple[Callable[[list[Any]], Sequence[Any]], RegionCall]:
     """A region as a function of its inputs, checked and profiled, and the call that it wraps."""
     call = _region_call(region, compiler, platform, name)
@@ -105,9 +105,7 @@ def built_region(
     return guarded(platform.guard(profiled(call.name, call)), checks, region.flags), call
 
 
-def _region_call(
-    region: RegionStep, compiler: Compiler, platform: Platform, name: str
-) -> RegionCall:
+def _region_call(region: RegionStep, compiler: Compiler, platform: Device, name: str) -> RegionCall:
     orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
     compiled = compiler.compile(region.graph, orders[0], orders[1])
     nodes = region.graph.nodes

@@ -18,7 +18,7 @@ from torch_pruner.dynamo.run.first_call import FirstCall
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.run.first_call import Eager, Generators
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ class CheckedCall(FirstCall):
         failed: Callable[[Exception], None],
         on_match: Callable[[], None] = lambda: None,
         least_bound: float = 0.0,
-        platform: Platform | None = None,
+        platform: Device | None = None,
     ) -> None:
         super().__init__(
             partial(run_eager, gm), call, name, strict=strict, draws=may_draw(gm), failed=failed,

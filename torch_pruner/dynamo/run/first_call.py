@@ -13,7 +13,7 @@ from torch_pruner.log import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.devices.base import Device
 
     Generators = tuple[torch.Tensor, torch.Tensor | None]
     Eager = Callable[[Sequence[Any]], list[Any]]
@@ -39,7 +39,7 @@ class FirstCall:
         strict: bool,
         draws: bool = True,
         failed: Callable[[Exception], None] = lambda _: None,
-        platform: Platform | None = None,
+        platform: Device | None = None,
     ) -> None:
         """``draws``: whether there may be random numbers, which eager would have to draw again."""
         # Of the instance: torch wraps a backward and copies its __dict__ only.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from torch_pruner import exc, fork_locks, log
 from torch_pruner.compiler.remembered import captured, verdicts
 from torch_pruner.config import OPTIONS, Config
+from torch_pruner.devices import device_for, forked_threads, torch_device_of
 from torch_pruner.dynamo import reports
 from torch_pruner.dynamo.capture import torch_cache
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
-from torch_pruner.dynamo.devices import device_of, platform_of
 from torch_pruner.dynamo.lower import activations, serialization
 from torch_pruner.dynamo.lower.program import describe
-from torch_pruner.dynamo.run import cuda_graphs, forked_threads
+from torch_pruner.dynamo.run import cuda_graphs
 from torch_pruner.dynamo.run.build import build_graph
 from torch_pruner.dynamo.run.checked import INT8_BOUND, TF32_BOUND, CheckedCall, may_draw, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch import fx
 
     from torch_pruner.compiler.driver import Compiler
+    from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.capture.aot_metadata import Ends
-    from torch_pruner.dynamo.devices import Platform
     from torch_pruner.dynamo.run.build import BuiltGraph
 
 _counter = itertools.count()
@@ -79,7 +79,7 @@ def build(
     kind, static, mutated = ends.kind, ends.static, ends.mutated
     if not outputs(gm):
         return SavedCall(why="an empty graph", kind=kind, call=boxed(gm))
-    platform = platform_of(device_of(gm), config)
+    platform = device_for(torch_device_of(gm), config)
     compiler = platform.compiler(config, timer)
     if kind == "backward":
         activations.adopt(gm, example_inputs)
@@ -118,7 +118,7 @@ def _compared(
     blob: bytes | None,
     built: BuiltGraph,
     compiler: Compiler,
-    platform: Platform,
+    platform: Device,
     config: Config,
     label: str,
 ) -> Callable[[list[Any]], Any]:
@@ -168,7 +168,7 @@ def restored(
     label = label_of(name, given.kind)
     with timer.phase("lower"):
         program = serialization.loads(given.blob)
-        platform = platform_of(program.device, config)
+        platform = device_for(program.device, config)
         compiler = platform.compiler(config, timer)
         # New kernels have to be compared with eager, for which there has to be a graph.
         asked = config.check == "first-call"

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
-from torch_pruner.dynamo.lower.tensors import DTYPES, takeable
+from torch_pruner.devices.aten import run_spec
+from torch_pruner.devices.dtypes import DTYPES
+from torch_pruner.dynamo.lower.tensors import takeable
 from torch_pruner.dynamo.run.static import Snapshot, StaticInputs, picker
-from torch_pruner.dynamo.run.vendor import run_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

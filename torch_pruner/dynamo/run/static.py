@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torch_pruner.dynamo.lower.tensors import DTYPES
+from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.weight_checks import (
     Contents,

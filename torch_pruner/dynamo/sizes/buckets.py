@@ -17,8 +17,8 @@ import torch
 
 from torch_pruner import exc
 from torch_pruner.compiler import kernels
+from torch_pruner.devices import device_for, torch_device_of
 from torch_pruner.dynamo import reports
-from torch_pruner.dynamo.devices import device_of, platform_of
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep, Step, describe
 from torch_pruner.dynamo.lower.tensors import TensorSpec
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from torch import fx
 
     from torch_pruner.config import Config
+    from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.capture.aot_metadata import Ends
-    from torch_pruner.dynamo.devices import Platform
     from torch_pruner.dynamo.run import runtime
     from torch_pruner.dynamo.sizes.sized_call import Call
 
@@ -66,8 +66,8 @@ class Buckets:
         self._refused = 0
 
     @functools.cached_property
-    def _platform(self) -> Platform:
-        return platform_of(device_of(self._gm), self._config)
+    def _platform(self) -> Device:
+        return device_for(torch_device_of(self._gm), self._config)
 
     @property
     def _usable(self) -> bool:

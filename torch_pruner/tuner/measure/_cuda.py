@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner import families
-from torch_pruner.codegen.build.gpu.device import CudaDevice, Device
 from torch_pruner.codegen.build.gpu.image import GpuEntry, GpuProgram
 from torch_pruner.codegen.build.gpu.program import build_gpu_program
+from torch_pruner.codegen.build.gpu.timing_driver import CudaTimingDriver, TimingDriver
 from torch_pruner.exc import CompileError
 from torch_pruner.graph.memory import Place
 from torch_pruner.tuner.measure.builder import BuiltKernel
@@ -33,19 +33,18 @@ LOST = 70  # exit status of a process whose device failed
 
 
 class CudaBuilder:
-    """Implements ``builder.Builder`` on the first visible GPU, or on ``device``."""
+    """Implements ``builder.Builder`` on the first visible GPU, or through ``driver``."""
 
-    def __init__(self, device: Device | None = None) -> None:
-        self._given = device
-        self._opened: Device | None = device
+    def __init__(self, driver: TimingDriver | None = None) -> None:
+        self._opened = driver
         # Address and size of an array of the host -> address of its copy, and how many calls on it.
         self._copies: dict[tuple[int, int], list[int]] = {}
 
     @property
-    def device(self) -> Device:
+    def driver(self) -> TimingDriver:
         """Opened when it is first needed: building needs none."""
         if self._opened is None:
-            self._opened = CudaDevice()
+            self._opened = CudaTimingDriver()
         return self._opened
 
     def build(
@@ -59,8 +58,8 @@ class CudaBuilder:
 
         def bind(arrays: Sequence[Array]) -> Callable[[], object]:
             if not loaded:
-                module = self.device.load(program.image)
-                loaded.append(GpuEntry(program, "main", self.device, module))
+                module = self.driver.load(program.image)
+                loaded.append(GpuEntry(program, "main", self.driver, module))
             entry = loaded[0]
             table = np.array([self._take(a) for a in arrays], dtype=np.int64)
             address = table.ctypes.data
@@ -96,7 +95,7 @@ class CudaBuilder:
 
     def seconds(self, calls: Sequence[Callable[[], object]], number: int) -> float | None:
         with _OrDie():
-            return self.device.seconds(calls, number)
+            return self.driver.seconds(calls, number)
 
     def renewal(self, target: TargetSpec, arrays: Sequence[Array]) -> Callable[[], object] | None:
         return None
@@ -106,9 +105,9 @@ class CudaBuilder:
         name = _name(array)
         with _OrDie():
             if name not in self._copies:
-                self._copies[name] = [self.device.allocate(array.nbytes), 0]
+                self._copies[name] = [self.driver.allocate(array.nbytes), 0]
             copy = self._copies[name]
-            self.device.copy_in(copy[0], *name)
+            self.driver.copy_in(copy[0], *name)
         copy[1] += 1
         return copy[0]
 
@@ -117,12 +116,12 @@ class CudaBuilder:
             copy = self._copies[name]
             copy[1] -= 1
             if not copy[1]:
-                self.device.free(self._copies.pop(name)[0])
+                self.driver.free(self._copies.pop(name)[0])
 
     def _fetch(self, outputs: Sequence[Array]) -> None:
         with _OrDie():
             for array in outputs:
-                self.device.copy_out(self._copies[_name(array)][0], *_name(array))
+                self.driver.copy_out(self._copies[_name(array)][0], *_name(array))
 
 
 def _name(array: Array) -> tuple[int, int]:

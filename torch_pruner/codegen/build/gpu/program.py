@@ -51,7 +51,7 @@ def build_gpu_program(
 
 def compile_kernels(kernels: Kernels, card: Card) -> tuple[bytes, dict[str, Launch]]:
     """An image of kernels by name, and how each is launched. Raises ``CompileError``."""
-    target = TargetSpec.of_card(card)
+    target = TargetSpec.cuda(card)
     scheduled = {
         name: families.named(candidate.sketch).schedule(spec, candidate, target)
         for name, (spec, candidate) in kernels.items()

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_pruner.dynamo.lower.tensors import DTYPES
+from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.graph.ir import Graph, Node, const_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    Clock = Callable[[Callable[[], object]], float]  # seconds that a call takes
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "exp2": torch.exp2,
@@ -115,11 +117,14 @@ def _contract(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
 
 
 class AtenVendor:
-    """ATen on this process's threads, or on a GPU, timed on random data."""
+    """ATen on this process's threads, or on ``device`` by its ``clock``, timed on random data."""
 
-    def __init__(self, rounds: int = 5, device: torch.device | None = None) -> None:
+    def __init__(
+        self, rounds: int = 5, device: torch.device | None = None, clock: Clock | None = None
+    ) -> None:
         self._rounds = rounds
         self._device = device or torch.device("cpu")
+        self._clock = clock or _host_seconds
 
     def latency_s(self, spec: Graph) -> float | None:
         """Median seconds of one call, or None when the graph holds an unmapped operator."""
@@ -143,10 +148,9 @@ class AtenVendor:
                 operands.append(torch.zeros(node.shape, dtype=dtype))
         operands = [t.to(self._device) for t in operands]
         rows = _rotated(operands, [bool(spec.nodes[i].attr("static")) for i in spec.inputs])
-        clock = _device_seconds if self._device.type == "cuda" else _host_seconds
         run_spec(spec, rows[0])
         times = [
-            clock(lambda k=k: run_spec(spec, rows[(k + 1) % len(rows)]))  # type: ignore[misc]
+            self._clock(lambda k=k: run_spec(spec, rows[(k + 1) % len(rows)]))  # type: ignore[misc]
             for k in range(max(self._rounds, len(rows)))
         ]
         return statistics.median(times)
@@ -156,17 +160,6 @@ def _host_seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def _device_seconds(call: Callable[[], object]) -> float:
-    """By events on the current stream: what the device takes, waiting for launches included."""
-    event: Any = torch.cuda.Event
-    begin, end = event(enable_timing=True), event(enable_timing=True)
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
 
 
 def _rotated(operands: list[torch.Tensor], static: Sequence[bool]) -> list[list[torch.Tensor]]:

@@ -20,7 +20,7 @@ PLUG_S = 100e-6  # what that takes at least, on the fastest card there is
 LAUNCH_S = 15e-6  # a launch takes at most so long, in Python
 
 
-class Device(Driver):
+class TimingDriver(Driver):
     """A driver with memory and a clock.
 
     Contract: addresses are of the device; ``copy_in`` and ``copy_out`` wait for everything before.
@@ -47,7 +47,7 @@ class Device(Driver):
         """What ``number`` calls, in turn, take on the device, launches queued ahead of it."""
 
 
-class CudaDevice(CudaDriver, Device):
+class CudaTimingDriver(CudaDriver, TimingDriver):
     """The first visible NVIDIA GPU, in its primary context, on the default stream."""
 
     def __init__(self) -> None:

@@ -1,0 +1,23 @@
+"""What kernels of a device can be, as far as cutting a graph into kernels depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.attention import any_attention
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.attention import Takes
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Plain values, which a device gives its compiler. The defaults are the CPU's."""
+
+    attention: Takes = any_attention
+    """Which attention is one kernel; what is not becomes a kernel for each product."""
+    mixed_operands: bool = True
+    """Whether products take operands of two dtypes, as int8 weights with float32."""
+    tf32: frozenset[str] = frozenset()
+    """Contractions whose float32 operands may be rounded to ten bits."""

@@ -1,0 +1,97 @@
+"""The CPU of this machine, and what has no code generator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
+from torch_pruner.compiler.bundles import BundleDevice
+from torch_pruner.compiler.context import Context
+from torch_pruner.compiler.executors import local_executor
+from torch_pruner.compiler.toolchain import Library, Toolchain
+from torch_pruner.devices import forked_threads
+from torch_pruner.devices.aten import AtenVendor
+from torch_pruner.devices.base import Device, parsed
+from torch_pruner.devices.dtypes import DEFAULT_DTYPES
+from torch_pruner.graph.memory import CHECKSUMS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch_pruner.compiler.kernels import Vendor
+    from torch_pruner.compiler.toolchain import Calls, Kernels
+    from torch_pruner.config import Config
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.tuner.measure.base import MeasureExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class HostToolchain(Toolchain):
+    """Shared libraries by TVM and a C compiler, run on TVM's threads."""
+
+    threads: int
+    own: tuple[str, ...] = CHECKSUMS
+
+    def prepare(self) -> None:
+        set_threads(self.threads)
+
+    def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
+        from torch_pruner.codegen.build.program import build_program, link
+
+        library = build_program(kernels, calls, slots, target)
+        entries = tuple(library[name] for name in (*calls, *self.own))
+        return Library(entries, lambda path: link(library, path), library)
+
+    def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
+        return load_entries(path, list(names))
+
+
+class CpuDevice(Device):
+    """The CPU, with as many threads as the options say."""
+
+    names = ("cpu",)
+    device = torch.device("cpu")
+    dtypes = DEFAULT_DTYPES
+    checks_indices = True
+
+    @classmethod
+    def claim(cls, where: torch.device, config: Config) -> Device | None:
+        return CpuDevice() if where.type == "cpu" else None
+
+    @classmethod
+    def named(cls, name: str) -> BundleDevice | None:
+        found = parsed(name)
+        return BundleDevice.cpu() if found is not None and found.type == "cpu" else None
+
+    def context(self, config: Config) -> Context:
+        config = config.replace(target=_own_target(config.target))
+        return Context.make(config, config.threads or forked_threads.threads())
+
+    def toolchain(self, threads: int) -> Toolchain:
+        return HostToolchain(threads)
+
+    def executor(self, config: Config, threads: int) -> MeasureExecutor:
+        return local_executor(threads, config.seed)
+
+    def vendor(self) -> Vendor | None:
+        return AtenVendor()
+
+
+class EagerDevice(CpuDevice):
+    """A device without a code generator: eager runs everything."""
+
+    dtypes = frozenset()
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+
+def _own_target(option: str) -> str:
+    """The target of the CPU: of a model on another device, the graph that stayed behind has none
+    of its own."""
+    return option if option == "auto" or json.loads(option)["kind"] == "llvm" else "auto"
