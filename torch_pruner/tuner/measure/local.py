@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.exc import WorkerDied
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
-from torch_pruner.tuner.measure.jobs import Batch, WorkerState, groups, task_message
+from torch_pruner.tuner.measure.jobs import MeasureBatch, WorkerState, groups, task_message
 from torch_pruner.tuner.measure.pace import PACE
 from torch_pruner.tuner.measure.worker_executor import OutOfTimeError, WorkerExecutor, kill_all
 
@@ -43,7 +43,7 @@ class LocalExecutor(WorkerExecutor):
         """``race``: with so many repeats of each, all by one worker, which times them in turns."""
         with self._lock:
             names = [f"{i.task.workload}/{i.task.threads}" for i in inputs]
-            batch = Batch(inputs, names, queue=deque(range(len(inputs))), race=race)
+            batch = MeasureBatch(inputs, names, queue=deque(range(len(inputs))), race=race)
             try:
                 self._reap()
                 while batch.queue:
@@ -64,7 +64,7 @@ class LocalExecutor(WorkerExecutor):
                 self._anchors.choose(name, own)
             return results
 
-    def _build(self, batch: Batch) -> None:
+    def _build(self, batch: MeasureBatch) -> None:
         """Until every queued job is built somewhere or settled."""
         for worker in self._workers:
             worker.built.clear()
@@ -91,7 +91,7 @@ class LocalExecutor(WorkerExecutor):
                 except WorkerDied as err:
                     self._died(worker, batch, MeasureStatus.BUILD_ERROR, err)
 
-    def _feed(self, worker: WorkerState, batch: Batch) -> None:
+    def _feed(self, worker: WorkerState, batch: MeasureBatch) -> None:
         while batch.queue and len(worker.owes) < WINDOW:
             if not worker.owes:
                 worker.since = time.monotonic()
@@ -123,7 +123,7 @@ class LocalExecutor(WorkerExecutor):
             del worker.anchors[oldest]
             worker.process.send({"cmd": "drop", "jobs": [oldest]})
 
-    def _on_built(self, worker: WorkerState, batch: Batch, message: Message) -> None:
+    def _on_built(self, worker: WorkerState, batch: MeasureBatch, message: Message) -> None:
         if "hello" in message:
             worker.ready = True
             self._failed_starts = 0
@@ -141,7 +141,7 @@ class LocalExecutor(WorkerExecutor):
         elif owed not in batch.results:
             batch.settle(owed, MeasureStatus(message["status"]), message["error"])
 
-    def _time(self, batch: Batch) -> None:
+    def _time(self, batch: MeasureBatch) -> None:
         """One worker after the other times what it has built; a lost worker's rest is queued."""
         for worker in list(self._workers):
             jobs = [j for j in worker.built if j not in batch.results]
@@ -160,7 +160,7 @@ class LocalExecutor(WorkerExecutor):
             worker.process.send({"cmd": "drop", "jobs": list(worker.built)})
         worker.built.clear()
 
-    def _time_group(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
+    def _time_group(self, worker: WorkerState, batch: MeasureBatch, group: Sequence[int]) -> None:
         """Time jobs of one task side by side; once more where the moment was a bad one."""
         for _ in range(1 + AGAIN * (self._shaken < PATIENCE)):
             self._time_once(worker, batch, group)
@@ -170,13 +170,13 @@ class LocalExecutor(WorkerExecutor):
         self._shaken = self._shaken + 1 if worker.slower > PACE else 0
         self._note_best(batch, group)
 
-    def _note_best(self, batch: Batch, jobs: Iterable[int]) -> None:
+    def _note_best(self, batch: MeasureBatch, jobs: Iterable[int]) -> None:
         """What others are given up beside, of each task: the times of these jobs count."""
         for job in filter(batch.worked, jobs):
             name, seconds = batch.names[job], batch.results[job].latency_s
             self._best[name] = min(self._best.get(name, math.inf), seconds)
 
-    def _time_once(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
+    def _time_once(self, worker: WorkerState, batch: MeasureBatch, group: Sequence[int]) -> None:
         self._start_group(worker, batch, group)
         try:
             while worker.owes and worker in self._workers:
@@ -186,7 +186,7 @@ class LocalExecutor(WorkerExecutor):
         except WorkerDied as err:
             self._died(worker, batch, MeasureStatus.RUN_ERROR, err)
 
-    def _start_group(self, worker: WorkerState, batch: Batch, group: Sequence[int]) -> None:
+    def _start_group(self, worker: WorkerState, batch: MeasureBatch, group: Sequence[int]) -> None:
         anchor = self._anchors.of(batch.names[group[0]])
         alone = any(batch.lost[job] for job in group)  # so that it is known who ends a worker
         usable = anchor is not None and worker.anchors.get(anchor.job) and not batch.race
@@ -208,7 +208,7 @@ class LocalExecutor(WorkerExecutor):
         with contextlib.suppress(WorkerDied):
             worker.process.send(message)
 
-    def _on_timed(self, worker: WorkerState, batch: Batch, message: Message) -> None:
+    def _on_timed(self, worker: WorkerState, batch: MeasureBatch, message: Message) -> None:
         job = worker.owes.popleft()
         assert isinstance(job, int), "tasks are defined while building"
         if message.get("ran"):

@@ -23,7 +23,7 @@ from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.task import MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
-from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState
+from torch_pruner.tuner.measure.jobs import Limits, MeasureBatch, WorkerState
 from torch_pruner.tuner.measure.pace import Anchors
 from torch_pruner.tuner.measure.process import WorkerProcess
 
@@ -144,7 +144,7 @@ class WorkerExecutor(MeasureExecutor):
             )
 
     def _died(
-        self, worker: WorkerState, batch: Batch, status: MeasureStatus, err: WorkerDied
+        self, worker: WorkerState, batch: MeasureBatch, status: MeasureStatus, err: WorkerDied
     ) -> None:
         self._lose(worker, batch, status, str(err), blame=self._blames(err))
 
@@ -156,7 +156,7 @@ class WorkerExecutor(MeasureExecutor):
     def _lose(
         self,
         worker: WorkerState,
-        batch: Batch,
+        batch: MeasureBatch,
         status: MeasureStatus,
         why: str,
         *,
@@ -176,7 +176,9 @@ class WorkerExecutor(MeasureExecutor):
             else:
                 batch.queue.append(job)
 
-    def _blame(self, worker: WorkerState, batch: Batch, status: MeasureStatus, error: str) -> None:
+    def _blame(
+        self, worker: WorkerState, batch: MeasureBatch, status: MeasureStatus, error: str
+    ) -> None:
         culprit = worker.owes[0]
         log.debug("worker %d lost with %s: %s", worker.process.pid, culprit, error)
         if isinstance(culprit, str):
@@ -190,7 +192,9 @@ class WorkerExecutor(MeasureExecutor):
             batch.settle(others[0], status, error)
         # Of several that are timed in turns nobody is to blame; they are timed again, one by one.
 
-    def _settle_task(self, batch: Batch, name: str, status: MeasureStatus, error: str) -> None:
+    def _settle_task(
+        self, batch: MeasureBatch, name: str, status: MeasureStatus, error: str
+    ) -> None:
         for job, own in enumerate(batch.names):
             if own == name and job not in batch.results:
                 batch.settle(job, status, f"no reference to check against: {error}")
@@ -203,7 +207,9 @@ class WorkerExecutor(MeasureExecutor):
             return self.limits.task_s
         return job_s * max(1, len(worker.ran))  # those are timed in turns
 
-    def _wait(self, busy: Sequence[WorkerState], batch: Batch, job_s: float) -> list[WorkerState]:
+    def _wait(
+        self, busy: Sequence[WorkerState], batch: MeasureBatch, job_s: float
+    ) -> list[WorkerState]:
         """Workers that have something to say; those over their limit are lost on the way."""
         now = time.monotonic()
         left = min(w.since + self._limit_s(w, job_s) - now for w in busy)
