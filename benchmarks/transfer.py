@@ -28,7 +28,7 @@ from benchmarks.train import train
 from torch_pruner.tuner.cost_model.moa import MomentumModel
 from torch_pruner.tuner.cost_model.pacm import PatternAwareModel
 from torch_pruner.tuner.cost_model.residual import ResidualModel
-from torch_pruner.tuner.session import TIE
+from torch_pruner.tuner.task_run import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

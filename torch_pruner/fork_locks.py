@@ -2,7 +2,7 @@
 
 A thread of the parent may hold one while another forks, and in the child that thread does not
 exist. What a lock guards is then as it was at that moment: use these for work that may be begun
-anew, and ``cache.forking`` for objects that have to start over. Imports nothing of ours.
+anew, and ``cache.fork_hooks`` for objects that have to start over. Imports nothing of ours.
 """
 
 from __future__ import annotations

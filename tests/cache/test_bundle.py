@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.contracts.store import graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import (
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    put_library,
+    record,
+)
 from torch_pruner import exc
-from torch_pruner.cache import KernelStore, archive, bundle
+from torch_pruner.cache import Artifact, ArtifactKind, KernelStore, archive, bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +45,7 @@ def store(tmp_path: Path) -> KernelStore:
     store.put_kernel(kernel_entry(MATMUL))
     store.put_kernel(kernel_entry(SOFTMAX))
     store.put_kernel(kernel_entry(kernel_key("elsewhere")))
-    store.put_graph(NET, LIBRARY, {"n": 1})
+    put_library(store, NET, LIBRARY, {"n": 1})
     store.add_records(MATMUL, [record("one"), record("two", "timeout")])
     return store
 
@@ -78,10 +85,10 @@ def manifest(path: Path, **changes: Any) -> bytes:
 def test_what_is_loaded_is_what_was_written(path, empty) -> None:
     contents = bundle.read(path)
     found = contents.manifest
-    assert (found.kernels, found.graphs, found.records, found.signed) == (2, 1, 2, False)
+    assert (found.kernels, found.artifacts, found.records, found.signed) == (2, 1, 2, False)
     bundle.load(empty, contents, HERE)
     assert empty.get_kernel(MATMUL) == kernel_entry(MATMUL)
-    entry, library = empty.get_graph(NET)
+    entry, library = get_library(empty, NET)
     assert (library.read_bytes(), entry.meta) == (LIBRARY, {"n": 1})
     assert empty.records(MATMUL) == [record("one"), record("two", "timeout")]
     assert empty.stats().kernels == 2
@@ -104,18 +111,28 @@ def test_equal_contents_give_equal_files(store, path) -> None:
 
 
 def test_only_the_kernels_of_a_report(store, path, empty) -> None:
-    assert bundle.create(store, path, HERE, "t", workloads={MATMUL.workload}).graphs == 0
+    assert bundle.create(store, path, HERE, "t", workloads={MATMUL.workload}).artifacts == 0
     bundle.load(empty, bundle.read(path), HERE)
     assert empty.stats().kernels == 1
     both = {MATMUL.workload, SOFTMAX.workload}
-    assert bundle.create(store, path, HERE, "t", workloads=both).graphs == 1
+    assert bundle.create(store, path, HERE, "t", workloads=both).artifacts == 1
+
+
+def test_only_a_whole_bundle_has_captured_programs(store, path, empty) -> None:
+    captured = dataclasses.replace(NET, kernels=())
+    store.put(Artifact(ArtifactKind.CAPTURED, captured, b"a program"))
+    both = {MATMUL.workload, SOFTMAX.workload}
+    assert bundle.create(store, path, HERE, "t", workloads=both).artifacts == 1
+    assert bundle.create(store, path, HERE, "t").artifacts == 2
+    bundle.load(empty, bundle.read(path), HERE)
+    assert empty.get(ArtifactKind.CAPTURED, captured) is not None
 
 
 def test_a_library_that_is_damaged_is_left_out(store, path, tmp_path) -> None:
     (blob,) = (tmp_path / "cache").rglob("*.so")
     blob.write_bytes(b"something else")
-    assert bundle.create(store, path, HERE, "t").graphs == 0
-    assert bundle.read(path).graphs == ()
+    assert bundle.create(store, path, HERE, "t").artifacts == 0
+    assert bundle.read(path).artifacts == ()
 
 
 def test_a_file_that_cannot_be_written_leaves_no_trace(store, path, tmp_path) -> None:

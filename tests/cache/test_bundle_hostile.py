@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.contracts.store import graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import graph_key, kernel_entry, kernel_key, put_library, record
 from torch_pruner import exc
 from torch_pruner.cache import KernelStore, archive, bundle
 from torch_pruner.cli.main import main
@@ -33,7 +33,7 @@ NET = graph_key(device=DEVICE, codegen=CODEGEN)
 def path(tmp_path: Path) -> Path:
     store = KernelStore.open(tmp_path / "cache")
     store.put_kernel(kernel_entry(MATMUL))
-    store.put_graph(NET, b"library" * 100, {"n": 1})
+    put_library(store, NET, b"library" * 100, {"n": 1})
     store.add_records(MATMUL, [record("one"), record("two", "timeout")])
     bundle.create(store, tmp_path / "kernels.tpb", HERE, "a test")
     store.close()
@@ -137,7 +137,7 @@ def test_a_member_of_nothing_takes_no_memory(path: Path, text: str) -> None:
 
 def test_lines_are_counted_before_they_are_parsed(path: Path) -> None:
     refused(forged(path, records=3), "not as many as the manifest says")
-    refused(forged(path, bundle.GRAPHS, "}\n", "}"), "not as many as the manifest says")
+    refused(forged(path, bundle.ARTIFACTS, "}\n", "}"), "not as many as the manifest says")
 
 
 def many_members(path: Path, count: int) -> None:
@@ -170,8 +170,8 @@ NUMBERS = ["1" + "0" * 400, "1e400", "NaN", "Infinity", str(1 << 64), '"\\ud800"
         (bundle.KERNELS, '"latency_s":0.001'),
         (bundle.KERNELS, '"trials":8'),
         (bundle.KERNELS, '"i":4'),
-        (bundle.GRAPHS, '"n":1'),
-        (bundle.GRAPHS, '"threads":2'),
+        (bundle.ARTIFACTS, '"n":1'),
+        (bundle.ARTIFACTS, '"threads":2'),
         (bundle.RECORDS, '"run_secs":[0.001'),
         (bundle.RECORDS, '"time":0.0'),
         (bundle.RECORDS, '"i":1'),

@@ -12,8 +12,15 @@ from typing import Any
 import pytest
 
 from tests.contracts.store import graph_key, kernel_entry, kernel_key, record
-from torch_pruner.cache import GraphEntry, GraphKey, KernelEntry, KernelKey, TuningRecord
-from torch_pruner.cache.row_checksum import seal, unseal
+from torch_pruner.cache import (
+    ArtifactEntry,
+    ArtifactKind,
+    GraphKey,
+    KernelEntry,
+    KernelKey,
+    TuningRecord,
+)
+from torch_pruner.cache.row_checksum import checksum_of, verified
 
 _PRINT_DIGESTS = """
 from tests.contracts.store import graph_key, kernel_key
@@ -117,18 +124,28 @@ def test_a_damaged_kernel_entry_is_a_value_error(change: dict[str, Any]) -> None
         KernelEntry.from_text(json.dumps(data))
 
 
+@pytest.mark.parametrize("kind", ["", "graph", "LIBRARY", None, 1])
+def test_an_unknown_kind_is_a_value_error(kind: object) -> None:
+    sound = ArtifactEntry(ArtifactKind.LIBRARY, graph_key(), "0" * 64, {})
+    with pytest.raises(ValueError, match="kind"):
+        ArtifactEntry.from_text(json.dumps(json.loads(sound.to_text()) | {"kind": kind}))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "NaN", '"x"'])
 def test_what_is_no_entry_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  (json's own message)
         KernelEntry.from_text(text)
     with pytest.raises(ValueError):  # noqa: PT011
-        GraphEntry.from_text(text)
+        ArtifactEntry.from_text(text)
 
 
 def test_every_prefix_of_an_entry_is_a_value_error() -> None:
     for text, parse in [
         (kernel_entry().to_text(), KernelEntry.from_text),
-        (GraphEntry(graph_key(), "0" * 64, {"n": 1}).to_text(), GraphEntry.from_text),
+        (
+            ArtifactEntry(ArtifactKind.LIBRARY, graph_key(), "0" * 64, {"n": 1}).to_text(),
+            ArtifactEntry.from_text,
+        ),
     ]:
         for end in range(len(text)):
             with pytest.raises(ValueError):  # noqa: PT011
@@ -137,9 +154,11 @@ def test_every_prefix_of_an_entry_is_a_value_error() -> None:
 
 @pytest.mark.parametrize("blob", ["", "0" * 63, "g" * 64, "../" + "0" * 61, None])
 def test_a_blob_is_named_by_a_digest(blob: object) -> None:
-    data = json.loads(GraphEntry(graph_key(), "0" * 64, {}).to_text()) | {"blob": blob}
+    data = json.loads(ArtifactEntry(ArtifactKind.LIBRARY, graph_key(), "0" * 64, {}).to_text()) | {
+        "blob": blob
+    }
     with pytest.raises(ValueError, match="blob"):
-        GraphEntry.from_text(json.dumps(data))
+        ArtifactEntry.from_text(json.dumps(data))
 
 
 def test_records_survive_json() -> None:
@@ -164,12 +183,12 @@ def test_a_damaged_record_is_a_value_error(change: dict[str, Any]) -> None:
         TuningRecord.from_json(record("a").to_json() | change)
 
 
-def test_a_seal_breaks_with_the_text_and_with_the_name() -> None:
-    sealed = seal("name", "text")
-    assert unseal("name", "text", sealed) == "text"
-    for name, text, wrong in [("name", "texT", sealed), ("other", "text", sealed)]:
+def test_a_checksum_breaks_with_the_text_and_with_the_name() -> None:
+    checksum = checksum_of("name", "text")
+    assert verified("name", "text", checksum) == "text"
+    for name, text, wrong in [("name", "texT", checksum), ("other", "text", checksum)]:
         with pytest.raises(ValueError, match="checksum"):
-            unseal(name, text, wrong)
+            verified(name, text, wrong)
     for text in (None, b"text"):
         with pytest.raises(ValueError, match="checksum"):
-            unseal("name", text, sealed)
+            verified("name", text, checksum)

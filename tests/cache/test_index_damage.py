@@ -13,11 +13,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.store import best_of, graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import (
+    best_of,
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    put_library,
+    record,
+)
 from tests.stress.writer import check, write
 from torch_pruner.cache import KernelEntry, KernelStore, TuningRecord, index
 from torch_pruner.cache.key import parse_object
-from torch_pruner.cache.row_checksum import seal
+from torch_pruner.cache.row_checksum import checksum_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,34 +38,34 @@ def root(tmp_path: Path) -> Path:
     store = KernelStore.open(tmp_path)
     store.put_kernel(kernel_entry())
     store.put_kernel(kernel_entry(kernel_key("other")))
-    store.put_graph(graph_key(), b"library", {"n": 1})
+    put_library(store, graph_key(), b"library", {"n": 1})
     store.add_records(kernel_key(), [record("a"), record("b")])
     store.close()
     return tmp_path
 
 
 def execute(root: Path, *statements: str) -> None:
-    conn = sqlite3.connect(root / "v1" / "index.sqlite")
+    conn = sqlite3.connect(root / "v2" / "index.sqlite")
     with conn:
         for statement in statements:
             conn.execute(statement)
     conn.close()
 
 
-def resealed(root: Path, old: str, new: str) -> None:
-    """Change the text of every kernel as somebody would who knows how rows are sealed."""
-    conn = sqlite3.connect(root / "v1" / "index.sqlite")
+def with_right_checksum(root: Path, old: str, new: str) -> None:
+    """Change the text of every kernel as somebody would who knows how rows are checksum."""
+    conn = sqlite3.connect(root / "v2" / "index.sqlite")
     with conn:
         for digest, text in conn.execute("SELECT digest, entry FROM kernels").fetchall():
             forged = text.replace(old, new)
             assert forged != text
-            values = (forged, seal(digest, forged), digest)
-            conn.execute("UPDATE kernels SET entry = ?, seal = ? WHERE digest = ?", values)
+            values = (forged, checksum_of(digest, forged), digest)
+            conn.execute("UPDATE kernels SET entry = ?, checksum = ? WHERE digest = ?", values)
     conn.close()
 
 
 def moved_aside(root: Path) -> list[str]:
-    found = (root / "v1").glob("index.sqlite.damaged-*")
+    found = (root / "v2").glob("index.sqlite.damaged-*")
     return [p.name for p in found if not p.name.endswith(("-wal", "-shm"))]
 
 
@@ -66,7 +74,7 @@ def moved_aside(root: Path) -> list[str]:
 )
 def test_numbers_that_nobody_can_hold_are_misses(root: Path, number: str) -> None:
     """A latency of 10^400 ended in an OverflowError."""
-    resealed(root, '"latency_s":0.001', f'"latency_s":{number}')
+    with_right_checksum(root, '"latency_s":0.001', f'"latency_s":{number}')
     store = KernelStore.open(root)
     assert store.get_kernel(kernel_key()) is None
     assert store.ls() == [item for item in store.ls() if not isinstance(item.entry, KernelEntry)]
@@ -75,7 +83,7 @@ def test_numbers_that_nobody_can_hold_are_misses(root: Path, number: str) -> Non
 
 
 def test_text_without_a_utf8_form_is_a_miss(root: Path) -> None:
-    resealed(root, '"task":"fused_matmul"', '"task":"\\ud800"')
+    with_right_checksum(root, '"task":"fused_matmul"', '"task":"\\ud800"')
     assert KernelStore.open(root).get_kernel(kernel_key()) is None
 
 
@@ -97,14 +105,14 @@ def test_records_of_impossible_times_are_refused() -> None:
 @pytest.mark.parametrize("value", ["'yesterday'", "x'ff'", "9e999", "-9e999"])
 def test_a_time_of_use_that_is_none_is_repaired(root: Path, value: str) -> None:
     """Text in ``used`` ended in a TypeError."""
-    for table in ("kernels", "graphs"):
+    for table in ("kernels", "artifacts"):
         execute(root, f"UPDATE {table} SET used = {value}, created = {value}")
-    execute(root, "UPDATE graphs SET bytes = 'many'")
+    execute(root, "UPDATE artifacts SET bytes = 'many'")
     now = 1.7e9
     store = KernelStore.open(root, clock=lambda: now)
     assert {(item.created, item.used) for item in store.ls()} == {(0.0, 0.0)}
     assert store.get_kernel(kernel_key()) == kernel_entry()
-    assert store.get_graph(graph_key()) is not None
+    assert get_library(store, graph_key()) is not None
     assert store.put_kernel(kernel_entry(kernel_key("other"))).latency_s == 1e-3
     assert sorted(item.used for item in store.ls()) == [now] * 3
     store.prune()
@@ -130,10 +138,10 @@ def test_bytes_that_are_no_text_are_damage(root: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     "statement",
     [
-        "CREATE TRIGGER t AFTER UPDATE ON kernels BEGIN DELETE FROM graphs; END",
+        "CREATE TRIGGER t AFTER UPDATE ON kernels BEGIN DELETE FROM artifacts; END",
         "CREATE VIEW v AS SELECT * FROM kernels",
         "CREATE TABLE more (x)",
-        "DROP INDEX graphs_by_blob",
+        "DROP INDEX artifacts_by_blob",
         "CREATE INDEX kernels_by_hex ON kernels (hex(entry))",
     ],
 )
@@ -155,7 +163,7 @@ def test_a_damaged_page_costs_what_lies_on_it(tmp_path: Path) -> None:
     for n in range(60):
         store.put_kernel(kernel_entry(kernel_key(f"kernel {n}"), workload_text="x" * 3000))
     store.close()
-    path = tmp_path / "v1" / "index.sqlite"
+    path = tmp_path / "v2" / "index.sqlite"
     data = bytearray(path.read_bytes())
     page = len(data) // 4096 // 2 * 4096
     data[page : page + 8] = b"\xff" * 8
@@ -186,7 +194,7 @@ threading.Thread(target=lambda kept: threading.Event().wait(), daemon=True, args
 def test_the_log_is_empty_when_a_process_has_ended(tmp_path: Path) -> None:
     """It held everything, and one flipped bit ended it."""
     subprocess.run([sys.executable, "-c", _WRITES, str(tmp_path)], env=ENV, check=True)
-    assert not (tmp_path / "v1" / "index.sqlite-wal").exists()
+    assert not (tmp_path / "v2" / "index.sqlite-wal").exists()
     store = KernelStore.open(tmp_path, read_only=True)
     assert all(check(store, n) for n in range(5))
 
@@ -194,7 +202,7 @@ def test_the_log_is_empty_when_a_process_has_ended(tmp_path: Path) -> None:
 def test_the_log_is_emptied_while_a_process_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = tmp_path / "v1" / "index.sqlite-wal"
+    log = tmp_path / "v2" / "index.sqlite-wal"
     monkeypatch.setattr(index, "CHECKPOINT_S", 0.0)
     store = KernelStore.open(tmp_path)
     write(store, 0)
@@ -211,7 +219,7 @@ def test_what_a_killed_process_left_is_settled_by_the_next(tmp_path: Path) -> No
     script = _WRITES.replace("range(5)", "range(5)", 1) + "import os; os.kill(os.getpid(), 9)\n"
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=ENV)
     assert done.returncode == -signal.SIGKILL
-    log = tmp_path / "v1" / "index.sqlite-wal"
+    log = tmp_path / "v2" / "index.sqlite-wal"
     store = KernelStore.open(tmp_path)
     assert all(check(store, n) for n in range(5))
     assert not log.exists() or log.stat().st_size == 0

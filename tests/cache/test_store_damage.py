@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.store import best_of, graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import (
+    best_of,
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    put_library,
+    record,
+)
 from torch_pruner.cache import KernelStore
 
 if TYPE_CHECKING:
@@ -21,8 +29,8 @@ def fill(root: Path) -> None:
     store = KernelStore.open(root)
     store.put_kernel(kernel_entry())
     store.put_kernel(kernel_entry(kernel_key("other"), candidate={"sketch": "other"}))
-    store.put_graph(graph_key(), b"library", {"n": 1})
-    store.put_graph(graph_key("other"), b"another library", {"n": 2})
+    put_library(store, graph_key(), b"library", {"n": 1})
+    put_library(store, graph_key("other"), b"another library", {"n": 2})
     store.add_records(kernel_key(), [record("a"), record("b")])
     store.close()
 
@@ -59,12 +67,12 @@ def change_inode(path: Path) -> None:
 
 
 def moved_aside(root: Path) -> list[Path]:
-    found = (root / "v1").glob("index.sqlite.damaged-*")
+    found = (root / "v2").glob("index.sqlite.damaged-*")
     return [path for path in found if not path.name.endswith(("-wal", "-shm"))]
 
 
 def blob_of(root: Path, key: str) -> Path:
-    found = KernelStore.open(root, read_only=True).get_graph(graph_key(key))
+    found = get_library(KernelStore.open(root, read_only=True), graph_key(key))
     assert found is not None
     return found[1]
 
@@ -76,12 +84,12 @@ def test_a_damaged_library_is_a_miss(
     damage(blob_of(root, "net"))
     store = KernelStore.open(root)
     assert not store.verify().ok
-    assert store.get_graph(graph_key()) is None
+    assert get_library(store, graph_key()) is None
     assert "damaged cache entry" in caplog.text
-    assert store.get_graph(graph_key("other")) is not None
-    assert store.stats().graphs == 1
-    store.put_graph(graph_key(), b"library", {"n": 1})
-    found = store.get_graph(graph_key())
+    assert get_library(store, graph_key("other")) is not None
+    assert store.stats().libraries == 1
+    put_library(store, graph_key(), b"library", {"n": 1})
+    found = get_library(store, graph_key())
     assert found is not None
     assert found[1].read_bytes() == b"library"
     assert store.verify().ok
@@ -93,8 +101,8 @@ def test_swapped_libraries_are_misses(root: Path) -> None:
     one.write_bytes(two.read_bytes())
     two.write_bytes(keep)
     store = KernelStore.open(root)
-    assert store.get_graph(graph_key()) is None
-    assert store.get_graph(graph_key("other")) is None
+    assert get_library(store, graph_key()) is None
+    assert get_library(store, graph_key("other")) is None
 
 
 def test_an_unreadable_library_is_a_miss_that_stays(
@@ -107,14 +115,14 @@ def test_an_unreadable_library_is_a_miss_that_stays(
         raise OSError(24, "Too many open files")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store._tiers.main().blobs, "checkout", fails)
-        assert store.get_graph(graph_key()) is None
+        patch.setattr(store._fallback.main().blobs, "checkout", fails)
+        assert get_library(store, graph_key()) is None
     assert "Too many open files" in caplog.text
-    assert store.get_graph(graph_key()) is not None
+    assert get_library(store, graph_key()) is not None
 
 
 def rows(root: Path, *statements: str) -> None:
-    with sqlite3.connect(root / "v1" / "index.sqlite") as conn:
+    with sqlite3.connect(root / "v2" / "index.sqlite") as conn:
         for statement in statements:
             assert conn.execute(statement).rowcount, statement
     conn.close()
@@ -129,7 +137,7 @@ def rows(root: Path, *statements: str) -> None:
         "UPDATE kernels SET entry = x'ff00fe'",
         "UPDATE kernels SET entry = CAST(x'22fffe22' AS TEXT)",
         "UPDATE kernels SET entry = 7",
-        "UPDATE kernels SET seal = 'x'",
+        "UPDATE kernels SET checksum = 'x'",
     ],
 )
 def test_a_damaged_row_is_a_miss(
@@ -164,13 +172,13 @@ def test_swapped_rows_are_misses(root: Path) -> None:
 def test_damaged_graph_rows_and_records_are_misses(root: Path) -> None:
     rows(
         root,
-        "UPDATE graphs SET entry = replace(entry, '1', '2') WHERE bytes = 7",
+        "UPDATE artifacts SET entry = replace(entry, '1', '2') WHERE bytes = 7",
         "UPDATE records SET entry = replace(entry, 'ok', 'no') WHERE candidate = 'a'",
-        "UPDATE tasks SET seal = ''",
+        "UPDATE tasks SET checksum = ''",
     )
     store = KernelStore.open(root)
     assert len(store.verify().problems) == 3
-    assert store.get_graph(graph_key()) is None
+    assert get_library(store, graph_key()) is None
     assert store.records(kernel_key()) == [record("b")]
     assert list(store.export_records()) == []
 
@@ -184,10 +192,10 @@ def test_an_emptied_index_is_begun_anew(
     if running:
         assert store.get_kernel(kernel_key()) is not None
         store.close()
-    blank(root / "v1" / "index.sqlite")
+    blank(root / "v2" / "index.sqlite")
     if not running:
         store = KernelStore.open(root)
-    assert store.get_graph(graph_key()) is None
+    assert get_library(store, graph_key()) is None
     assert best_of(store, kernel_entry()) == kernel_entry()
     assert store.degraded is None
     assert store.verify().ok
@@ -207,15 +215,15 @@ def test_a_damaged_index_is_moved_aside(
     if running:
         assert store.get_kernel(kernel_key()) is not None
         store.close()
-    damage(root / "v1" / "index.sqlite")
+    damage(root / "v2" / "index.sqlite")
     if not running:
         store = KernelStore.open(root)
     store.get_kernel(kernel_key())
-    store.get_graph(graph_key())
+    get_library(store, graph_key())
     store.records(kernel_key())
     assert best_of(store, kernel_entry()) == kernel_entry()
-    store.put_graph(graph_key(), b"library", {"n": 1})
-    assert store.get_graph(graph_key()) is not None
+    put_library(store, graph_key(), b"library", {"n": 1})
+    assert get_library(store, graph_key()) is not None
     assert store.degraded is None
     (problem,) = store.verify().problems
     assert "index: a damaged one is kept as" in problem
@@ -228,7 +236,7 @@ def test_a_damaged_index_is_moved_aside(
 
 def test_any_flipped_byte_of_the_index_is_survived(root: Path) -> None:
     """Wherever it is: nothing wrong is returned, and putting works."""
-    index = root / "v1" / "index.sqlite"
+    index = root / "v2" / "index.sqlite"
     sound = index.read_bytes()
     positions = [*range(0, 100, 3), *random.Random(0).sample(range(100, len(sound)), 30)]
     for at in positions:
@@ -237,19 +245,19 @@ def test_any_flipped_byte_of_the_index_is_survived(root: Path) -> None:
         flip(index, at)
         store = KernelStore.open(root)
         assert store.get_kernel(kernel_key()) in (None, kernel_entry()), at
-        store.get_graph(graph_key())
+        get_library(store, graph_key())
         for found in store.records(kernel_key()):
             assert found in (record("a"), record("b")), at
         assert best_of(store, kernel_entry()) == kernel_entry(), at
         store.verify()
         store.close()
-        for left in (root / "v1").glob("index.sqlite?*"):
+        for left in (root / "v2").glob("index.sqlite?*"):
             left.unlink()
 
 
 def test_a_foreign_database_is_moved_aside(root: Path) -> None:
     for statement in ("DROP TABLE kernels", "PRAGMA user_version = 99"):
-        with sqlite3.connect(root / "v1" / "index.sqlite") as conn:
+        with sqlite3.connect(root / "v2" / "index.sqlite") as conn:
             conn.execute(statement)
         conn.close()
         store = KernelStore.open(root)
@@ -264,7 +272,7 @@ def test_two_stores_move_a_damaged_index_aside_once(root: Path) -> None:
         assert store.get_kernel(kernel_key()) is not None
     one.close()
     two.close()
-    rubbish(root / "v1" / "index.sqlite")
+    rubbish(root / "v2" / "index.sqlite")
     one.put_kernel(kernel_entry())
     assert two.get_kernel(kernel_key()) == kernel_entry()
     assert len(moved_aside(root)) == 1
@@ -274,15 +282,15 @@ def test_a_journal_of_another_index_is_not_replayed(root: Path) -> None:
     """The journal of a damaged index goes with it."""
     store = KernelStore.open(root)
     store.put_kernel(kernel_entry(kernel_key("third")))
-    copy = {p.name: p.read_bytes() for p in (root / "v1").glob("index.sqlite*")}
+    copy = {p.name: p.read_bytes() for p in (root / "v2").glob("index.sqlite*")}
     assert copy["index.sqlite-wal"]
     store.close()
     for name, data in copy.items():
-        (root / "v1" / name).write_bytes(data)
-    flip(root / "v1" / "index.sqlite", 3)
-    (root / "v1" / "index.sqlite-shm").unlink()
+        (root / "v2" / name).write_bytes(data)
+    flip(root / "v2" / "index.sqlite", 3)
+    (root / "v2" / "index.sqlite-shm").unlink()
     store = KernelStore.open(root)
     best_of(store, kernel_entry())
     (problem,) = store.verify().problems
     assert str(moved_aside(root)[0]) in problem
-    assert os.listdir(root / "v1" / "blobs")
+    assert os.listdir(root / "v2" / "blobs")

@@ -16,13 +16,15 @@ import pytest
 from tests.contracts.store import (
     StoreContract,
     best_of,
+    get_library,
     graph_key,
     kernel_entry,
     kernel_key,
+    put_library,
     record,
 )
 from torch_pruner import exc
-from torch_pruner.cache import KernelStore
+from torch_pruner.cache import ArtifactKind, KernelStore
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -47,8 +49,8 @@ class TestDiskFillsUp(StoreContract):
         store = KernelStore.open(tmp_path / "cache")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", _no_space)
-            store.put_graph(graph_key("gone"), b"library", {})
-        store.drop_graph(graph_key("gone"))
+            put_library(store, graph_key("gone"), b"library", {})
+        store.drop(ArtifactKind.LIBRARY, graph_key("gone"))
         assert "No space left" in str(store.degraded)
         store._puts = 0
         return store
@@ -78,7 +80,7 @@ def test_a_full_disk_keeps_what_it_has(tmp_path: Path, caplog: pytest.LogCapture
     store = KernelStore.open(tmp_path)
     store.put_kernel(kernel_entry(latency_s=1e-3, effort="full"))
     store.add_records(kernel_key(), [record("a"), record("b", "timeout")])
-    store.put_graph(graph_key(), b"library", {})
+    put_library(store, graph_key(), b"library", {})
     _fill(store)
     store.put_kernel(kernel_entry(kernel_key("new", numerics="x" * 5000)))
     assert "full" in str(store.degraded)
@@ -96,11 +98,11 @@ def test_a_full_disk_keeps_what_it_has(tmp_path: Path, caplog: pytest.LogCapture
         ("b", "ok"),
         ("c", "ok"),
     ]
-    assert store.get_graph(graph_key()) is not None
+    assert get_library(store, graph_key()) is not None
     store.drop_kernel(kernel_key())
     assert store.get_kernel(kernel_key()) is None
-    store.drop_graph(graph_key())
-    assert store.get_graph(graph_key()) is None
+    store.drop(ArtifactKind.LIBRARY, graph_key())
+    assert get_library(store, graph_key()) is None
     assert len(warnings_of(caplog)) == 1
     other = KernelStore.open(tmp_path).get_kernel(kernel_key())
     assert other is not None
@@ -109,7 +111,9 @@ def test_a_full_disk_keeps_what_it_has(tmp_path: Path, caplog: pytest.LogCapture
 
 def _fill(store: KernelStore) -> None:
     """Let the index have no page more than now."""
-    store._tiers.main().index.run(lambda conn: conn.execute("PRAGMA max_page_count = 1").fetchall())
+    store._fallback.main().index.run(
+        lambda conn: conn.execute("PRAGMA max_page_count = 1").fetchall()
+    )
 
 
 def test_a_disk_that_cannot_be_read_any_more_is_done_without(
@@ -121,7 +125,7 @@ def test_a_disk_that_cannot_be_read_any_more_is_done_without(
     def fails(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(store._tiers.main().index, "run", fails)
+    monkeypatch.setattr(store._fallback.main().index, "run", fails)
     assert store.get_kernel(kernel_key()) is None
     assert "Input/output error" in str(store.degraded)
     assert best_of(store, kernel_entry()) == kernel_entry()
@@ -139,9 +143,9 @@ def test_a_disk_that_lies_is_not_trusted(tmp_path: Path, monkeypatch: pytest.Mon
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "replace", flip)
-        store.put_graph(graph_key(), b"library", {})
+        put_library(store, graph_key(), b"library", {})
     assert "what was written" in str(store.degraded)
-    assert KernelStore.open(tmp_path).get_graph(graph_key()) is None
+    assert get_library(KernelStore.open(tmp_path), graph_key()) is None
 
 
 def test_without_any_temporary_directory_libraries_are_not_kept(
@@ -149,8 +153,8 @@ def test_without_any_temporary_directory_libraries_are_not_kept(
 ) -> None:
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **kwargs: _no_space(0))
     store = KernelStore.open("/proc/nothing-here")
-    assert store.put_graph(graph_key(), b"library", {}) is None
-    assert store.get_graph(graph_key()) is None
+    assert put_library(store, graph_key(), b"library", {}) is None
+    assert get_library(store, graph_key()) is None
     assert best_of(store, kernel_entry()) == kernel_entry()
 
 
@@ -158,7 +162,7 @@ def test_looking_after_a_broken_disk_says_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = KernelStore.open(tmp_path)
-    monkeypatch.setattr(store._tiers.main().index, "run", lambda *a, **k: _no_space(0))
+    monkeypatch.setattr(store._fallback.main().index, "run", lambda *a, **k: _no_space(0))
     for look_after in (store.verify, store.prune, store.clear):
         with pytest.raises(exc.CacheDirectoryError, match="No space left"):
             look_after()
@@ -167,7 +171,7 @@ def test_looking_after_a_broken_disk_says_what_is_wrong(
 _LIMITED = """
 import logging, resource, sys
 logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
-from tests.contracts.store import graph_key, kernel_entry, kernel_key
+from tests.contracts.store import get_library, graph_key, kernel_entry, kernel_key, put_library
 from torch_pruner.cache import KernelStore
 store = KernelStore.open(sys.argv[1])
 limit = int(sys.argv[2])
@@ -176,7 +180,7 @@ for i in range(40):
     key = kernel_key(f"kernel {i}", numerics="x" * 4000)
     store.put_kernel(kernel_entry(key))
     assert store.get_kernel(key) is not None, i
-store.put_graph(graph_key(), b"x" * 200_000, {})
+put_library(store, graph_key(), b"x" * 200_000, {})
 assert store.degraded
 store.clear
 """

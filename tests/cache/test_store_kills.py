@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.store import graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import (
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    put_library,
+    record,
+)
 from tests.stress.writer import check, library, write
 from torch_pruner.cache import KernelStore
 
@@ -94,7 +101,7 @@ def test_a_hundred_kills(tmp_path: Path, evict: bool) -> None:
             assert evict or all(found)
             store.close()
     assert len(done) > 10  # else nothing was tested
-    assert not list((tmp_path / "v1").glob("*.damaged-*"))
+    assert not list((tmp_path / "v2").glob("*.damaged-*"))
     store = KernelStore.open(tmp_path)
     if not evict:
         digests = {r.digest for r in store.records(kernel_key())}
@@ -130,7 +137,7 @@ def test_two_versions_of_the_package_share_a_directory(tmp_path: Path) -> None:
     stores = [KernelStore.open(tmp_path), KernelStore.open(tmp_path)]
     for store, key, latency_s in zip(stores, (old, new), (1e-3, 2e-3), strict=True):
         store.put_kernel(kernel_entry(key, latency_s=latency_s))
-        store.put_graph(graph_key(codegen=key.codegen), library(len(key.codegen)), {})
+        put_library(store, graph_key(codegen=key.codegen), library(len(key.codegen)), {})
         store.add_records(key, [record("a")])
     for store in stores:
         for key, latency_s in ((old, 1e-3), (new, 2e-3)):
@@ -138,7 +145,7 @@ def test_two_versions_of_the_package_share_a_directory(tmp_path: Path) -> None:
             assert entry is not None
             assert entry.latency_s == latency_s
             assert len(store.records(key)) == 1
-            assert store.get_graph(graph_key(codegen=key.codegen)) is not None
+            assert get_library(store, graph_key(codegen=key.codegen)) is not None
     assert stores[0].nearest(kernel_key(codegen="tvm 3")) in (old, new)
 
 
@@ -146,8 +153,8 @@ def test_two_versions_of_the_package_share_a_directory(tmp_path: Path) -> None:
 def test_an_index_that_was_never_finished_is_begun_anew(tmp_path: Path, left: str) -> None:
     """Killed before the tables were there: nothing is damaged, and nothing is moved aside."""
     KernelStore.open(tmp_path).close()
-    (path,) = (tmp_path / "v1").glob("index.sqlite")
-    for file in (tmp_path / "v1").glob("index.sqlite*"):
+    (path,) = (tmp_path / "v2").glob("index.sqlite")
+    for file in (tmp_path / "v2").glob("index.sqlite*"):
         file.unlink()
     path.touch()
     if left:
@@ -158,4 +165,4 @@ def test_an_index_that_was_never_finished_is_begun_anew(tmp_path: Path, left: st
     write(store, 0)
     assert check(store, 0)
     assert store.verify().ok
-    assert not list((tmp_path / "v1").glob("*.damaged-*"))
+    assert not list((tmp_path / "v2").glob("*.damaged-*"))

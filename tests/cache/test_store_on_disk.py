@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -15,13 +17,15 @@ import pytest
 from tests.contracts.store import (
     StoreContract,
     best_of,
+    get_library,
     graph_key,
     kernel_entry,
     kernel_key,
+    put_library,
     record,
 )
 from torch_pruner import exc
-from torch_pruner.cache import KernelStore, location
+from torch_pruner.cache import ArtifactKind, KernelStore, location
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,10 +55,10 @@ class TestOnNetworkFileSystem(StoreContract):
 def test_what_was_put_is_found_by_another_store(tmp_path: Path) -> None:
     one, two = KernelStore.open(tmp_path), KernelStore.open(tmp_path)
     one.put_kernel(kernel_entry())
-    path = one.put_graph(graph_key(), b"library", {"n": 1})
+    path = put_library(one, graph_key(), b"library", {"n": 1})
     one.add_records(kernel_key(), [record("a")])
     assert two.get_kernel(kernel_key()) == kernel_entry()
-    found = two.get_graph(graph_key())
+    found = get_library(two, graph_key())
     assert found is not None
     assert found[1] == path
     assert two.records(kernel_key()) == [record("a")]
@@ -77,7 +81,7 @@ def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
     try:
         store = KernelStore.open(tmp_path / "cache")
         store.put_kernel(kernel_entry())
-        store.put_graph(graph_key(), b"library", {})
+        put_library(store, graph_key(), b"library", {})
         with store.claim(kernel_key().digest()):
             pass
     finally:
@@ -88,10 +92,42 @@ def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
 
 
 def test_a_version_directory_open_to_others_is_closed(tmp_path: Path) -> None:
-    (tmp_path / "v1").mkdir()
-    (tmp_path / "v1").chmod(0o777)
+    (tmp_path / "v2").mkdir()
+    (tmp_path / "v2").chmod(0o777)
     KernelStore.open(tmp_path)
-    assert stat.S_IMODE((tmp_path / "v1").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "v2").stat().st_mode) == 0o755
+
+
+def test_an_earlier_format_is_left_alone_until_everything_is_removed(tmp_path: Path) -> None:
+    former = tmp_path / "v1" / "index.sqlite"
+    former.parent.mkdir(mode=0o700)
+    with contextlib.closing(sqlite3.connect(former)) as conn:
+        conn.execute("CREATE TABLE graphs (digest TEXT PRIMARY KEY, blob TEXT NOT NULL)")
+        conn.execute("PRAGMA user_version = 1")
+    before = former.read_bytes()
+    store = KernelStore.open(tmp_path)
+    assert store.ls() == []
+    assert store.get_kernel(kernel_key()) is None
+    put_library(store, graph_key(), b"library", {})
+    store.prune()
+    assert store.verify().ok
+    assert former.read_bytes() == before
+    store.clear()
+    assert not former.parent.exists()
+
+
+def test_an_index_of_the_earlier_format_in_this_place_is_moved_aside(tmp_path: Path) -> None:
+    KernelStore.open(tmp_path).close()
+    index = tmp_path / "v2" / "index.sqlite"
+    with contextlib.closing(sqlite3.connect(index)) as conn:
+        conn.execute("ALTER TABLE artifacts DROP COLUMN kind")
+        conn.execute("ALTER TABLE artifacts RENAME TO graphs")
+        conn.execute("PRAGMA user_version = 1")
+    store = KernelStore.open(tmp_path)
+    assert get_library(store, graph_key()) is None
+    put_library(store, graph_key(), b"library", {})
+    assert get_library(KernelStore.open(tmp_path), graph_key()) is not None
+    assert list((tmp_path / "v2").glob("index.sqlite.damaged-*"))
 
 
 @pytest.fixture
@@ -128,8 +164,8 @@ def test_a_root_removed_while_in_use_is_made_again(tmp_path: Path) -> None:
     root.rename(tmp_path / "elsewhere")
     assert store.get_kernel(kernel_key()) is None
     assert best_of(store, kernel_entry()) == kernel_entry()
-    store.put_graph(graph_key(), b"library", {})
-    assert KernelStore.open(root).get_graph(graph_key()) is not None
+    put_library(store, graph_key(), b"library", {})
+    assert get_library(KernelStore.open(root), graph_key()) is not None
     assert store.degraded is None
 
 
@@ -144,16 +180,16 @@ def test_hits_are_remembered_as_uses(tmp_path: Path) -> None:
 
 def test_equal_libraries_are_stored_once(tmp_path: Path) -> None:
     store = KernelStore.open(tmp_path)
-    paths = {store.put_graph(graph_key(name), b"library", {}) for name in ("a", "b")}
+    paths = {put_library(store, graph_key(name), b"library", {}) for name in ("a", "b")}
     assert len(paths) == 1
-    store.drop_graph(graph_key("a"))
-    assert store.get_graph(graph_key("b")) is not None
+    store.drop(ArtifactKind.LIBRARY, graph_key("a"))
+    assert get_library(store, graph_key("b")) is not None
 
 
 def test_libraries_can_be_checked_out_without_end(tmp_path: Path) -> None:
     store = KernelStore.open(tmp_path)
     for i in range(80):
-        store.put_graph(graph_key(f"net {i}"), b"library %d" % i, {})
+        put_library(store, graph_key(f"net {i}"), b"library %d" % i, {})
     open_blobs = [
         target
         for fd in os.listdir("/proc/self/fd")

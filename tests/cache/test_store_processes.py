@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.store import best_of, graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import (
+    best_of,
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    put_library,
+    record,
+)
 from tests.stress.writer import check, latency
 from torch_pruner.cache import KernelStore
 
@@ -40,7 +48,7 @@ def test_two_processes_write_at_once(tmp_path: Path) -> None:
     assert best.latency_s == latency(59)
     assert {r.time for r in store.records(kernel_key())} == {float(n) for n in range(60)}
     assert store.verify().ok
-    assert not list((root / "v1").glob("*.damaged-*"))
+    assert not list((root / "v2").glob("*.damaged-*"))
 
 
 def test_a_writer_may_be_killed_at_any_moment(tmp_path: Path) -> None:
@@ -59,24 +67,24 @@ def test_a_writer_may_be_killed_at_any_moment(tmp_path: Path) -> None:
         assert all(check(store, n) for n in done)
         assert store.verify().ok
         first += 1000
-    assert not list((tmp_path / "v1").glob("*.damaged-*"))
+    assert not list((tmp_path / "v2").glob("*.damaged-*"))
 
 
 def test_a_forked_child_uses_the_store_it_inherits(tmp_path: Path) -> None:
     store = KernelStore.open(tmp_path)
     store.put_kernel(kernel_entry())
-    store.put_graph(graph_key(), b"library", {})
+    put_library(store, graph_key(), b"library", {})
     with store.claim(kernel_key("claimed by the parent").digest()):
         assert fork(lambda: _use(store)) == 0
     assert store.get_kernel(kernel_key("child")) is not None
     assert best_of(store, kernel_entry(latency_s=1e-9)).latency_s == 1e-9
     assert store.verify().ok
-    assert KernelStore.open(tmp_path).get_graph(graph_key()) is not None
+    assert get_library(KernelStore.open(tmp_path), graph_key()) is not None
 
 
 def _use(store: KernelStore) -> None:
     assert store.get_kernel(kernel_key()) == kernel_entry()
-    assert store.get_graph(graph_key()) is not None
+    assert get_library(store, graph_key()) is not None
     store.put_kernel(kernel_entry(kernel_key("child")))
     with store.claim(kernel_key().digest(), timeout_s=0) as mine:
         assert mine
@@ -89,14 +97,14 @@ def test_a_child_of_a_degraded_store_starts_empty(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = KernelStore.open(tmp_path / "file")
     store.put_kernel(kernel_entry())
-    path = store.put_graph(graph_key(), b"library", {})
+    path = put_library(store, graph_key(), b"library", {})
     assert path is not None
 
     def use() -> None:
         assert store.get_kernel(kernel_key()) is None
         store.put_kernel(kernel_entry())
         assert store.get_kernel(kernel_key()) is not None
-        assert store.put_graph(graph_key(), b"library", {}) == path
+        assert put_library(store, graph_key(), b"library", {}) == path
 
     assert fork(use) == 0
     assert store.get_kernel(kernel_key()) == kernel_entry()

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.store import graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import (
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    put_library,
+    record,
+)
 from torch_pruner import exc
-from torch_pruner.cache import KernelStore
+from torch_pruner.cache import ArtifactKind, KernelStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 def filled(tmp_path: Path) -> Path:
     store = KernelStore.open(tmp_path)
     store.put_kernel(kernel_entry())
-    store.put_graph(graph_key(), b"library", {"n": 1})
+    put_library(store, graph_key(), b"library", {"n": 1})
     store.add_records(kernel_key(), [record("a")])
     store.close()
     return tmp_path
@@ -37,7 +44,7 @@ def test_it_reads(filled: Path) -> None:
     assert store.read_only
     assert store.degraded is None
     assert store.get_kernel(kernel_key()) == kernel_entry()
-    found = store.get_graph(graph_key())
+    found = get_library(store, graph_key())
     assert found is not None
     assert found[1].read_bytes() == b"library"
     assert store.records(kernel_key()) == [record("a")]
@@ -55,10 +62,10 @@ def test_puts_do_nothing_and_say_so_once(filled: Path, caplog: pytest.LogCapture
     store = KernelStore.open(filled, read_only=True)
     better = kernel_entry(latency_s=1e-9)
     assert store.put_kernel(better) == better
-    assert store.put_graph(graph_key("new"), b"new", {}) is None
+    assert put_library(store, graph_key("new"), b"new", {}) is None
     store.add_records(kernel_key(), [record("b")])
     assert store.get_kernel(kernel_key()) == kernel_entry()
-    assert store.get_graph(graph_key("new")) is None
+    assert get_library(store, graph_key("new")) is None
     assert store.records(kernel_key()) == [record("a")]
     assert store.stats().puts == 0
     (warning,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -68,10 +75,10 @@ def test_puts_do_nothing_and_say_so_once(filled: Path, caplog: pytest.LogCapture
 def test_dropped_entries_are_hidden_from_this_store_only(filled: Path) -> None:
     store = KernelStore.open(filled, read_only=True)
     store.drop_kernel(kernel_key())
-    store.drop_graph(graph_key())
+    store.drop(ArtifactKind.LIBRARY, graph_key())
     assert store.get_kernel(kernel_key()) is None
     assert store.records(kernel_key()) == []
-    assert store.get_graph(graph_key()) is None
+    assert get_library(store, graph_key()) is None
     assert store.ls() == []
     assert KernelStore.open(filled, read_only=True).get_kernel(kernel_key()) is not None
 
@@ -87,17 +94,17 @@ def test_damage_is_a_miss_that_stays(filled: Path, caplog: pytest.LogCaptureFixt
     (blob,) = filled.rglob("*.so")
     blob.write_bytes(b"librarY")
     store = KernelStore.open(filled, read_only=True)
-    assert store.get_graph(graph_key()) is None
+    assert get_library(store, graph_key()) is None
     assert "damaged" in caplog.text
-    assert store.stats().graphs == 1
+    assert store.stats().libraries == 1
 
 
 def test_a_damaged_index_is_left_alone_and_done_without(filled: Path) -> None:
-    (filled / "v1" / "index.sqlite").write_bytes(b"rubbish" * 1000)
+    (filled / "v2" / "index.sqlite").write_bytes(b"rubbish" * 1000)
     store = KernelStore.open(filled, read_only=True)
     assert "not a database" in str(store.degraded)
     assert store.get_kernel(kernel_key()) is None
-    assert (filled / "v1" / "index.sqlite").read_bytes() == b"rubbish" * 1000
+    assert (filled / "v2" / "index.sqlite").read_bytes() == b"rubbish" * 1000
 
 
 def test_nothing_to_read_is_memory(tmp_path: Path) -> None:
@@ -111,14 +118,14 @@ def test_nothing_to_read_is_memory(tmp_path: Path) -> None:
 
 _AS_NOBODY = """
 import os, sys
-from tests.contracts.store import graph_key, kernel_entry, kernel_key
+from tests.contracts.store import get_library, graph_key, kernel_entry, kernel_key, put_library
 from torch_pruner.cache import KernelStore
 os.setgid(65534); os.setuid(65534)  # after the imports: nobody may not read every interpreter
 store = KernelStore.open(sys.argv[1])
 assert store.degraded is None, store.degraded
 assert store.read_only
 assert store.get_kernel(kernel_key()) == kernel_entry()
-assert store.get_graph(graph_key())[1].read_bytes() == b"library"
+assert get_library(store, graph_key())[1].read_bytes() == b"library"
 store.put_kernel(kernel_entry(latency_s=1e-9))
 store.drop_kernel(kernel_key())
 assert store.get_kernel(kernel_key()) is None
@@ -140,14 +147,14 @@ def baked() -> Iterator[Path]:
 def test_the_cache_of_an_image_is_read_by_any_user(baked: Path, writer: str) -> None:
     store = KernelStore.open(baked)
     store.put_kernel(kernel_entry())
-    store.put_graph(graph_key(), b"library", {"n": 1})
+    put_library(store, graph_key(), b"library", {"n": 1})
     if writer == "gone":
         store.close()
     root = baked
     if writer == "killed":  # the journal is there and nobody holds it
         root = baked / "copy"
-        shutil.copytree(baked / "v1", root / "v1")
-        (root / "v1" / "index.sqlite-shm").unlink()
+        shutil.copytree(baked / "v2", root / "v2")
+        (root / "v2" / "index.sqlite-shm").unlink()
     for path in [root, *root.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.store import best_of, graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import (
+    best_of,
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    put_library,
+    record,
+)
 from torch_pruner import exc
 from torch_pruner.cache import KernelStore, learned
 
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PARTS = ["", "v1", "v1/blobs", "v1/blobs/??", "v1/locks", "v1/models", "v1/index.sqlite"]
+PARTS = ["", "v2", "v2/blobs", "v2/blobs/??", "v2/locks", "v2/models", "v2/index.sqlite"]
 
 
 @pytest.fixture
@@ -26,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "cache"
     store = KernelStore.open(root)
     store.put_kernel(kernel_entry())
-    store.put_graph(graph_key(), b"library", {"n": 1})
+    put_library(store, graph_key(), b"library", {"n": 1})
     store.add_records(kernel_key(), [record("a")])
     with store.claim(kernel_key().digest()):
         pass
@@ -41,7 +49,7 @@ def part_of(root: Path, part: str) -> Path:
 
 
 def aside(root: Path) -> list[Path]:
-    return list(root.glob("v1.untrusted-*"))
+    return list(root.glob("v2.untrusted-*"))
 
 
 def is_begun_anew(root: Path) -> bool:
@@ -49,15 +57,15 @@ def is_begun_anew(root: Path) -> bool:
     store = KernelStore.open(root)
     assert store.degraded is None
     assert store.ls() == []
-    assert store.get_graph(graph_key()) is None
+    assert get_library(store, graph_key()) is None
     assert store.records(kernel_key()) == []
     assert best_of(store, kernel_entry()) == kernel_entry()
-    store.put_graph(graph_key(), b"library", {"n": 1})
-    assert store.get_graph(graph_key()) is not None
+    put_library(store, graph_key(), b"library", {"n": 1})
+    assert get_library(store, graph_key()) is not None
     store.close()
     again = KernelStore.open(root)
     assert again.get_kernel(kernel_key()) == kernel_entry(), "only once"
-    modes = [p.lstat().st_mode for p in [root, root / "v1", *(root / "v1").rglob("*")]]
+    modes = [p.lstat().st_mode for p in [root, root / "v2", *(root / "v2").rglob("*")]]
     return not any(mode & 0o022 for mode in modes)
 
 
@@ -82,7 +90,7 @@ def test_what_others_may_write_is_begun_anew(
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
 def test_journals_that_others_may_write_are_not_replayed(root: Path, suffix: str) -> None:
-    journal = root / "v1" / f"index.sqlite{suffix}"
+    journal = root / "v2" / f"index.sqlite{suffix}"
     journal.touch()
     journal.chmod(0o666)
     assert is_begun_anew(root)
@@ -174,11 +182,11 @@ def test_a_library_that_others_can_change_is_a_miss(
     change(blob, tmp_path / "victim")
     store = KernelStore.open(root)
     assert len(store.verify().problems) == 1
-    assert store.get_graph(graph_key()) is None
-    assert store.put_graph(graph_key(), b"library", {"n": 1}) == blob
+    assert get_library(store, graph_key()) is None
+    assert put_library(store, graph_key(), b"library", {"n": 1}) == blob
     assert stat.S_ISREG(blob.lstat().st_mode)
     assert stat.S_IMODE(blob.lstat().st_mode) == 0o600
-    assert store.get_graph(graph_key()) is not None
+    assert get_library(store, graph_key()) is not None
     assert store.degraded is None
 
 
@@ -187,12 +195,12 @@ def test_a_lock_that_is_a_link_leaves_its_target_alone(root: Path, tmp_path: Pat
     victim = tmp_path / "victim"
     victim.write_text("precious")
     for name in (f"{kernel_key().digest()}.lock", "index.lock"):
-        (root / "v1" / "locks" / name).unlink(missing_ok=True)
-        (root / "v1" / "locks" / name).symlink_to(victim)
+        (root / "v2" / "locks" / name).unlink(missing_ok=True)
+        (root / "v2" / "locks" / name).symlink_to(victim)
     store = KernelStore.open(root)
     with store.claim(kernel_key().digest()) as mine:
         assert mine
-    (root / "v1" / "index.sqlite").write_bytes(b"rubbish" * 1000)
+    (root / "v2" / "index.sqlite").write_bytes(b"rubbish" * 1000)
     assert KernelStore.open(root).get_kernel(kernel_key()) is None
     assert victim.read_text() == "precious"
 
@@ -213,7 +221,7 @@ def test_what_a_cost_model_learned_is_read_from_a_regular_file(root: Path, tmp_p
 def test_two_processes_begin_anew_once(root: Path) -> None:
     first = KernelStore.open(root)
     assert first.get_kernel(kernel_key()) is not None
-    (root / "v1" / "blobs").chmod(0o777)
+    (root / "v2" / "blobs").chmod(0o777)
     second = KernelStore.open(root)
     second.put_kernel(kernel_entry(latency_s=5.0))
     found = first.get_kernel(kernel_key())

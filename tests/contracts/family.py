@@ -75,7 +75,8 @@ class FamilyContract:
                 if layout is None:
                     assert buffer.shape == task.spec.nodes[node].shape
                 else:
-                    given = np.zeros(task.spec.nodes[node].shape, numpy_dtype(task.spec.nodes[node].dtype))
+                    of = task.spec.nodes[node]
+                    given = np.zeros(of.shape, numpy_dtype(of.dtype))
                     assert layout.pack(given).shape == buffer.shape
 
     def test_emitting_twice_is_the_same_code(self, family, task, candidates) -> None:

@@ -9,11 +9,24 @@ import dataclasses
 import json
 import math
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from torch_pruner.cache import GraphKey, KernelEntry, KernelKey, KernelStore, TuningRecord
+from torch_pruner.cache import (
+    Artifact,
+    ArtifactEntry,
+    ArtifactKind,
+    GraphKey,
+    KernelEntry,
+    KernelKey,
+    KernelStore,
+    TuningRecord,
+)
+from torch_pruner.cache.entry import artifact_digest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def kernel_key(name: str = "matmul", **fields: Any) -> KernelKey:
@@ -32,6 +45,23 @@ def kernel_key(name: str = "matmul", **fields: Any) -> KernelKey:
 def graph_key(name: str = "net", **fields: Any) -> GraphKey:
     key = GraphKey(name, ("kernel a", "kernel b"), '{"kind":"llvm"}', "cpu-a", 2, "{}", "tvm 1")
     return dataclasses.replace(key, **fields)
+
+
+def library_digest(name: str = "net") -> str:
+    """What the row of an invented library is called."""
+    return artifact_digest(ArtifactKind.LIBRARY, graph_key(name))
+
+
+def put_library(
+    store: KernelStore, key: GraphKey, data: bytes | Path, meta: dict[str, Any]
+) -> Path | None:
+    return store.put(Artifact(ArtifactKind.LIBRARY, key, data, meta))
+
+
+def get_library(
+    store: KernelStore, key: GraphKey, *, mine: bool = False
+) -> tuple[ArtifactEntry, Path] | None:
+    return store.get(ArtifactKind.LIBRARY, key, mine=mine)
 
 
 def kernel_entry(key: KernelKey | None = None, **fields: Any) -> KernelEntry:
@@ -77,14 +107,14 @@ class StoreContract:
 
     def test_hits_misses_and_puts_are_counted(self, store: KernelStore) -> None:
         assert store.get_kernel(kernel_key()) is None
-        assert store.get_graph(graph_key()) is None
+        assert get_library(store, graph_key()) is None
         store.put_kernel(kernel_entry())
-        store.put_graph(graph_key(), b"library", {})
+        put_library(store, graph_key(), b"library", {})
         store.get_kernel(kernel_key())
-        store.get_graph(graph_key())
+        get_library(store, graph_key())
         stats = store.stats()
         assert (stats.hits, stats.misses, stats.puts) == (2, 2, 2)
-        assert (stats.kernels, stats.graphs, stats.records) == (1, 1, 0)
+        assert (stats.kernels, stats.libraries, stats.records) == (1, 1, 0)
         assert stats.bytes >= len(b"library")
 
     @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(KernelKey)])
@@ -148,35 +178,54 @@ class StoreContract:
     def test_a_library_comes_back_verified(self, store: KernelStore, tmp_path: Any) -> None:
         source = tmp_path / "built.so"
         source.write_bytes(b"\x7fELF of a graph")
-        path = store.put_graph(graph_key(), source, {"entry": "main", "outputs": [1, 2]})
-        found = store.get_graph(graph_key())
+        path = put_library(store, graph_key(), source, {"entry": "main", "outputs": [1, 2]})
+        found = get_library(store, graph_key())
         assert found is not None
         assert found[0].meta == {"entry": "main", "outputs": [1, 2]}
         assert found[1] == path
         assert found[1].read_bytes() == b"\x7fELF of a graph"
         assert found[1].suffix == ".so"
-        assert store.get_graph(graph_key(kernels=("kernel b", "kernel a"))) is None
+        assert get_library(store, graph_key(kernels=("kernel b", "kernel a"))) is None
 
     def test_a_library_put_again_replaces_the_old_one(self, store: KernelStore) -> None:
-        store.put_graph(graph_key(), b"old", {"n": 1})
-        store.put_graph(graph_key(), b"new", {"n": 2})
-        found = store.get_graph(graph_key())
+        put_library(store, graph_key(), b"old", {"n": 1})
+        put_library(store, graph_key(), b"new", {"n": 2})
+        found = get_library(store, graph_key())
         assert found is not None
         assert (found[0].meta, found[1].read_bytes()) == ({"n": 2}, b"new")
 
+    def test_kinds_of_one_key_are_apart(self, store: KernelStore) -> None:
+        for kind in ArtifactKind:
+            store.put(Artifact(kind, graph_key(), kind.encode(), {"name": str(kind)}))
+        for kind in ArtifactKind:
+            found = store.get(kind, graph_key())
+            assert found is not None
+            assert (found[0].kind, found[0].meta) == (kind, {"name": str(kind)})
+            assert found[1].read_bytes() == kind.encode()
+        store.drop(ArtifactKind.CAPTURED, graph_key())
+        kinds = {item.entry.kind for item in store.ls() if isinstance(item.entry, ArtifactEntry)}
+        assert kinds == {ArtifactKind.LIBRARY, ArtifactKind.VERDICT}
+        stats = store.stats()
+        assert (stats.libraries, stats.captured, stats.verdicts) == (1, 0, 1)
+
+    def test_an_artifact_may_have_no_bytes(self, store: KernelStore) -> None:
+        store.put(Artifact(ArtifactKind.VERDICT, graph_key()))
+        assert store.get(ArtifactKind.VERDICT, graph_key()) is not None
+        assert store.verify().ok
+
     def test_a_missing_file_is_the_caller_s_error(self, store: KernelStore, tmp_path: Any) -> None:
         with pytest.raises(FileNotFoundError):
-            store.put_graph(graph_key(), tmp_path / "absent.so", {})
-        store.put_graph(graph_key(), b"library", {})
+            put_library(store, graph_key(), tmp_path / "absent.so", {})
+        put_library(store, graph_key(), b"library", {})
 
     def test_dropped_is_gone(self, store: KernelStore) -> None:
         store.put_kernel(kernel_entry())
         store.add_records(kernel_key(), [record("a")])
-        store.put_graph(graph_key(), b"library", {})
+        put_library(store, graph_key(), b"library", {})
         store.drop_kernel(kernel_key())
-        store.drop_graph(graph_key())
+        store.drop(ArtifactKind.LIBRARY, graph_key())
         assert store.get_kernel(kernel_key()) is None
-        assert store.get_graph(graph_key()) is None
+        assert get_library(store, graph_key()) is None
         assert store.records(kernel_key()) == []
         assert store.ls() == []
         assert best_of(store, kernel_entry()) == kernel_entry()
@@ -229,16 +278,16 @@ class StoreContract:
 
     def test_listing_verify_and_clear(self, store: KernelStore) -> None:
         store.put_kernel(kernel_entry())
-        store.put_graph(graph_key(), b"library", {})
+        put_library(store, graph_key(), b"library", {})
         store.add_records(kernel_key(), [record("a")])
         listed = {item.digest: item.entry for item in store.ls()}
-        assert set(listed) == {kernel_key().digest(), graph_key().digest()}
+        assert set(listed) == {kernel_key().digest(), library_digest()}
         assert listed[kernel_key().digest()] == kernel_entry()
         report = store.verify()
         assert report.ok, report.problems
-        assert report.sound == {"kernels": 1, "graphs": 1, "tasks": 1, "records": 1, "blobs": 1}
+        assert report.sound == {"kernels": 1, "artifacts": 1, "tasks": 1, "records": 1, "blobs": 1}
         cleared = store.clear()
-        assert (cleared.kernels, cleared.graphs, cleared.blobs) == (1, 1, 1)
+        assert (cleared.kernels, cleared.artifacts, cleared.blobs) == (1, 1, 1)
         assert store.ls() == []
         assert store.records(kernel_key()) == []
         assert best_of(store, kernel_entry()) == kernel_entry()
@@ -278,9 +327,9 @@ class StoreContract:
         def work(n: int) -> None:
             for i in range(5):
                 store.put_kernel(kernel_entry(latency_s=1e-3 / (1 + n * 5 + i)))
-                store.put_graph(graph_key(f"net {i}"), b"library %d" % i, {})
+                put_library(store, graph_key(f"net {i}"), b"library %d" % i, {})
                 store.add_records(kernel_key(), [record(f"{n}-{i}")])
-                assert store.get_graph(graph_key(f"net {i}")) is not None
+                assert get_library(store, graph_key(f"net {i}")) is not None
 
         run_threads(*[lambda n=n: work(n) for n in range(4)])  # type: ignore[misc]
         found = store.get_kernel(kernel_key())

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.emitting import schedule
-from torch_pruner.codegen.build.lower import BuiltKernel, aligned, compile_kernel
+from torch_pruner.codegen.build.lower import LoadedKernel, aligned, compile_kernel
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
@@ -35,7 +35,7 @@ def inputs_for(spec: Graph, seed: int = 0) -> list[Array]:
 
 def run(
     spec: Graph, sketch: str, decisions: Mapping[str, int], threads: int = 2
-) -> tuple[list[Array], list[Array], BuiltKernel]:
+) -> tuple[list[Array], list[Array], LoadedKernel]:
     """Outputs of the generated kernel and of the reference, and the kernel."""
     arrays = inputs_for(spec)
     expected = evaluate(spec, arrays)

@@ -29,9 +29,7 @@ from torch_pruner.tuner.measure.local import LocalExecutor
 
 pytestmark = pytest.mark.tvm
 
-CPU = replace(
-    TargetSpec.from_dict({"kind": "llvm", "mcpu": "sapphirerapids"}, 2), bf16_tiles=True
-)
+CPU = replace(TargetSpec.from_dict({"kind": "llvm", "mcpu": "sapphirerapids"}, 2), bf16_tiles=True)
 CARD = TargetSpec.of_card(CARDS["h200"])
 SPECS = {
     "attention": attention(Case()),

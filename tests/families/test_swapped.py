@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from torch_pruner.cache import KernelStore
-from torch_pruner.cache.row_checksum import seal
+from torch_pruner.cache import ArtifactEntry, ArtifactKind, KernelStore
+from torch_pruner.cache.row_checksum import checksum_of
 from torch_pruner.compiler import stores
 
 if TYPE_CHECKING:
@@ -39,31 +39,38 @@ def run(function: Callable[[torch.Tensor], torch.Tensor], cache: Path) -> None:
             torch.testing.assert_close(compiled(x), function(x))
 
 
-def swap(cache: Path, kind: str) -> None:
-    """Exchange the blobs of two rows, and seal them as anybody can."""
+def swap(cache: Path, kind: ArtifactKind) -> None:
+    """Exchange the blobs of two rows, with the checksums that anybody can compute."""
     entries = {item.digest: item.entry for item in KernelStore.open(cache, read_only=True).ls()}
     pair = [
         digest
         for digest, entry in entries.items()
-        if hasattr(entry, "blob") and set(entry.meta) == {kind}
+        if isinstance(entry, ArtifactEntry) and entry.kind is kind
     ]
-    assert len(pair) == 2, [e.meta for e in entries.values() if hasattr(e, "blob")]
-    conn = sqlite3.connect(cache / "v1" / "index.sqlite")
+    assert len(pair) == 2, list(entries.values())
+    conn = sqlite3.connect(cache / "v2" / "index.sqlite")
     with conn:
-        query = "SELECT blob, entry FROM graphs WHERE digest = ?"
+        query = "SELECT blob, entry FROM artifacts WHERE digest = ?"
         (one, first), (two, second) = (conn.execute(query, (d,)).fetchone() for d in pair)
         for digest, old, new, text in ((pair[0], one, two, first), (pair[1], two, one, second)):
             forged = text.replace(old, new)
-            values = (new, forged, seal(digest, forged), digest)
-            conn.execute("UPDATE graphs SET blob = ?, entry = ?, seal = ? WHERE digest = ?", values)
+            values = (new, forged, checksum_of(digest, forged), digest)
+            conn.execute(
+                "UPDATE artifacts SET blob = ?, entry = ?, checksum = ? WHERE digest = ?", values
+            )
     conn.close()
 
 
 @pytest.mark.parametrize(
-    ("kind", "home"), [("kernels", "the same"), ("kernels", "another"), ("captured", "another")]
+    ("kind", "home"),
+    [
+        (ArtifactKind.LIBRARY, "the same"),
+        (ArtifactKind.LIBRARY, "another"),
+        (ArtifactKind.CAPTURED, "another"),
+    ],
 )
 def test_a_swapped_blob_gives_no_wrong_number(
-    tmp_path: Path, kind: str, home: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: ArtifactKind, home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A verdict about a program and its kernels said nothing of the library that was loaded."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
@@ -79,9 +86,9 @@ def test_a_swapped_blob_gives_no_wrong_number(
         run(function, cache)
 
 
-@pytest.mark.parametrize("kind", ["kernels", "captured"])
+@pytest.mark.parametrize("kind", [ArtifactKind.LIBRARY, ArtifactKind.CAPTURED])
 def test_neither_the_verdict_nor_the_text_needs_a_signature(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: ArtifactKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has the key himself and swaps two rows gets no wrong number either."""
     cache = tmp_path / "cache"

@@ -69,7 +69,7 @@ def child(cache: Path, n: int) -> int:
 
 def committed(cache: Path) -> tuple[set[str], set[str]]:
     """Digests of the records and of the kernels that are in the index."""
-    index = cache / "v1" / "index.sqlite"
+    index = cache / "v2" / "index.sqlite"
     if not index.exists():
         return set(), set()
     connection = sqlite3.connect(f"file:{index}?mode=ro", uri=True, timeout=30)

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.contracts.store import graph_key, kernel_entry, kernel_key, record
+from tests.contracts.store import (
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    put_library,
+    record,
+)
 from torch_pruner.cache import KernelStore
 
 
@@ -23,14 +30,14 @@ def write(store: KernelStore, n: int) -> None:
     """One round: a better kernel, its record, its library."""
     store.add_records(kernel_key(), [record(f"candidate {n}", time=float(n))])
     store.put_kernel(kernel_entry(latency_s=latency(n), candidate={"n": n}))
-    store.put_graph(graph_key(f"net {n}"), library(n), {"n": n})
+    put_library(store, graph_key(f"net {n}"), library(n), {"n": n})
 
 
 def check(store: KernelStore, n: int) -> bool:
     """Whether round ``n`` is there; what is there has to be right."""
     best = store.get_kernel(kernel_key())
     assert best is None or best.latency_s == latency(int(best.candidate["n"]))
-    found = store.get_graph(graph_key(f"net {n}"))
+    found = get_library(store, graph_key(f"net {n}"))
     if found is None:
         return False
     assert found[0].meta == {"n": n}

@@ -132,7 +132,7 @@ def flip_many(folder: Path, count: int, seed: int) -> dict[str, Flips]:
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(template, work)
         if i // len(KINDS) % 2:
-            userkey.claim(Layout(work / "cache").home)  # then only signed rows count
+            userkey.note_own(Layout(work / "cache").home)  # then only signed rows count
         path = rng.choice(sorted(_files(work, kind)))
         at = rng.randrange(8 * max(1, path.stat().st_size))
         _flip(path, at)
@@ -175,12 +175,12 @@ def _prepare(folder: Path) -> None:
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
-    home = folder / "cache" / "v1"
+    home = folder / "cache" / "v2"
     patterns = {
         "index": (home, "index.sqlite"), "wal": (home, "index.sqlite-wal"),
         "shm": (home, "index.sqlite-shm"), "library": (home, "blobs/*/*.so"),
         "lock": (home, "locks/*"), "weights": (home, "models/*"),
-        "key": (folder, "data/*/seal.key"), "note": (folder, "data/*/caches/*"),
+        "key": (folder, "data/*/signing.key"), "note": (folder, "data/*/caches/*"),
         "bundle": (folder, "*.tpb"),
     }  # fmt: skip
     where, pattern = patterns[kind]

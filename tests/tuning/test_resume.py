@@ -18,7 +18,7 @@ import torch
 
 import torch_pruner as tp
 from tests.compile.agreement import assert_equal
-from torch_pruner.cache import GraphEntry, KernelStore
+from torch_pruner.cache import Artifact, ArtifactEntry, ArtifactKind, KernelStore
 from torch_pruner.compiler import stores
 
 pytestmark = pytest.mark.tvm
@@ -79,7 +79,7 @@ def tune(cache: Path, kill_after: int = 0) -> tuple[int, dict]:
 
 
 def records(cache: Path) -> int:
-    with sqlite3.connect(cache / "v1" / "index.sqlite") as conn:
+    with sqlite3.connect(cache / "v2" / "index.sqlite") as conn:
         return int(conn.execute("SELECT count(*) FROM records").fetchone()[0])
 
 
@@ -145,7 +145,7 @@ def sources() -> set[str]:
 
 
 def blobs(cache: Path) -> list[Path]:
-    found = [p for p in (cache / "v1" / "blobs").rglob("*") if p.is_file()]
+    found = [p for p in (cache / "v2" / "blobs").rglob("*") if p.is_file()]
     assert found
     return found
 
@@ -180,16 +180,16 @@ def remove(cache: Path) -> None:
 
 
 def change_every_row(cache: Path) -> None:
-    """Sealed rows of the index notice one changed byte."""
-    with sqlite3.connect(cache / "v1" / "index.sqlite") as conn:
-        for table in ("kernels", "graphs"):
+    """The checksums of rows notice one changed byte."""
+    with sqlite3.connect(cache / "v2" / "index.sqlite") as conn:
+        for table in ("kernels", "artifacts"):
             conn.execute(f"UPDATE {table} SET entry = replace(entry, '1', '2')")
     conn.close()
 
 
 def flip_bytes_of_the_index(cache: Path) -> None:
-    index = cache / "v1" / "index.sqlite"
-    for beside in (cache / "v1").glob("index.sqlite-*"):
+    index = cache / "v2" / "index.sqlite"
+    for beside in (cache / "v2").glob("index.sqlite-*"):
         beside.unlink()
     data = bytearray(index.read_bytes())
     for at in range(40, len(data), 97):
@@ -198,15 +198,15 @@ def flip_bytes_of_the_index(cache: Path) -> None:
 
 
 def truncate_the_index(cache: Path) -> None:
-    for beside in (cache / "v1").glob("index.sqlite-*"):
+    for beside in (cache / "v2").glob("index.sqlite-*"):
         beside.unlink()
-    os.truncate(cache / "v1" / "index.sqlite", 5000)
+    os.truncate(cache / "v2" / "index.sqlite", 5000)
 
 
 def replace_the_index(cache: Path) -> None:
-    for beside in (cache / "v1").glob("index.sqlite-*"):
+    for beside in (cache / "v2").glob("index.sqlite-*"):
         beside.unlink()
-    (cache / "v1" / "index.sqlite").write_text("something else altogether")
+    (cache / "v2" / "index.sqlite").write_text("something else altogether")
 
 
 DAMAGE = [
@@ -234,10 +234,10 @@ def test_a_library_that_cannot_be_loaded_is_rebuilt(cold, caplog):
     compile_again(cold, caplog)
     forget_stores()
     store = KernelStore.open(cold.cache_dir)
-    entries = [e.entry for e in store.ls() if isinstance(e.entry, GraphEntry)]
-    (graph,) = [e for e in entries if not {"checked", "captured"} & set(e.meta)]
-    store.drop_graph(graph.key)
-    store.put_graph(graph.key, b"\x7fELF but not for long", {})
+    entries = [e.entry for e in store.ls() if isinstance(e.entry, ArtifactEntry)]
+    (library,) = [e for e in entries if e.kind is ArtifactKind.LIBRARY]
+    store.drop(ArtifactKind.LIBRARY, library.key)
+    store.put(Artifact(ArtifactKind.LIBRARY, library.key, b"\x7fELF but not for long"))
     store.close()
     said = compile_again(cold, caplog)
     assert len(said) == 1

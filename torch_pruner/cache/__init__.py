@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from torch_pruner.cache.entry import EFFORTS, SOURCES, GraphEntry, KernelEntry, Source, keep_best
+from torch_pruner.cache.entry import (
+    EFFORTS,
+    SOURCES,
+    Artifact,
+    ArtifactEntry,
+    ArtifactKind,
+    KernelEntry,
+    Source,
+    keep_best,
+)
 from torch_pruner.cache.key import GraphKey, KernelKey, canonical_json
 from torch_pruner.cache.maintenance import Listed, PruneReport, VerifyReport
 from torch_pruner.cache.records import TuningRecord
@@ -12,7 +21,9 @@ __all__ = [
     "DEFAULT_MAX_BYTES",
     "EFFORTS",
     "SOURCES",
-    "GraphEntry",
+    "Artifact",
+    "ArtifactEntry",
+    "ArtifactKind",
     "GraphKey",
     "KernelEntry",
     "KernelKey",

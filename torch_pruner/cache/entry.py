@@ -1,4 +1,4 @@
-"""What the cache says about a key: a kernel's best schedule, or a graph's built library.
+"""What the cache says about a key: a kernel's best schedule, or what is kept of a graph.
 
 Values only. ``from_text`` raises ValueError for anything that ``to_text`` could not have written,
 so damage is found where it is read and not where it is used.
@@ -6,8 +6,10 @@ so damage is found where it is read and not where it is used.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch_pruner.cache.key import (
@@ -20,11 +22,11 @@ from torch_pruner.cache.key import (
 )
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
 Source = Literal["tuned", "library", "untuned"]
 SOURCES = ("tuned", "library", "untuned")
-CHECKED = "checked"  # in the meta of an entry that says that a graph gave eager's results
 EFFORTS = ("", "none", "quick", "full")
 
 
@@ -96,26 +98,69 @@ class KernelEntry:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GraphEntry:
-    """One built library: ``blob`` is the sha256 of its bytes, ``meta`` how to call it."""
+class ArtifactKind(StrEnum):
+    """What the store keeps of a graph."""
 
+    LIBRARY = "library"  # the machine code of its kernels
+    CAPTURED = "captured"  # the program that capturing it gave, as text
+    VERDICT = "verdict"  # that it gave eager's results; there are no bytes to it
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What is to be kept of a graph.
+
+    Attributes:
+        kind: what it is.
+        key: of which graph, with which kernels.
+        data: its bytes, or the path of a file that has them.
+        meta: JSON facts for people; nothing is decided by them.
+    """
+
+    kind: ArtifactKind
+    key: GraphKey
+    data: bytes | os.PathLike[str] = b""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactEntry:
+    """An artifact that is stored: ``blob`` is the sha256 of its bytes."""
+
+    kind: ArtifactKind
     key: GraphKey
     blob: str
     meta: Mapping[str, Any] = field(default_factory=dict)
 
+    def digest(self) -> str:
+        """What its row is called, see ``artifact_digest``."""
+        return artifact_digest(self.kind, self.key)
+
     def to_text(self) -> str:
         return canonical_json(
-            {"key": self.key.to_json(), "blob": self.blob, "meta": dict(self.meta)}
+            {
+                "kind": self.kind,
+                "key": self.key.to_json(),
+                "blob": self.blob,
+                "meta": dict(self.meta),
+            }
         )
 
     @staticmethod
-    def from_text(text: str) -> GraphEntry:
+    def from_text(text: str) -> ArtifactEntry:
         data = parse_object(text)
+        kind = ArtifactKind(_choice(data, "kind", tuple(ArtifactKind)))
         blob = _text(data, "blob")
         if not is_digest(blob):
             raise ValueError(f"blob is not a sha256: {blob!r}")
-        return GraphEntry(GraphKey.from_json(data.get("key")), blob, _object(data, "meta"))
+        key = GraphKey.from_json(data.get("key"))
+        return ArtifactEntry(kind, key, blob, _object(data, "meta"))
+
+
+def artifact_digest(kind: ArtifactKind, key: GraphKey) -> str:
+    """The sha256 of a kind and a key: artifacts of two kinds may have one key."""
+    text = canonical_json({"kind": kind, "key": key.to_json()})
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def keep_best(old: KernelEntry | None, new: KernelEntry, *, chosen: bool = False) -> KernelEntry:

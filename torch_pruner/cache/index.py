@@ -202,7 +202,7 @@ class Index:
         assert self._file_lock is not None
         make_private(path.parent.parent)
         if make_private(path.parent):
-            userkey.claim(path.parent)
+            userkey.note_own(path.parent)
         make_private(self._file_lock.parent)
         with self._exclusive():
             fresh = _create_private(path) or (_is_unborn(path) and _create_anew(path))
@@ -262,7 +262,7 @@ def _open(database: str, *, uri: bool = False) -> sqlite3.Connection:
     conn = sqlite3.connect(
         database, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=uri
     )
-    # Bytes that are no text become text that fails its seal, instead of an error without a code.
+    # Bytes that are no text become text with a wrong checksum, instead of an error without a code.
     conn.text_factory = _lenient_text
     return conn
 

@@ -13,47 +13,48 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from torch_pruner import exc, log
 from torch_pruner.cache import records as tuning_records
 from torch_pruner.cache.blobs import BlobDir, sha256
-from torch_pruner.cache.entry import GraphEntry, KernelEntry, keep_best
+from torch_pruner.cache.entry import ArtifactEntry, KernelEntry, artifact_digest, keep_best
 from torch_pruner.cache.key import is_number
-from torch_pruner.cache.row_checksum import ForeignSeal, Seals
+from torch_pruner.cache.row_checksum import RowChecksums, UnsignedRow
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from torch_pruner.cache.entry import Artifact, ArtifactKind
     from torch_pruner.cache.index import Index
     from torch_pruner.cache.key import GraphKey, KernelKey
     from torch_pruner.cache.records import TuningRecord
 
-Table = Literal["kernels", "graphs"]
+Table = Literal["kernels", "artifacts"]
 
 TOUCH_S: Final = 60.0  # how coarse "last used" is: a hit seldom has to write
 
 _log = log.logger(__name__)
 
 _SAME_WORKLOAD = """
-    SELECT digest, entry, seal FROM kernels
+    SELECT digest, entry, checksum FROM kernels
     WHERE digest != ? AND workload = ?
     ORDER BY (target = ?) + (device = ?) + (threads = ?) + (numerics = ?) + (codegen = ?) DESC,
         used DESC, digest
     LIMIT 8"""
 
 _SAME_DEVICE = """
-    SELECT digest, entry, seal FROM kernels
+    SELECT digest, entry, checksum FROM kernels
     WHERE digest != ? AND (target = ? OR device = ?)
     ORDER BY (target = ?) + (device = ?) DESC, (threads = ?) + (numerics = ?) + (codegen = ?) DESC,
         used DESC, digest
     LIMIT 8"""
 
 
-class Shelf:
+class IndexedBlobs:
     """Rows and blobs of one place. ``clock`` gives seconds since the epoch."""
 
     def __init__(
-        self, index: Index, blobs: BlobDir, seals: Seals, *, clock: Callable[[], float]
+        self, index: Index, blobs: BlobDir, checksums: RowChecksums, *, clock: Callable[[], float]
     ) -> None:
-        self.index, self.blobs, self.seals, self.clock = index, blobs, seals, clock
+        self.index, self.blobs, self.checksums, self.clock = index, blobs, checksums, clock
 
     def get_kernel(self, key: KernelKey) -> KernelEntry | None:
         digest = key.digest()
@@ -61,10 +62,10 @@ class Shelf:
         if row is None:
             return None
         try:
-            entry = KernelEntry.from_text(self.seals.unseal("kernels", digest, row[0], row[1]))
+            entry = KernelEntry.from_text(self.checksums.verify("kernels", digest, row[0], row[1]))
             if entry.key != key:
                 raise ValueError("it is about another key")
-        except ForeignSeal:
+        except UnsignedRow:
             self._foreign()
             return None
         except ValueError as err:
@@ -78,14 +79,14 @@ class Shelf:
         digest = entry.key.digest()
 
         def merge(conn: sqlite3.Connection) -> KernelEntry:
-            query = "SELECT entry, seal, created FROM kernels WHERE digest = ?"
+            query = "SELECT entry, checksum, created FROM kernels WHERE digest = ?"
             old, created = None, self.clock()
             if (row := conn.execute(query, (digest,)).fetchone()) is not None:
                 try:
-                    plain = self.seals.unseal("kernels", digest, row[0], row[1])
+                    plain = self.checksums.verify("kernels", digest, row[0], row[1])
                     old = KernelEntry.from_text(plain)
                     created = row[2] if is_number(row[2]) else created
-                except ForeignSeal:
+                except UnsignedRow:
                     self._foreign()
                 except ValueError as err:
                     _log.warning("replacing damaged cache entry %s: %s", digest, err)
@@ -95,7 +96,7 @@ class Shelf:
                 "INSERT OR REPLACE INTO kernels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(digest, key.workload, key.target, key.device, key.threads, key.numerics),
-                    *(key.codegen, text, self.seals.seal("kernels", digest, text)),
+                    *(key.codegen, text, self.checksums.compute("kernels", digest, text)),
                     *(created, self.clock()),
                 ),
             )
@@ -103,36 +104,38 @@ class Shelf:
 
         return self.index.run(merge, write=True)
 
-    def get_graph(self, key: GraphKey, *, mine: bool = False) -> tuple[GraphEntry, Path] | None:
-        digest = key.digest()
-        row = self._row("graphs", digest)
+    def get_artifact(
+        self, kind: ArtifactKind, key: GraphKey, *, mine: bool = False
+    ) -> tuple[ArtifactEntry, Path] | None:
+        digest = artifact_digest(kind, key)
+        row = self._row("artifacts", digest)
         if row is None:
             return None
         try:
-            plain = self.seals.unseal("graphs", digest, row[0], row[1], mine=mine)
-            entry = GraphEntry.from_text(plain)
-            if entry.key != key:
+            plain = self.checksums.verify("artifacts", digest, row[0], row[1], mine=mine)
+            entry = ArtifactEntry.from_text(plain)
+            if (entry.kind, entry.key) != (kind, key):
                 raise ValueError("it is about another key")
             path = self.blobs.checkout(entry.blob)
-        except ForeignSeal:
-            if self.seals.own:
+        except UnsignedRow:
+            if self.checksums.own:
                 self._foreign()
             return None
         except (ValueError, FileNotFoundError, exc.CorruptEntry) as err:
-            self._discard("graphs", digest, row, str(err))
+            self._discard("artifacts", digest, row, str(err))
             return None
         except OSError as err:
-            _log.warning("cannot read the library of cache entry %s: %s", digest, err)
+            _log.warning("cannot read the bytes of cache entry %s: %s", digest, err)
             return None
-        self._touch("graphs", digest, row[2])
+        self._touch("artifacts", digest, row[2])
         return entry, path
 
-    def put_graph(self, key: GraphKey, data: bytes, meta: Mapping[str, Any]) -> Path:
+    def put_artifact(self, artifact: Artifact, data: bytes) -> Path:
         """Publish the blob, then the row; the path of the blob, in use by this process."""
-        digest = key.digest()
-        entry = GraphEntry(key, sha256(data), meta)
+        entry = ArtifactEntry(artifact.kind, artifact.key, sha256(data), artifact.meta)
+        digest = entry.digest()
         text = entry.to_text()
-        sealed = self.seals.seal("graphs", digest, text)
+        checksum = self.checksums.compute("artifacts", digest, text)
         self.blobs.publish(entry.blob, data)
 
         def insert(conn: sqlite3.Connection) -> Path:
@@ -140,8 +143,8 @@ class Shelf:
                 self.blobs.publish(entry.blob, data)
             now = self.clock()
             conn.execute(
-                "INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (digest, entry.blob, len(data), text, sealed, now, now),
+                "INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (digest, entry.kind, entry.blob, len(data), text, checksum, now, now),
             )
             return self.blobs.checkout(entry.blob)
 
@@ -172,9 +175,9 @@ class Shelf:
                 found = conn.execute(_SAME_DEVICE, (key.digest(), *same, *same, *rest)).fetchall()
             return found
 
-        for digest, text, sealed in self.index.run(select):
+        for digest, text, checksum in self.index.run(select):
             try:
-                plain = self.seals.unseal("kernels", digest, text, sealed)
+                plain = self.checksums.verify("kernels", digest, text, checksum)
                 return KernelEntry.from_text(plain).key
             except ValueError:
                 continue
@@ -182,14 +185,14 @@ class Shelf:
 
     def add_records(self, key: KernelKey, records: Sequence[TuningRecord]) -> None:
         def insert(conn: sqlite3.Connection) -> None:
-            tuning_records.insert(conn, self.seals, key, records, now=self.clock())
+            tuning_records.insert(conn, self.checksums, key, records, now=self.clock())
 
         self.index.run(insert, write=True)
 
     def records(self, key: KernelKey) -> list[TuningRecord]:
         digest = key.digest()
         found, damaged = self.index.run(
-            lambda conn: tuning_records.select(conn, self.seals, digest)
+            lambda conn: tuning_records.select(conn, self.checksums, digest)
         )
         if damaged:
             _log.warning("ignoring %d unusable tuning records of kernel %s", damaged, digest)
@@ -197,7 +200,7 @@ class Shelf:
 
     def recorded(self) -> list[KernelKey]:
         """The keys that have tuning records."""
-        found = self.index.run(lambda conn: list(tuning_records.tasks(conn, self.seals)))
+        found = self.index.run(lambda conn: list(tuning_records.tasks(conn, self.checksums)))
         return [key for _, key in found]
 
     def close(self) -> None:
@@ -216,7 +219,7 @@ class Shelf:
         )
 
     def _row(self, table: Table, digest: str) -> tuple[str, str, float] | None:
-        query = f"SELECT entry, seal, used FROM {table} WHERE digest = ?"
+        query = f"SELECT entry, checksum, used FROM {table} WHERE digest = ?"
         row: tuple[str, str, float] | None = self.index.run(
             lambda conn: conn.execute(query, (digest,)).fetchone()
         )
@@ -225,7 +228,7 @@ class Shelf:
     def _discard(self, table: Table, digest: str, row: tuple[str, str, float], reason: str) -> None:
         """Say that a row is damaged, and drop it if it is still the same."""
         _log.warning("ignoring damaged cache entry %s in %s: %s", digest, table, reason)
-        statement = f"DELETE FROM {table} WHERE digest = ? AND seal IS ? AND used IS ?"
+        statement = f"DELETE FROM {table} WHERE digest = ? AND checksum IS ? AND used IS ?"
         self._try_write(statement, (digest, row[1], row[2]))
 
     def _touch(self, table: Table, digest: str, used: float) -> None:
@@ -240,7 +243,7 @@ class Shelf:
         try:
             self.index.run(lambda conn: conn.execute(statement, values), write=True, wait=False)
         except OSError as err:
-            _log.debug("cache upkeep skipped: %s", err)
+            _log.debug("cache maintenance skipped: %s", err)
 
 
 def delete_records(conn: sqlite3.Connection, task: str) -> None:

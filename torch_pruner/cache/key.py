@@ -136,8 +136,13 @@ class KernelKey(_Key):
 
 @dataclass(frozen=True, slots=True)
 class GraphKey(_Key):
-    """Identity of one built library. ``kernels`` are digests of kernel keys with their decisions,
-    in call order.
+    """Identity of what is kept of one graph: of a library, a captured program, a verdict.
+
+    Attributes:
+        graph: digest of the graph, with whatever else the artifact depends on.
+        kernels: the workloads of its kernels, in a library's key each with the digest of its
+            decisions (``workload:decisions``); empty before the graph is cut into kernels.
+        target, device, threads, numerics, codegen: as in ``KernelKey``.
 
     Tuning a kernel anew changes the key, so a stale library cannot be reached.
     """

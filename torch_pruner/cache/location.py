@@ -22,7 +22,7 @@ import platformdirs
 
 from torch_pruner import exc, log
 from torch_pruner.cache import trust, userkey
-from torch_pruner.cache.row_checksum import Seals
+from torch_pruner.cache.row_checksum import RowChecksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 _log = log.logger(__name__)
 
-FORMAT = "v1"
+FORMAT = "v2"
+FORMER = ("v1",)  # formats of earlier versions; nothing of them is read
 ASIDE = ".untrusted-"  # in the name of a version directory that was set aside
 DIR_MODE = 0o700
+_FORMATS = (FORMAT, *FORMER)
 
 _REMEDY = (
     "give a directory that this user owns and nobody else can write to; if nobody else has written"
@@ -129,7 +131,7 @@ def prepare(layout: Layout, *, read_only: bool) -> bool:
         try:
             make_private(layout.root)
             if make_private(layout.home):
-                userkey.claim(layout.home)
+                userkey.note_own(layout.home)
             for path in (layout.blobs, layout.locks):
                 make_private(path)
         except OSError:
@@ -141,10 +143,10 @@ def prepare(layout: Layout, *, read_only: bool) -> bool:
     return True
 
 
-def seals_of(layout: Layout, *, read_only: bool) -> Seals:
-    """How the rows of a cache are sealed. Its directories were made by ``prepare``."""
+def checksums_of(layout: Layout, *, read_only: bool) -> RowChecksums:
+    """How the rows of a cache are signed. Its directories were made by ``prepare``."""
     key = userkey.load(layout.root, create=not read_only)
-    return Seals(key, own=key is not None and userkey.is_claimed(layout.home))
+    return RowChecksums(key, own=key is not None and userkey.is_own(layout.home))
 
 
 def make_private(path: Path) -> bool:
@@ -158,9 +160,13 @@ def make_private(path: Path) -> bool:
     return True
 
 
-def remove_set_aside(layout: Layout) -> None:
-    """Remove version directories that are not used because others could have written to them."""
-    for path in layout.root.glob(f"{FORMAT}{ASIDE}*"):
+def remove_unused_formats(layout: Layout) -> None:
+    """Remove version directories that others could have written to, and those of earlier formats.
+
+    A version of this package that still reads an earlier format begins it anew.
+    """
+    aside = [path for name in _FORMATS for path in layout.root.glob(f"{name}{ASIDE}*")]
+    for path in [*aside, *(layout.root / name for name in FORMER)]:
         if path.is_symlink():
             path.unlink()
         else:
@@ -213,7 +219,7 @@ def _begin_afresh(layout: Layout) -> bool:
         if os.fstat(fd).st_uid != me or (found is not None and not found.closable):
             return False
         names = set(os.listdir(root))
-        if found is not None and any(not name.startswith(FORMAT) for name in names):
+        if found is not None and any(not name.startswith(_FORMATS) for name in names):
             return False  # it is somebody's folder for other things, too
         reason = _doubts(layout)[:1]  # another process may have been faster
         if found is not None:

@@ -1,7 +1,7 @@
-"""Looking after a shelf: verify it, shrink it, empty it.
+"""Looking after an index with its blobs: verify it, shrink it, empty it.
 
-In: a shelf. Out: reports. Removal of a blob happens inside a transaction that holds the index's
-write lock, so that no row that refers to it can appear meanwhile.
+Out: reports. Removal of a blob happens inside a transaction that holds the index's write lock, so
+that no row that refers to it can appear meanwhile.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from torch_pruner.cache.entry import CHECKED, GraphEntry, KernelEntry
+from torch_pruner.cache.entry import ArtifactEntry, ArtifactKind, KernelEntry
 from torch_pruner.cache.index import MOVED
-from torch_pruner.cache.indexed_blobs import Shelf, delete_records
+from torch_pruner.cache.indexed_blobs import IndexedBlobs, delete_records
 from torch_pruner.cache.key import KernelKey, is_digest, is_number, parse_object
 from torch_pruner.cache.records import TuningRecord
-from torch_pruner.cache.row_checksum import Seals
+from torch_pruner.cache.row_checksum import RowChecksums
 
 if TYPE_CHECKING:
     import sqlite3
@@ -27,7 +27,7 @@ STALE_S: Final = 3600.0
 _LATEST_S: Final = 1e11  # seconds since the epoch, of the year 5138
 _PARSERS: Final[dict[str, Callable[[str], object]]] = {
     "kernels": KernelEntry.from_text,
-    "graphs": GraphEntry.from_text,
+    "artifacts": ArtifactEntry.from_text,
     "tasks": lambda text: KernelKey.from_json(parse_object(text)),
     "records": lambda text: TuningRecord.from_json(parse_object(text)),
 }
@@ -38,7 +38,7 @@ class Listed:
     """One entry as ``cache ls`` shows it. ``bytes`` counts its row and its blob."""
 
     digest: str
-    entry: KernelEntry | GraphEntry
+    entry: KernelEntry | ArtifactEntry
     bytes: int
     created: float
     used: float
@@ -58,10 +58,10 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was removed. ``in_use`` counts graphs that had to stay in a cache too large."""
+    """What was removed. ``in_use`` counts artifacts that had to stay in a cache too large."""
 
     kernels: int = 0
-    graphs: int = 0
+    artifacts: int = 0
     blobs: int = 0
     temporaries: int = 0
     in_use: int = 0
@@ -72,7 +72,7 @@ class PruneReport:
 @dataclass(slots=True)
 class _Tally:
     kernels: int = 0
-    graphs: int = 0
+    artifacts: int = 0
     blobs: int = 0
     temporaries: int = 0
     in_use: int = 0
@@ -80,7 +80,7 @@ class _Tally:
     def report(self, before: int, after: int) -> PruneReport:
         return PruneReport(
             self.kernels,
-            self.graphs,
+            self.artifacts,
             self.blobs,
             self.temporaries,
             self.in_use,
@@ -89,140 +89,145 @@ class _Tally:
         )
 
 
-def bytes_on_disk(shelf: Shelf) -> int:
+def bytes_on_disk(indexed: IndexedBlobs) -> int:
     """The size of the index, the blobs, and what writers left."""
-    files = [found.st_size for _, found in shelf.blobs]
-    files += [found.st_size for _, found in shelf.blobs.temporaries()]
-    return shelf.index.bytes_on_disk() + sum(files)
+    files = [found.st_size for _, found in indexed.blobs]
+    files += [found.st_size for _, found in indexed.blobs.temporaries()]
+    return indexed.index.bytes_on_disk() + sum(files)
 
 
-def listing(shelf: Shelf) -> list[Listed]:
-    """Every entry that can be read, most recently used first, kernels before graphs."""
+def listing(indexed: IndexedBlobs) -> list[Listed]:
+    """Every entry that can be read, most recently used first, kernels before artifacts."""
     found: list[Listed] = []
-    for table, size in (("kernels", "length(entry)"), ("graphs", "length(entry) + bytes")):
-        query = f"SELECT digest, entry, seal, {size}, created, used FROM {table} ORDER BY used DESC"
-        for digest, text, sealed, n, created, used in _all(shelf, query):
+    for table, size in (("kernels", "length(entry)"), ("artifacts", "length(entry) + bytes")):
+        columns = f"digest, entry, checksum, {size}, created, used"
+        rows = _all(indexed, f"SELECT {columns} FROM {table} ORDER BY used DESC")
+        for digest, text, checksum, n, created, used in rows:
             with contextlib.suppress(ValueError):
-                plain = shelf.seals.unseal(table, digest, text, sealed)
-                parse = KernelEntry.from_text if table == "kernels" else GraphEntry.from_text
+                plain = indexed.checksums.verify(table, digest, text, checksum)
+                parse = KernelEntry.from_text if table == "kernels" else ArtifactEntry.from_text
                 found.append(Listed(digest, parse(plain), _size(n), _when(created), _when(used)))
     return found
 
 
-def count(shelf: Shelf, table: str) -> int:
-    return int(_all(shelf, f"SELECT count(*) FROM {table}")[0][0])
+def count(indexed: IndexedBlobs, table: str) -> int:
+    return int(_all(indexed, f"SELECT count(*) FROM {table}")[0][0])
 
 
-def verify(shelf: Shelf) -> VerifyReport:
+def count_kind(indexed: IndexedBlobs, kind: ArtifactKind) -> int:
+    return int(_all(indexed, "SELECT count(*) FROM artifacts WHERE kind = ?", kind)[0][0])
+
+
+def verify(indexed: IndexedBlobs) -> VerifyReport:
     """Parse every row and hash every blob. Removes nothing."""
     problems: list[str] = []
     sound: dict[str, int] = {}
-    for (verdict,) in _all(shelf, "PRAGMA quick_check"):
+    for (verdict,) in _all(indexed, "PRAGMA quick_check"):
         if verdict != "ok":
             problems.append(f"index: {verdict}")
     for table, parse in _PARSERS.items():
         name = "task" if table == "records" else "digest"
-        rows = _all(shelf, f"SELECT {name}, entry, seal FROM {table}")
-        bad = [p for row in rows if (p := _problem(shelf.seals, table, parse, *row))]
+        rows = _all(indexed, f"SELECT {name}, entry, checksum FROM {table}")
+        bad = [p for row in rows if (p := _problem(indexed.checksums, table, parse, *row))]
         sound[table] = len(rows) - len(bad)
         problems += bad
-    present = {digest for digest, _ in shelf.blobs}
-    problems += [f"blob {digest}: missing" for digest in _missing(shelf, present)]
-    bad = [p for digest in sorted(present) if (p := shelf.blobs.verify(digest))]
+    present = {digest for digest, _ in indexed.blobs}
+    problems += [f"blob {digest}: missing" for digest in _missing(indexed, present)]
+    bad = [p for digest in sorted(present) if (p := indexed.blobs.verify(digest))]
     sound["blobs"] = len(present) - len(bad)
     aside = [
         f"index: a damaged one is kept as {path}"
-        for path in sorted(_moved_aside(shelf))
+        for path in sorted(_moved_aside(indexed))
         if not path.name.endswith(("-wal", "-shm", "-journal"))
     ]
     return VerifyReport(sound, tuple(problems + bad + aside))
 
 
-def adopt(shelf: Shelf) -> int:
+def adopt(indexed: IndexedBlobs) -> int:
     """Sign every sound row that this user has not signed; how many.
 
-    What others say was compared with eager is forgotten: it is compared again.
+    Verdicts of others are forgotten: their graphs are compared with eager again.
     """
-    if shelf.seals.key is None:
+    if indexed.checksums.key is None:
         raise OSError("this user has no key to sign entries with")
-    lenient = Seals(shelf.seals.key)
+    lenient = RowChecksums(indexed.checksums.key)
 
     def sign(conn: sqlite3.Connection) -> int:
         count = 0
         for table, parse in _PARSERS.items():
             name = "task" if table == "records" else "digest"
-            rows = conn.execute(f"SELECT rowid, {name}, entry, seal FROM {table}").fetchall()
-            for row, key, text, sealed in rows:
-                if _problem(lenient, table, parse, key, text, sealed):
+            rows = conn.execute(f"SELECT rowid, {name}, entry, checksum FROM {table}").fetchall()
+            for row, key, text, checksum in rows:
+                if _problem(lenient, table, parse, key, text, checksum):
                     continue
-                if lenient.signed(table, key, text, sealed):
+                if lenient.is_signed(table, key, text, checksum):
                     continue
-                if table == "graphs" and CHECKED in GraphEntry.from_text(text).meta:
-                    conn.execute("DELETE FROM graphs WHERE rowid = ?", (row,))
+                if table == "artifacts" and _kind(text) is ArtifactKind.VERDICT:
+                    conn.execute("DELETE FROM artifacts WHERE rowid = ?", (row,))
                     continue
-                values = (lenient.seal(table, key, text), row)
-                conn.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", values)
+                values = (lenient.compute(table, key, text), row)
+                conn.execute(f"UPDATE {table} SET checksum = ? WHERE rowid = ?", values)
                 count += 1
         return count
 
-    return shelf.index.run(sign, write=True)
+    return indexed.index.run(sign, write=True)
 
 
-def prune(shelf: Shelf, max_bytes: int) -> PruneReport:
+def prune(indexed: IndexedBlobs, max_bytes: int) -> PruneReport:
     """Remove left-overs older than an hour, then least recently used entries until the rest fits.
 
-    A graph whose library any process has just taken out stays, and so does everything that cannot
+    An artifact whose bytes any process has just taken out stays, and so does everything that cannot
     be proved unused.
     """
-    shelf.index.shrink()
-    tally, before = _Tally(), bytes_on_disk(shelf)
-    _remove_leftovers(shelf, tally)
-    size = bytes_on_disk(shelf)
-    while size > max_bytes and _evict(shelf, size - max_bytes, tally):
-        shelf.index.shrink()
-        size = bytes_on_disk(shelf)
-    return tally.report(before, bytes_on_disk(shelf))
+    indexed.index.shrink()
+    tally, before = _Tally(), bytes_on_disk(indexed)
+    _remove_leftovers(indexed, tally)
+    size = bytes_on_disk(indexed)
+    while size > max_bytes and _evict(indexed, size - max_bytes, tally):
+        indexed.index.shrink()
+        size = bytes_on_disk(indexed)
+    return tally.report(before, bytes_on_disk(indexed))
 
 
-def clear(shelf: Shelf) -> PruneReport:
+def clear(indexed: IndexedBlobs) -> PruneReport:
     """Remove every entry, record and file, also those in use: a loaded library stays mapped."""
-    shelf.index.shrink()
-    tally, before = _Tally(), bytes_on_disk(shelf)
+    indexed.index.shrink()
+    tally, before = _Tally(), bytes_on_disk(indexed)
 
     def delete(conn: sqlite3.Connection) -> None:
         tally.kernels = conn.execute("DELETE FROM kernels").rowcount
-        tally.graphs = conn.execute("DELETE FROM graphs").rowcount
+        tally.artifacts = conn.execute("DELETE FROM artifacts").rowcount
         conn.execute("DELETE FROM records")
         conn.execute("DELETE FROM tasks")
-        tally.blobs = shelf.blobs.remove_all()
+        tally.blobs = indexed.blobs.remove_all()
 
-    shelf.index.run(delete, write=True)
-    shelf.index.shrink()
-    for path in _moved_aside(shelf):
+    indexed.index.run(delete, write=True)
+    indexed.index.shrink()
+    for path in _moved_aside(indexed):
         os.unlink(path)
-    return tally.report(before, bytes_on_disk(shelf))
+    return tally.report(before, bytes_on_disk(indexed))
 
 
-def _remove_leftovers(shelf: Shelf, tally: _Tally) -> None:
+def _remove_leftovers(indexed: IndexedBlobs, tally: _Tally) -> None:
     """Temporary files, damaged indexes and blobs without a row, each if older than an hour."""
-    stale = shelf.clock() - STALE_S
-    old = [path for path, found in shelf.blobs.temporaries() if found.st_mtime < stale]
-    old += [path for path in _moved_aside(shelf) if path.stat().st_mtime < stale]
+    stale = indexed.clock() - STALE_S
+    old = [path for path, found in indexed.blobs.temporaries() if found.st_mtime < stale]
+    old += [path for path in _moved_aside(indexed) if path.stat().st_mtime < stale]
     for path in old:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
             tally.temporaries += 1
 
     def unnamed(conn: sqlite3.Connection) -> None:
-        named = {blob for (blob,) in conn.execute("SELECT blob FROM graphs").fetchall()}
-        for digest, found in shelf.blobs:
+        named = {blob for (blob,) in conn.execute("SELECT blob FROM artifacts").fetchall()}
+        for digest, found in indexed.blobs:
             if digest not in named and found.st_mtime < stale:
-                tally.blobs += bool(shelf.blobs.remove_unused(digest))
+                tally.blobs += bool(indexed.blobs.remove_unused(digest))
 
-    shelf.index.run(unnamed, write=True)
+    indexed.index.run(unnamed, write=True)
 
 
-def _evict(shelf: Shelf, excess: int, tally: _Tally) -> bool:
+def _evict(indexed: IndexedBlobs, excess: int, tally: _Tally) -> bool:
     """Remove least recently used entries of about ``excess`` bytes; whether anything went.
 
     Rows first and, when they are gone for good, their blobs: killed in between, a process leaves a
@@ -233,21 +238,22 @@ def _evict(shelf: Shelf, excess: int, tally: _Tally) -> bool:
     def evict(conn: sqlite3.Connection) -> bool:
         freed, stayed, gone = 0, 0, 0
         rows = conn.execute(
-            """SELECT used, 'graphs' AS kind, digest, blob, length(entry) + bytes FROM graphs
+            """SELECT used, 'artifacts' AS source, digest, blob, length(entry) + bytes
+                   FROM artifacts
                UNION ALL SELECT used, 'kernels', digest, '', length(entry) +
                    (SELECT total(length(entry)) FROM records WHERE task = kernels.digest) FROM
                    kernels
                UNION ALL SELECT used, 'tasks', digest, '',
                    (SELECT total(length(entry)) FROM records WHERE task = tasks.digest) FROM tasks
                    WHERE digest NOT IN (SELECT digest FROM kernels)
-               ORDER BY used, kind, digest"""
+               ORDER BY used, source, digest"""
         )
         for _, table, digest, blob, size in rows.fetchall():
             if freed >= excess:
                 break
-            if _remove_entry(shelf, conn, table, digest, blob, unnamed):
+            if _remove_entry(indexed, conn, table, digest, blob, unnamed):
                 freed, gone = freed + _size(size), gone + 1
-                tally.graphs += table == "graphs"
+                tally.artifacts += table == "artifacts"
                 tally.kernels += table == "kernels"
             else:
                 stayed += 1
@@ -256,18 +262,18 @@ def _evict(shelf: Shelf, excess: int, tally: _Tally) -> bool:
 
     def sweep(conn: sqlite3.Connection) -> None:
         for blob in unnamed:
-            query = "SELECT 1 FROM graphs WHERE blob = ?"
+            query = "SELECT 1 FROM artifacts WHERE blob = ?"
             if conn.execute(query, (blob,)).fetchone() is None:
-                shelf.blobs.remove_unused(blob)
+                indexed.blobs.remove_unused(blob)
 
-    removed = shelf.index.run(evict, write=True)
+    removed = indexed.index.run(evict, write=True)
     if unnamed:
-        shelf.index.run(sweep, write=True)
+        indexed.index.run(sweep, write=True)
     return removed
 
 
 def _remove_entry(
-    shelf: Shelf,
+    indexed: IndexedBlobs,
     conn: sqlite3.Connection,
     table: str,
     digest: str,
@@ -278,13 +284,13 @@ def _remove_entry(
 
     A blob that no other row names is added to ``unnamed``.
     """
-    if table != "graphs":
+    if table != "artifacts":
         delete_records(conn, digest)
     elif is_digest(blob):
-        query = "SELECT 1 FROM graphs WHERE blob = ? AND digest != ?"
+        query = "SELECT 1 FROM artifacts WHERE blob = ? AND digest != ?"
         shared = conn.execute(query, (blob, digest)).fetchone() is not None
-        if not shared and shelf.blobs.exists(blob):
-            if not shelf.blobs.unused(blob):
+        if not shared and indexed.blobs.exists(blob):
+            if not indexed.blobs.unused(blob):
                 return False
             unnamed.append(blob)
     conn.execute(f"DELETE FROM {table} WHERE digest = ?", (digest,))
@@ -292,44 +298,50 @@ def _remove_entry(
 
 
 def _size(found: object) -> int:
-    """A sum of a row's sizes, one of which has no seal."""
+    """A sum of a row's sizes, one of which no checksum covers."""
     return max(0, int(found)) if is_number(found) else 0  # type: ignore[call-overload]
 
 
 def _when(found: object) -> float:
-    """A row's time, which has no seal: 0 if it is none."""
+    """A row's time, which no checksum covers: 0 if it is none."""
     sound = is_number(found) and 0 <= found < _LATEST_S  # type: ignore[operator]
     return float(found) if sound else 0.0  # type: ignore[arg-type]
 
 
-def _missing(shelf: Shelf, present: set[str]) -> list[str]:
+def _missing(indexed: IndexedBlobs, present: set[str]) -> list[str]:
     """Blobs that rows name and that are not there. Rows and blobs may come and go meanwhile."""
-    query = "SELECT DISTINCT blob FROM graphs"
-    named = {str(blob) for (blob,) in _all(shelf, query)} - present
-    gone = {digest for digest in named if not (is_digest(digest) and shelf.blobs.exists(digest))}
-    return sorted(gone & {str(blob) for (blob,) in _all(shelf, query)}) if gone else []
+    query = "SELECT DISTINCT blob FROM artifacts"
+    named = {str(blob) for (blob,) in _all(indexed, query)} - present
+    gone = {digest for digest in named if not (is_digest(digest) and indexed.blobs.exists(digest))}
+    return sorted(gone & {str(blob) for (blob,) in _all(indexed, query)}) if gone else []
 
 
 def _problem(
-    seals: Seals,
+    checksums: RowChecksums,
     table: str,
     parse: Callable[[str], object],
     name: str,
     text: object,
-    sealed: object,
+    checksum: object,
 ) -> str:
     try:
-        parse(seals.unseal(table, name, text, sealed))
+        parse(checksums.verify(table, name, text, checksum))
     except ValueError as err:
         return f"{table} {name}: {err}"
     return ""
 
 
-def _moved_aside(shelf: Shelf) -> list[Path]:
-    path = shelf.index.path
+def _moved_aside(indexed: IndexedBlobs) -> list[Path]:
+    path = indexed.index.path
     return [] if path is None else list(path.parent.glob(f"{path.name}{MOVED}*"))
 
 
-def _all(shelf: Shelf, query: str) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = shelf.index.run(lambda conn: conn.execute(query).fetchall())
+def _kind(text: str) -> ArtifactKind:
+    return ArtifactEntry.from_text(text).kind
+
+
+def _all(indexed: IndexedBlobs, query: str, *values: str) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = indexed.index.run(
+        lambda conn: conn.execute(query, values).fetchall()
+    )
     return rows

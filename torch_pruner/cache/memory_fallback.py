@@ -1,8 +1,8 @@
-"""Which place a store reads and writes: the disk, or memory once the disk fails.
+"""Where a store reads and writes: on the disk, and in memory once the disk fails.
 
-In: functions of a shelf. Out: what they return, whatever the disk does. While all is well there is
-the disk alone; after the first failed write, a shelf in memory takes the writes and is read before
-the disk; after a failed read, the disk is left alone for good.
+In: functions of an index with its blobs. Out: what they return, whatever the disk does. While all
+is well there is the disk alone; after the first failed write, an index in memory takes the writes
+and is read before the disk; after a failed read, the disk is left alone for good.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch_pruner.cache import location
 from torch_pruner.cache.blobs import BlobDir
 from torch_pruner.cache.fork_hooks import renew_after_fork
 from torch_pruner.cache.index import Index
-from torch_pruner.cache.indexed_blobs import Shelf
-from torch_pruner.cache.row_checksum import Seals
+from torch_pruner.cache.indexed_blobs import IndexedBlobs
+from torch_pruner.cache.row_checksum import RowChecksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +34,8 @@ T = TypeVar("T")
 _log = log.logger(__name__)
 
 
-class Tiers:
-    """The shelves of one store. ``layout=None`` is a store in memory.
+class MemoryFallback:
+    """The indexes of one store, on disk and in memory. ``layout=None`` is a store in memory.
 
     Contract: neither ``find``, ``collect`` nor ``write`` lets an OSError through; the first one is
     a warning and becomes ``degraded``. Writing to a read-only disk does nothing, and says so once.
@@ -48,36 +48,36 @@ class Tiers:
         self._layout, self._clock = layout, clock
         self._lock = threading.RLock()
         self._hidden: set[str] = set()
-        self._disk: Shelf | None = None
-        self._memory: Shelf | None = None
+        self._disk: IndexedBlobs | None = None
+        self._memory: IndexedBlobs | None = None
         renew_after_fork(self)
         if layout is None:
-            self._memory = _shelf_in_memory(clock)
+            self._memory = _in_memory(clock)
         else:
             index = Index(layout.index, lock=layout.locks / "index.lock", read_only=read_only)
-            seals = location.seals_of(layout, read_only=read_only)
-            self._disk = Shelf(index, BlobDir(layout.blobs), seals, clock=clock)
+            checksums = location.checksums_of(layout, read_only=read_only)
+            self._disk = IndexedBlobs(index, BlobDir(layout.blobs), checksums, clock=clock)
 
-    def main(self) -> Shelf:
-        """The disk's shelf if there is one; OSError is the caller's to handle."""
+    def main(self) -> IndexedBlobs:
+        """The index on disk if there is one; OSError is the caller's to handle."""
         with self._lock:
-            shelf = self._disk or self._memory
-        assert shelf is not None
-        return shelf
+            indexed = self._disk or self._memory
+        assert indexed is not None
+        return indexed
 
-    def find(self, work: Callable[[Shelf], T | None], digest: str = "") -> T | None:
+    def find(self, work: Callable[[IndexedBlobs], T | None], digest: str = "") -> T | None:
         """The first answer, memory before disk. The disk is not asked for hidden digests."""
-        for shelf in reversed(self._shelves(digest)):
-            if (found := self._ask(shelf, work)) is not None:
+        for indexed in reversed(self._places(digest)):
+            if (found := self._ask(indexed, work)) is not None:
                 return found
         return None
 
-    def collect(self, work: Callable[[Shelf], T | None], digest: str = "") -> list[T]:
+    def collect(self, work: Callable[[IndexedBlobs], T | None], digest: str = "") -> list[T]:
         """All answers, disk before memory."""
-        answers = [self._ask(shelf, work) for shelf in self._shelves(digest)]
+        answers = [self._ask(indexed, work) for indexed in self._places(digest)]
         return [answer for answer in answers if answer is not None]
 
-    def write(self, work: Callable[[Shelf], T]) -> T | None:
+    def write(self, work: Callable[[IndexedBlobs], T]) -> T | None:
         """Do ``work`` where writing is possible; None if it is not."""
         if self.degraded is None and self.read_only:
             root = "" if self._layout is None else str(self._layout.root)
@@ -105,9 +105,9 @@ class Tiers:
             with self._lock:
                 self._hidden.add(digest)
 
-    def shows(self, shelf: Shelf, digest: str) -> bool:
-        """Whether ``digest`` on this shelf is not hidden."""
-        return shelf is not self._disk or digest not in self._hidden
+    def shows(self, indexed: IndexedBlobs, digest: str) -> bool:
+        """Whether ``digest`` is not hidden in this index."""
+        return indexed is not self._disk or digest not in self._hidden
 
     def degrade(self, reason: str, *, lose_disk: bool = False) -> None:
         """Go on in memory. Says so the first time."""
@@ -115,7 +115,7 @@ class Tiers:
             first = self.degraded is None
             self.degraded = self.degraded or reason
             if self._memory is None:
-                self._memory = _shelf_in_memory(self._clock)
+                self._memory = _in_memory(self._clock)
             if lose_disk:
                 self._disk = None
         if first:
@@ -130,7 +130,7 @@ class Tiers:
         """Forget what is kept in memory, if the disk is still the main place."""
         with self._lock:
             if self._memory is not None and self._disk is not None:
-                self._memory = _shelf_in_memory(self._clock)
+                self._memory = _in_memory(self._clock)
 
     def close(self) -> None:
         """Let go of the files of the disk; they are opened again when needed. Memory stays."""
@@ -140,16 +140,16 @@ class Tiers:
     def after_fork(self) -> None:
         self._lock = threading.RLock()
 
-    def _shelves(self, digest: str) -> list[Shelf]:
+    def _places(self, digest: str) -> list[IndexedBlobs]:
         with self._lock:
             disk = None if digest in self._hidden else self._disk
-            return [shelf for shelf in (disk, self._memory) if shelf is not None]
+            return [indexed for indexed in (disk, self._memory) if indexed is not None]
 
-    def _ask(self, shelf: Shelf, work: Callable[[Shelf], T | None]) -> T | None:
+    def _ask(self, indexed: IndexedBlobs, work: Callable[[IndexedBlobs], T | None]) -> T | None:
         try:
-            return work(shelf)
+            return work(indexed)
         except OSError as err:
-            if shelf is self._disk:
+            if indexed is self._disk:
                 self.degrade(str(err), lose_disk=True)
             return None
 
@@ -167,11 +167,11 @@ def _warn_degraded(root: str, reason: str) -> None:
     )
 
 
-def _shelf_in_memory(clock: Callable[[], float]) -> Shelf:
+def _in_memory(clock: Callable[[], float]) -> IndexedBlobs:
     """An index in memory; blobs in a private temporary directory, since loaders want a path."""
     blobs = BlobDir(_temporary_directory())
     weakref.finalize(blobs, _remove_tree, blobs.root, os.getpid())
-    return Shelf(Index(None), blobs, Seals(os.urandom(32), own=True), clock=clock)
+    return IndexedBlobs(Index(None), blobs, RowChecksums(os.urandom(32), own=True), clock=clock)
 
 
 def _temporary_directory() -> Path:

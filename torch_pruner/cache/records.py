@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch_pruner.cache.row_checksum import Seals
+    from torch_pruner.cache.row_checksum import RowChecksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def sound(record: TuningRecord) -> TuningRecord:
 
 def insert(
     conn: sqlite3.Connection,
-    seals: Seals,
+    checksums: RowChecksums,
     key: KernelKey,
     records: Sequence[TuningRecord],
     *,
@@ -90,37 +90,40 @@ def insert(
 ) -> None:
     """Append records of ``key``. A known candidate keeps its record, unless only the new is ok."""
     task, text = key.digest(), canonical_json(key.to_json())
-    sealed = seals.seal("tasks", task, text)
-    conn.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?)", (task, text, sealed, now))
+    checksum = checksums.compute("tasks", task, text)
+    conn.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?)", (task, text, checksum, now))
     rows = ((record, canonical_json(record.to_json())) for record in records)
     conn.executemany(
-        """INSERT INTO records (task, candidate, status, entry, seal) VALUES (?, ?, ?, ?, ?)
+        """INSERT INTO records (task, candidate, status, entry, checksum) VALUES (?, ?, ?, ?, ?)
            ON CONFLICT (task, candidate) DO UPDATE
-           SET status = excluded.status, entry = excluded.entry, seal = excluded.seal
+           SET status = excluded.status, entry = excluded.entry, checksum = excluded.checksum
            WHERE records.status != 'ok' AND excluded.status = 'ok'""",
-        ((task, r.digest, r.status, t, seals.seal("records", task, t)) for r, t in rows),
+        ((task, r.digest, r.status, t, checksums.compute("records", task, t)) for r, t in rows),
     )
 
 
-def select(conn: sqlite3.Connection, seals: Seals, task: str) -> tuple[list[TuningRecord], int]:
+def select(
+    conn: sqlite3.Connection, checksums: RowChecksums, task: str
+) -> tuple[list[TuningRecord], int]:
     """The records of one kernel in the order they were added, and how many could not be used."""
-    rows = conn.execute("SELECT entry, seal FROM records WHERE task = ? ORDER BY id", (task,))
+    rows = conn.execute("SELECT entry, checksum FROM records WHERE task = ? ORDER BY id", (task,))
     found, damaged = [], 0
-    for text, sealed in rows.fetchall():
+    for text, checksum in rows.fetchall():
         try:
-            plain = seals.unseal("records", task, text, sealed)
+            plain = checksums.verify("records", task, text, checksum)
             found.append(TuningRecord.from_json(parse_object(plain)))
         except ValueError:
             damaged += 1
     return found, damaged
 
 
-def tasks(conn: sqlite3.Connection, seals: Seals) -> Iterator[tuple[str, KernelKey]]:
+def tasks(conn: sqlite3.Connection, checksums: RowChecksums) -> Iterator[tuple[str, KernelKey]]:
     """Digest and key of every kernel that has records and whose key is legible."""
-    rows = conn.execute("SELECT digest, entry, seal FROM tasks ORDER BY digest")
-    for digest, text, sealed in rows.fetchall():
+    rows = conn.execute("SELECT digest, entry, checksum FROM tasks ORDER BY digest")
+    for digest, text, checksum in rows.fetchall():
         try:
-            key = KernelKey.from_json(parse_object(seals.unseal("tasks", digest, text, sealed)))
+            plain = checksums.verify("tasks", digest, text, checksum)
+            key = KernelKey.from_json(parse_object(plain))
         except ValueError:
             continue
         yield digest, key

@@ -1,8 +1,8 @@
 """What can still be read of a damaged index, carried over into a fresh one.
 
 In: the file that was moved aside. Out: rows of the new index. Rows are taken as they are: whoever
-reads one checks its seal. A damaged page costs what lies on it, since every table is read from both
-of its ends.
+reads one checks its checksum. A damaged page costs what lies on it, since every table is read from
+both of its ends.
 """
 
 from __future__ import annotations

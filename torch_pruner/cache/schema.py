@@ -11,25 +11,26 @@ import functools
 import sqlite3
 from typing import Final
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SCHEMA: Final = (
     """CREATE TABLE kernels (
         digest TEXT PRIMARY KEY, workload TEXT NOT NULL, target TEXT NOT NULL, device TEXT NOT NULL,
         threads INTEGER NOT NULL, numerics TEXT NOT NULL, codegen TEXT NOT NULL,
-        entry TEXT NOT NULL, seal TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL)""",
+        entry TEXT NOT NULL, checksum TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL)""",
     "CREATE INDEX kernels_by_workload ON kernels (workload)",
     "CREATE INDEX kernels_by_device ON kernels (target, device)",
-    """CREATE TABLE graphs (
-        digest TEXT PRIMARY KEY, blob TEXT NOT NULL, bytes INTEGER NOT NULL,
-        entry TEXT NOT NULL, seal TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL)""",
-    "CREATE INDEX graphs_by_blob ON graphs (blob)",
+    """CREATE TABLE artifacts (
+        digest TEXT PRIMARY KEY, kind TEXT NOT NULL, blob TEXT NOT NULL, bytes INTEGER NOT NULL,
+        entry TEXT NOT NULL, checksum TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL)""",
+    "CREATE INDEX artifacts_by_blob ON artifacts (blob)",
     """CREATE TABLE tasks (
-        digest TEXT PRIMARY KEY, entry TEXT NOT NULL, seal TEXT NOT NULL, used REAL NOT NULL)""",
+        digest TEXT PRIMARY KEY, entry TEXT NOT NULL, checksum TEXT NOT NULL,
+        used REAL NOT NULL)""",
     """CREATE TABLE records (
         id INTEGER PRIMARY KEY, task TEXT NOT NULL, candidate TEXT NOT NULL, status TEXT NOT NULL,
-        entry TEXT NOT NULL, seal TEXT NOT NULL, UNIQUE (task, candidate))""",
+        entry TEXT NOT NULL, checksum TEXT NOT NULL, UNIQUE (task, candidate))""",
 )
-TABLES: Final = ("kernels", "graphs", "tasks", "records")
+TABLES: Final = ("kernels", "artifacts", "tasks", "records")
 FOREIGN: Final = "unknown schema"  # how the message about another schema begins
 
 _OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_master"

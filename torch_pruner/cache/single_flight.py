@@ -28,7 +28,7 @@ _log = log.logger(__name__)
 
 
 @dataclass(slots=True)
-class _Claim:
+class _Flight:
     """A thread lock, how many want it, how deep its holder is nested, and if it has the file."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -37,8 +37,8 @@ class _Claim:
     mine: bool = False
 
 
-class Claims:
-    """Claims on digests, among threads (``directory=None``) or among processes too.
+class SingleFlight:
+    """SingleFlight on digests, among threads (``directory=None``) or among processes too.
 
     Contract: while a claim is held, nobody else who uses the same directory holds it. A claim may
     be nested in itself within one thread.
@@ -47,7 +47,7 @@ class Claims:
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
         self._guard = threading.Lock()
-        self._claims: dict[str, _Claim] = {}
+        self._flights: dict[str, _Flight] = {}
         renew_after_fork(self)
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class Claims:
             raise ValueError(f"not the digest of a key: {digest!r}")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._guard:
-            claim = self._claims.setdefault(digest, _Claim())
+            claim = self._flights.setdefault(digest, _Flight())
             claim.wanted += 1
         try:
             if not claim.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
@@ -80,12 +80,12 @@ class Claims:
         finally:
             with self._guard:
                 claim.wanted -= 1
-                if not claim.wanted and self._claims.get(digest) is claim:
-                    del self._claims[digest]
+                if not claim.wanted and self._flights.get(digest) is claim:
+                    del self._flights[digest]
 
     def after_fork(self) -> None:
         """The child holds no claims: they are the parent's."""
-        self._guard, self._claims = threading.Lock(), {}
+        self._guard, self._flights = threading.Lock(), {}
 
     @contextlib.contextmanager
     def _file(self, digest: str, deadline: float | None) -> Iterator[bool]:

@@ -1,9 +1,9 @@
 """The kernel store: what the rest of the package sees of the cache.
 
-In: keys, entries, libraries. Out: the same, later, in this process or another. Nothing that a disk
-does makes a method fail: what cannot be written is kept in memory for this process, with one
-warning, and damage is a miss. The one error is a cache directory that another user owns
-(``CacheDirectoryError``).
+In: keys, entries of kernels, artifacts of graphs. Out: the same, later, in this process or another.
+Nothing that a disk does makes a method fail: what cannot be written is kept in memory for this
+process, with one warning, and damage is a miss. The one error is a cache directory that another
+user owns (``CacheDirectoryError``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch_pruner import exc
 from torch_pruner.cache import location, maintenance
-from torch_pruner.cache.entry import GraphEntry, KernelEntry, keep_best
+from torch_pruner.cache.entry import (
+    Artifact,
+    ArtifactEntry,
+    ArtifactKind,
+    KernelEntry,
+    artifact_digest,
+    keep_best,
+)
 from torch_pruner.cache.fork_hooks import renew_after_fork
-from torch_pruner.cache.indexed_blobs import Shelf, Table
-from torch_pruner.cache.memory_fallback import Tiers
+from torch_pruner.cache.indexed_blobs import IndexedBlobs, Table
+from torch_pruner.cache.memory_fallback import MemoryFallback
 from torch_pruner.cache.records import TuningRecord, as_json_lines, sound
-from torch_pruner.cache.single_flight import Claims
+from torch_pruner.cache.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch_pruner.cache.key import GraphKey, KernelKey
 
@@ -42,7 +49,9 @@ class StoreStats:
 
     root: str
     kernels: int
-    graphs: int
+    libraries: int
+    captured: int
+    verdicts: int
     records: int
     bytes: int
     max_bytes: int
@@ -54,7 +63,7 @@ class StoreStats:
 
 
 class KernelStore:
-    """Kernels, libraries and tuning records of one cache root.
+    """Kernels, artifacts of graphs and tuning records of one cache root.
 
     Contract: methods may be called from any thread and after a fork, and one root may be open in
     many processes. What was put is found by every later ``get`` of any process, unless the store is
@@ -75,8 +84,8 @@ class KernelStore:
         self.max_bytes = max_bytes
         self._clock = clock
         self._asked: tuple[Any, ...] = (self.root, max_bytes, read_only)
-        self._tiers = Tiers(layout, read_only=read_only, clock=clock)
-        self._claims = Claims(None if layout is None or read_only else layout.locks)
+        self._fallback = MemoryFallback(layout, read_only=read_only, clock=clock)
+        self._flights = SingleFlight(None if layout is None or read_only else layout.locks)
         self._lock = threading.Lock()
         self._hits = self._misses = self._puts = 0
         renew_after_fork(self)
@@ -105,7 +114,7 @@ class KernelStore:
             writable = location.prepare(layout, read_only=read_only)
             store = cls(layout, max_bytes=max_bytes, read_only=not writable, clock=clock)
             store._asked = asked
-            maintenance.count(store._tiers.main(), "kernels")
+            maintenance.count(store._fallback.main(), "kernels")
         except exc.CacheDirectoryError as err:
             if root is not None:
                 raise
@@ -116,18 +125,18 @@ class KernelStore:
             return store
         store = cls(None, max_bytes=max_bytes, read_only=False, clock=clock)
         store._asked = asked
-        store._tiers.start_degraded(where, reason)
+        store._fallback.start_degraded(where, reason)
         return store
 
     @property
     def degraded(self) -> str | None:
         """Why the store keeps new entries in memory only; None if it does not."""
-        return self._tiers.degraded
+        return self._fallback.degraded
 
     @property
     def read_only(self) -> bool:
         """Whether the root can only be read."""
-        return self._tiers.read_only
+        return self._fallback.read_only
 
     def get_kernel(self, key: KernelKey) -> KernelEntry | None:
         """The best known entry of ``key``."""
@@ -140,38 +149,44 @@ class KernelStore:
         Raises ValueError for an entry that could not be read back.
         """
         entry = KernelEntry.from_text(entry.to_text())
-        merged = self._tiers.write(lambda shelf: shelf.put_kernel(entry, chosen=chosen))
+        merged = self._fallback.write(lambda indexed: indexed.put_kernel(entry, chosen=chosen))
         if merged is None:
             return entry
         return self._put(self._best(entry.key) or merged if self.degraded else merged)
 
-    def get_graph(self, key: GraphKey, *, mine: bool = False) -> tuple[GraphEntry, Path] | None:
-        """The library of ``key`` and its path; the digest of the file was just verified.
+    def get(
+        self, kind: ArtifactKind, key: GraphKey, *, mine: bool = False
+    ) -> tuple[ArtifactEntry, Path] | None:
+        """An artifact and the path of its bytes, whose digest was just verified.
 
         With ``mine`` only one that this user has signed.
 
         ``prune`` leaves the file alone until it can be loaded. If loading fails all the same
-        (someone cleared the cache), ``drop_graph`` and build again.
+        (someone cleared the cache), ``drop`` it and build again.
         """
-        find = functools.partial(Shelf.get_graph, key=key, mine=mine)
-        return self._counted(self._tiers.find(find, key.digest()))
+        find = functools.partial(IndexedBlobs.get_artifact, kind=kind, key=key, mine=mine)
+        return self._counted(self._fallback.find(find, artifact_digest(kind, key)))
 
-    def put_graph(
-        self, key: GraphKey, data: bytes | os.PathLike[str], meta: Mapping[str, Any]
-    ) -> Path | None:
-        """Store a library (bytes, or the path of a file); its path here, None if not stored."""
+    def put(self, artifact: Artifact) -> Path | None:
+        """Store an artifact in place of an earlier one; the path of its bytes, None if not stored.
+
+        Raises ValueError for one that could not be read back, OSError where ``data`` is a path that
+        cannot be read.
+        """
+        data = artifact.data
         payload = data if isinstance(data, bytes) else Path(data).read_bytes()
-        GraphEntry.from_text(GraphEntry(key, "0" * 64, meta).to_text())
-        path = self._tiers.write(lambda shelf: shelf.put_graph(key, payload, meta))
+        entry = ArtifactEntry(artifact.kind, artifact.key, "0" * 64, artifact.meta)
+        ArtifactEntry.from_text(entry.to_text())
+        path = self._fallback.write(lambda indexed: indexed.put_artifact(artifact, payload))
         return None if path is None else self._put(path)
 
     def drop_kernel(self, key: KernelKey) -> None:
         """Forget a kernel and its records. If the root cannot be written, hide them here."""
         self._drop("kernels", key.digest())
 
-    def drop_graph(self, key: GraphKey) -> None:
-        """Forget a library, likewise."""
-        self._drop("graphs", key.digest())
+    def drop(self, kind: ArtifactKind, key: GraphKey) -> None:
+        """Forget an artifact, likewise."""
+        self._drop("artifacts", artifact_digest(kind, key))
 
     def nearest(self, key: KernelKey) -> KernelKey | None:
         """The stored key that explains a miss of ``key`` best; never ``key`` itself.
@@ -179,17 +194,17 @@ class KernelStore:
         One of the same workload if there is any, else one of the same target or device, with the
         fewest differing fields.
         """
-        return self._tiers.find(lambda shelf: shelf.nearest(key))
+        return self._fallback.find(lambda indexed: indexed.nearest(key))
 
     def add_records(self, key: KernelKey, records: Sequence[TuningRecord]) -> None:
         """Append what was measured for ``key``. A candidate keeps its record; ok beats failed."""
         checked = [sound(record) for record in records]
-        self._tiers.write(lambda shelf: shelf.add_records(key, checked))
+        self._fallback.write(lambda indexed: indexed.add_records(key, checked))
 
     def records(self, key: KernelKey) -> list[TuningRecord]:
         """What was measured for ``key``, in the order it was added, each candidate once."""
         merged: dict[str, TuningRecord] = {}
-        for found in self._tiers.collect(lambda shelf: shelf.records(key), key.digest()):
+        for found in self._fallback.collect(lambda indexed: indexed.records(key), key.digest()):
             for record in found:
                 if record.digest not in merged or merged[record.digest].status != "ok":
                     merged[record.digest] = record
@@ -197,39 +212,44 @@ class KernelStore:
 
     def export_records(self) -> Iterator[str]:
         """All tuning records as JSON lines: each kernel's line, then those of its records."""
-        keys = {key.digest(): key for keys in self._tiers.collect(Shelf.recorded) for key in keys}
-        for _, key in sorted(keys.items()):
+        found = self._fallback.collect(IndexedBlobs.recorded)
+        for _, key in sorted({key.digest(): key for keys in found for key in keys}.items()):
             yield from as_json_lines(key, self._workload_text(key), self.records(key))
 
     def claim(
         self, key_digest: str, timeout_s: float | None = None
     ) -> contextlib.AbstractContextManager[bool]:
-        """Single flight: ``with store.claim(digest) as mine``, then look again; see ``Claims``."""
-        return self._claims.claim(key_digest, timeout_s)
+        """``with store.claim(digest) as mine``, then look again; see ``SingleFlight``."""
+        return self._flights.claim(key_digest, timeout_s)
 
     def ls(self) -> list[maintenance.Listed]:
-        """Every entry that can be read, most recently used first, kernels before graphs."""
+        """Every entry that can be read, most recently used first, kernels before artifacts."""
 
-        def shown(shelf: Shelf) -> dict[str, maintenance.Listed]:
-            items = maintenance.listing(shelf)
-            return {i.digest: i for i in items if self._tiers.shows(shelf, i.digest)}
+        def shown(indexed: IndexedBlobs) -> dict[str, maintenance.Listed]:
+            items = maintenance.listing(indexed)
+            return {i.digest: i for i in items if self._fallback.shows(indexed, i.digest)}
 
         found: dict[str, maintenance.Listed] = {}
-        for items in self._tiers.collect(shown):
+        for items in self._fallback.collect(shown):
             found |= items
         return list(found.values())
 
     def stats(self) -> StoreStats:
         """Counts and sizes now, and the hits, misses and puts of this object."""
 
-        def total(measure: Callable[[Shelf], int]) -> int:
-            return sum(self._tiers.collect(measure))
+        def total(measure: Callable[[IndexedBlobs], int]) -> int:
+            return sum(self._fallback.collect(measure))
+
+        def of_kind(kind: ArtifactKind) -> int:
+            return total(lambda indexed: maintenance.count_kind(indexed, kind))
 
         return StoreStats(
             root=str(self.root or ""),
-            kernels=total(lambda shelf: maintenance.count(shelf, "kernels")),
-            graphs=total(lambda shelf: maintenance.count(shelf, "graphs")),
-            records=total(lambda shelf: maintenance.count(shelf, "records")),
+            kernels=total(lambda indexed: maintenance.count(indexed, "kernels")),
+            libraries=of_kind(ArtifactKind.LIBRARY),
+            captured=of_kind(ArtifactKind.CAPTURED),
+            verdicts=of_kind(ArtifactKind.VERDICT),
+            records=total(lambda indexed: maintenance.count(indexed, "records")),
             bytes=total(maintenance.bytes_on_disk),
             max_bytes=self.max_bytes,
             hits=self._hits,
@@ -251,26 +271,27 @@ class KernelStore:
         return self._look_after(maintenance.adopt, writes=True)
 
     def prune(self) -> maintenance.PruneReport:
-        """Remove left-overs, and the least recently used above ``max_bytes``; see ``upkeep.prune``.
+        """Remove left-overs, and the least recently used above ``max_bytes``.
 
         Raises CacheDirectoryError if the root cannot be written.
         """
-        return self._look_after(lambda shelf: maintenance.prune(shelf, self.max_bytes), writes=True)
+        work = functools.partial(maintenance.prune, max_bytes=self.max_bytes)
+        return self._look_after(work, writes=True)
 
     def clear(self) -> maintenance.PruneReport:
-        """Remove everything, also what was set aside.
+        """Remove everything, also what was set aside and what earlier formats left.
 
         Raises CacheDirectoryError if the root cannot be written.
         """
         report = self._look_after(maintenance.clear, writes=True)
         if self.root is not None:
-            location.remove_set_aside(location.Layout(self.root))
-        self._tiers.clear_memory()
+            location.remove_unused_formats(location.Layout(self.root))
+        self._fallback.clear_memory()
         return report
 
     def close(self) -> None:
         """Let go of files, and of libraries not loaded yet. A later call opens what it needs."""
-        self._tiers.close()
+        self._fallback.close()
 
     def after_fork(self) -> None:
         self._lock = threading.Lock()
@@ -281,23 +302,23 @@ class KernelStore:
 
     def _drop(self, table: Table, digest: str) -> None:
         if not self.read_only:
-            self._tiers.write(lambda shelf: shelf.drop(table, digest))
-        self._tiers.hide(digest)
+            self._fallback.write(lambda indexed: indexed.drop(table, digest))
+        self._fallback.hide(digest)
 
     def _best(self, key: KernelKey) -> KernelEntry | None:
-        entries = self._tiers.collect(lambda shelf: shelf.get_kernel(key), key.digest())
+        entries = self._fallback.collect(lambda indexed: indexed.get_kernel(key), key.digest())
         return functools.reduce(keep_best, entries) if entries else None
 
     def _workload_text(self, key: KernelKey) -> str:
         entry = self._best(key)
         return "" if entry is None else entry.workload_text
 
-    def _look_after(self, work: Callable[[Shelf], T], *, writes: bool = False) -> T:
+    def _look_after(self, work: Callable[[IndexedBlobs], T], *, writes: bool = False) -> T:
         root = str(self.root or "in memory")
         if writes and self.read_only:
             raise exc.CacheDirectoryError(root, "it is read-only")
         try:
-            return work(self._tiers.main())
+            return work(self._fallback.main())
         except OSError as err:
             raise exc.CacheDirectoryError(root, str(err)) from err
 

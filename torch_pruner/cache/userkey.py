@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEY_BYTES: Final = 32
-NAME: Final = "seal.key"
+NAME: Final = "signing.key"
 _MOST_BYTES: Final = 4096
 _CHECKSUM_DIGITS: Final = 16
 _LINE_BYTES: Final = 2 * KEY_BYTES + 1 + _CHECKSUM_DIGITS + 1
@@ -60,7 +60,7 @@ def load(root: Path, *, create: bool) -> bytes | None:
     return key
 
 
-def claim(home: Path) -> None:
+def note_own(home: Path) -> None:
     """Remember that this user made the version directory ``home``."""
     if (path := _note_of(home)) is None:
         return
@@ -70,7 +70,7 @@ def claim(home: Path) -> None:
         _publish(path, text.encode(), replace=True)
 
 
-def is_claimed(home: Path) -> bool:
+def is_own(home: Path) -> bool:
     """Whether this user made ``home``, and not only what lay there before."""
     if (path := _note_of(home)) is None:
         return False

@@ -117,7 +117,7 @@ def _show(args: argparse.Namespace, found: Manifest, **more: bool) -> None:
     signed = "signed" if found.signed else "not signed"
     print(f"made by    {found.made_by} ({found.origin.codegen}), {signed}")
     print(f"device     {found.origin.device.get('name')} ({found.origin.digest[:8]})")
-    print(f"holds      {found.kernels} kernels, {found.graphs} built libraries,", end=" ")
+    print(f"holds      {found.kernels} kernels, {found.artifacts} artifacts of graphs,", end=" ")
     print(f"{found.records} records, {bytes_text(size)}")
     if "fits" in more:
         print(f"this one   {'the same device and version' if more['fits'] else 'is different'}")
@@ -127,7 +127,7 @@ def _key(flag: str, path: Path | None) -> bytes | None:
     """The secret in a file, less line ends at its end."""
     if path is None:
         return None
-    from torch_pruner.cache.bundle import MIN_KEY_BYTES
+    from torch_pruner.cache.manifest import MIN_KEY_BYTES
 
     try:
         key = read_bounded(path, MAX_KEY_BYTES).rstrip(b"\r\n")

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_pruner.cache import KernelEntry, KernelStore, PruneReport, location
+from torch_pruner.cache import (
+    ArtifactEntry,
+    ArtifactKind,
+    KernelEntry,
+    KernelStore,
+    PruneReport,
+    location,
+)
 from torch_pruner.cli import arguments, explain, model
 from torch_pruner.config import EFFORT, Config
 from torch_pruner.fingerprint import DeviceFingerprint
@@ -24,6 +32,10 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.recheck import Recheck
     from torch_pruner.dynamo.api import TaskExplanation
 
+_NOUNS = {
+    ArtifactKind.VERDICT: "graphs compared with eager",
+    ArtifactKind.CAPTURED: "captured graphs",
+}
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (0.0, "s"))
 
 
@@ -45,7 +57,7 @@ class Miss:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
     for name, command, text in (
-        ("ls", ls, "list the kernels, most recently used first"),
+        ("ls", ls, "list what is stored, most recently used first"),
         ("stats", stats, "how much is stored, and where"),
         ("verify", verify, "read everything and check every digest; changes nothing"),
         ("adopt", adopt, "sign what others put into a cache of this user, as if he had made it"),
@@ -80,20 +92,23 @@ def ls(args: argparse.Namespace) -> int:
         print(json.dumps([_listed_json(item) for item in found], indent=2))
         return 0
     here, now = DeviceFingerprint.detect().digest(), time.time()
-    rows = [
-        _row(item, item.entry, here, now) for item in found if isinstance(item.entry, KernelEntry)
-    ]
-    if rows:
+    kernels = [_row(i, i.entry, here, now) for i in found if isinstance(i.entry, KernelEntry)]
+    if kernels:
         headers = ("name", "device", "latency", "source", "effort", "trials", "age", "last use")
-        print("\n".join(table(headers, rows, align="<<><<>>>")))
-    graphs = [item.entry.meta for item in found if not isinstance(item.entry, KernelEntry)]
-    checked = sum("checked" in meta for meta in graphs)
-    captured = sum("captured" in meta for meta in graphs)
-    built = len(graphs) - checked - captured
+        print("\n".join(table(headers, kernels, align="<<><<>>>")))
+    artifacts = [(i, i.entry) for i in found if isinstance(i.entry, ArtifactEntry)]
+    if artifacts:
+        rows = [_artifact_row(item, entry, here, now) for item, entry in artifacts]
+        columns = ("name", "kind", "device", "size", "age", "last use")
+        print("\n".join(table(columns, rows, align="<<<>>>")))
+    count = Counter(entry.kind for _, entry in artifacts)
     size = bytes_text(sum(item.bytes for item in found))
-    compared = f"; {checked} graphs compared with eager" if checked else ""
-    compared += f"; {captured} captured graphs" if captured else ""
-    print(f"{len(rows)} kernels and {built} built libraries, {size}{compared}")
+    print(
+        f"{len(kernels)} kernels and {count[ArtifactKind.LIBRARY]} built libraries, {size}", end=""
+    )
+    for kind, text in _NOUNS.items():
+        print(f"; {count[kind]} {text}" if count[kind] else "", end="")
+    print()
     return 0
 
 
@@ -106,8 +121,8 @@ def stats(args: argparse.Namespace) -> int:
         return 0
     print(f"directory  {shown['root'] or 'none'}")
     print(f"size       {bytes_text(shown['bytes'])} of at most {bytes_text(shown['max_bytes'])}")
-    for name, text in (("kernels", "kernels"), ("graphs", "libraries"), ("records", "records")):
-        print(f"{text:10} {shown[name]}")
+    for name in ("kernels", "libraries", "captured", "verdicts", "records"):
+        print(f"{name:10} {shown[name]}")
     if shown["degraded"]:
         print(f"unusable   {shown['degraded']}")
     return 0
@@ -203,7 +218,7 @@ def _listed_json(item: Listed) -> dict[str, Any]:
     common = {"digest": item.digest, "bytes": item.bytes, "created": item.created}
     common |= {"used": item.used, "key": entry.key.to_json()}
     if not isinstance(entry, KernelEntry):
-        return {"kind": "graph", **common, "blob": entry.blob}
+        return {"kind": str(entry.kind), **common, "blob": entry.blob}
     return {
         "kind": "kernel",
         **common,
@@ -231,6 +246,17 @@ def _row(item: Listed, entry: KernelEntry, here: str, now: float) -> tuple[str, 
     )
 
 
+def _artifact_row(item: Listed, entry: ArtifactEntry, here: str, now: float) -> tuple[str, ...]:
+    return (
+        str(entry.meta.get("name") or item.digest[:8]),
+        entry.kind,
+        "this" if entry.key.device == here else entry.key.device[:8],
+        bytes_text(item.bytes),
+        age(now - item.created),
+        age(now - item.used),
+    )
+
+
 def age(seconds: float) -> str:
     """The largest unit that gives at least one."""
     size, unit = next((s, u) for s, u in _AGES if seconds >= s or not s)
@@ -242,11 +268,11 @@ def _removed(args: argparse.Namespace, report: PruneReport) -> int:
         print(json.dumps(asdict(report), indent=2))
         return 0
     print(
-        f"removed {report.kernels} kernels and {report.graphs} built libraries,"
+        f"removed {report.kernels} kernels and {report.artifacts} artifacts of graphs,"
         f" {bytes_text(report.freed_bytes)}; {bytes_text(report.bytes)} are left"
     )
     if report.in_use:
-        print(f"{report.in_use} libraries above the limit are in use and stay")
+        print(f"{report.in_use} artifacts above the limit are in use and stay")
     return 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc, families
+from torch_pruner.cache import Artifact, ArtifactKind
 from torch_pruner.compiler import kernels
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.dump import dump_graph
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
+LIBRARY = ArtifactKind.LIBRARY
 BUILD_S = 1.0  # that a kernel may take to be built; few take so long
 
 
@@ -203,7 +205,7 @@ class Compiler:
             return [kernels.miss([task], self.store, self.context) for task in absent]
         key = self._graph_key(lowered, choices)
         built = all(isinstance(segment, int) for segment in _segments(lowered, choices))
-        return [] if built or self.store.get_graph(key) is not None else [self._no_library(key)]
+        return [] if built or self.store.get(LIBRARY, key) is not None else [self._no_library(key)]
 
     def _name_what_is_built(self, kernels: int) -> None:
         """Before it begins: without a library there is nothing to run, whatever the budget says."""
@@ -242,13 +244,13 @@ class Compiler:
             return [], None, ""
         toolchain = self.toolchain
         toolchain.prepare()
-        if (found := self.store.get_graph(key)) is not None:
+        if (found := self.store.get(LIBRARY, key)) is not None:
             try:
                 entries = toolchain.load(found[1], [*names, *toolchain.own])
                 return entries, None, found[0].blob
             except exc.CorruptEntry as err:
                 log.warning("rebuilding a library that cannot be loaded: %s", err)
-                self.store.drop_graph(key)
+                self.store.drop(LIBRARY, key)
         if self.config.on_miss == "error":
             raise self._no_library(key)
         self._name_what_is_built(len(lowered.tasks))
@@ -270,7 +272,7 @@ class Compiler:
             with tempfile.TemporaryDirectory(prefix="torch_pruner") as folder:
                 path = Path(folder) / "graph.so"
                 library.save(path)
-                self.store.put_graph(key, path, {"kernels": len(choices)})
+                self.store.put(Artifact(LIBRARY, key, path, {"kernels": len(choices)}))
                 return hashlib.sha256(path.read_bytes()).hexdigest()
         except (exc.CompileError, OSError) as err:
             log.warning(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.graph.ir import Graph
     from torch_pruner.tuner.measure.base import MeasureExecutor
-    from torch_pruner.tuner.session import TaskOutcome
+    from torch_pruner.tuner.task_run import TaskOutcome
 
 log = logger(__name__)
 

@@ -49,7 +49,7 @@ _BY_NUMBERS = frozenset({
 })  # fmt: skip
 
 
-class Steps:
+class StepBudget:
     """What is left of a number of node steps; ``error`` makes what is raised when none are."""
 
     __slots__ = ("_error", "left")

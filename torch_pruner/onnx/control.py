@@ -10,20 +10,20 @@ import torch
 from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx.bounds import nbytes
 from torch_pruner.onnx.operators.types import torch_dtype
-from torch_pruner.onnx.values import Value
+from torch_pruner.onnx.values import OnnxValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch_pruner.onnx.graph import Step, Type
+    from torch_pruner.onnx.graph import OnnxNode, TensorType
     from torch_pruner.onnx.interpreter import Interpreter
     from torch_pruner.onnx.values import Env
 
-    Values = Sequence[Value | None]
-    Control = Callable[[Interpreter, Step, Values, Env, int, int], Values]
+    Values = Sequence[OnnxValue | None]
+    Control = Callable[[Interpreter, OnnxNode, Values, Env, int, int], Values]
 
 
-def _number(value: Value | None, default: int | None = None) -> int:
+def _number(value: OnnxValue | None, default: int | None = None) -> int:
     if value is None:
         if default is None:
             raise TypeError("nothing where a number should be")
@@ -32,32 +32,34 @@ def _number(value: Value | None, default: int | None = None) -> int:
 
 
 def _constant(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    ((name, value),) = step.attrs.items()
+    ((name, value),) = node.attrs.items()
     if isinstance(value, np.ndarray):
-        return [Value.of(value)]
+        return [OnnxValue.of(value)]
     if name in ("value_int", "value_ints"):
-        return [Value.of(np.array(value, dtype=np.int64))]
+        return [OnnxValue.of(np.array(value, dtype=np.int64))]
     if name in ("value_float", "value_floats"):
-        return [Value.of(np.array(value, dtype=np.float32))]
+        return [OnnxValue.of(np.array(value, dtype=np.float32))]
     raise UnsupportedModel(run.name, f"a constant given as {name}", "")
 
 
-def _if(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int) -> Values:
-    taken = step.attrs["then_branch" if _number(inputs[0]) else "else_branch"]
+def _if(
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
+) -> Values:
+    taken = node.attrs["then_branch" if _number(inputs[0]) else "else_branch"]
     return run.inside(taken, env, {}, depth)
 
 
 class _Rows:
     """What the steps of a loop make of one output, together no more than one tensor may be."""
 
-    def __init__(self, run: Interpreter, kind: Type) -> None:
+    def __init__(self, run: Interpreter, kind: TensorType) -> None:
         self._run, self._kind = run, kind
         self._rows: list[torch.Tensor] = []
         self._bytes = 0
 
-    def add(self, value: Value | None) -> None:
+    def add(self, value: OnnxValue | None) -> None:
         row = _present(value).tensor()
         self._bytes += row.numel() * row.element_size()
         self._run.memory.afford(self._bytes)
@@ -67,29 +69,31 @@ class _Rows:
     def rank(self) -> int:
         return self._rows[0].dim() if self._rows else len(self._kind.shape)
 
-    def stacked(self, axis: int = 0, *, backwards: bool = False) -> Value:
+    def stacked(self, axis: int = 0, *, backwards: bool = False) -> OnnxValue:
         if not self._rows:
             empty = [*self._kind.shape]
             empty.insert(axis, 0)
-            return Value(device=torch.zeros(empty, dtype=torch_dtype(self._kind.element)))
+            return OnnxValue(device=torch.zeros(empty, dtype=torch_dtype(self._kind.element)))
         rows = self._rows[::-1] if backwards else self._rows
-        return Value(device=torch.stack(rows, dim=axis))
+        return OnnxValue(device=torch.stack(rows, dim=axis))
 
 
-def _loop(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int) -> Values:
+def _loop(
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
+) -> Values:
     """Runs until its count is reached or its condition fails; how long that may be is the
     interpreter's to say."""
-    body = step.attrs["body"]
+    body = node.attrs["body"]
     most = None if inputs[0] is None else _number(inputs[0])
-    going: Value | None = inputs[1] if len(inputs) > 1 else None
+    going: OnnxValue | None = inputs[1] if len(inputs) > 1 else None
     going = _true() if going is None else going
     state = list(inputs[2:])
     made = [_Rows(run, body.types[name]) for name in body.outputs[1 + len(state) :]]
     if most is not None and run.tracing:
-        run.steps.foresee(most * (1 + len(body.steps)))  # the condition may end it before, rarely
+        run.budget.foresee(most * (1 + len(body.nodes)))  # the condition may end it before, rarely
     done = 0
     while (most is None or done < most) and _number(going):
-        run.steps.take()
+        run.budget.take()
         given = dict(zip(body.inputs, [run.counter(done), going, *state], strict=True))
         going, *results = run.repeated(body, env, given, depth)
         state, rows = results[: len(state)], results[len(state) :]
@@ -99,29 +103,31 @@ def _loop(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, de
     return [*state, *(rows.stacked() for rows in made)]
 
 
-def _true() -> Value:
-    return Value.of(np.array(True))
+def _true() -> OnnxValue:
+    return OnnxValue.of(np.array(True))
 
 
-def _scan(run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int) -> Values:
+def _scan(
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
+) -> Values:
     if opset < 9:
         raise UnsupportedModel(run.name, "Scan of opset 8", "")
-    body, count = step.attrs["body"], step.attrs["num_scan_inputs"]
+    body, count = node.attrs["body"], node.attrs["num_scan_inputs"]
     n_state = len(inputs) - count
     n_out = len(body.outputs) - n_state
     if count < 1 or n_state < 0 or n_out < 0:
         raise ValueError(f"{count} of {len(inputs)} inputs are scanned")
     state = list(inputs[:n_state])
     scanned = [_present(v).tensor() for v in inputs[n_state:]]
-    in_axes, back_in = (step.attrs.get(f"scan_input_{k}", [0] * count) for k in _SCANS)
-    out_axes, back_out = (step.attrs.get(f"scan_output_{k}", [0] * n_out) for k in _SCANS)
+    in_axes, back_in = (node.attrs.get(f"scan_input_{k}", [0] * count) for k in _SCANS)
+    out_axes, back_out = (node.attrs.get(f"scan_output_{k}", [0] * n_out) for k in _SCANS)
     steps = scanned[0].shape[in_axes[0]]
-    run.steps.foresee(steps)
+    run.budget.foresee(steps)
     made = [_Rows(run, body.types[name]) for name in body.outputs[n_state:]]
     for t in range(steps):
-        run.steps.take()
+        run.budget.take()
         now = [
-            Value(device=x.select(axis, steps - 1 - t if back else t))
+            OnnxValue(device=x.select(axis, steps - 1 - t if back else t))
             for x, axis, back in zip(scanned, in_axes, back_in, strict=True)
         ]
         given = dict(zip(body.inputs, [*state, *now], strict=True))
@@ -143,48 +149,48 @@ def _from_front(axis: int, rows: _Rows) -> int:
     return axis + rows.rank + 1 if axis < 0 else axis
 
 
-def _sequence(items: list[Value | None]) -> Value:
-    return Value(items=items)
+def _sequence(items: list[OnnxValue | None]) -> OnnxValue:
+    return OnnxValue(items=items)
 
 
-def _present(value: Value | None) -> Value:
+def _present(value: OnnxValue | None) -> OnnxValue:
     if value is None:
         raise TypeError("nothing where a tensor should be")
     return value
 
 
-def _items(value: Value | None) -> list[Value | None]:
+def _items(value: OnnxValue | None) -> list[OnnxValue | None]:
     if value is None or value.items is None:
         raise TypeError("a tensor where a sequence should be")
     return value.items
 
 
 def _sequence_construct(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     return [_sequence(list(inputs))]
 
 
 def _sequence_empty(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     return [_sequence([])]
 
 
 def _sequence_at(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     return [_items(inputs[0])[_number(inputs[1])]]
 
 
 def _sequence_length(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    return [Value.of(np.array(len(_items(inputs[0])), dtype=np.int64))]
+    return [OnnxValue.of(np.array(len(_items(inputs[0])), dtype=np.int64))]
 
 
 def _sequence_insert(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     items = list(_items(inputs[0]))
     at = _number(inputs[2], len(items)) if len(inputs) > 2 else len(items)
@@ -193,7 +199,7 @@ def _sequence_insert(
 
 
 def _sequence_erase(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     items = list(_items(inputs[0]))
     items.pop(_number(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else -1)
@@ -201,18 +207,18 @@ def _sequence_erase(
 
 
 def _concat_from_sequence(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     tensors = [v.tensor() for v in _items(inputs[0]) if v is not None]
     run.memory.afford(nbytes(tensors))
-    join = torch.stack if step.attrs.get("new_axis", 0) else torch.cat
-    return [Value(device=join(tensors, dim=step.attrs["axis"]))]
+    join = torch.stack if node.attrs.get("new_axis", 0) else torch.cat
+    return [OnnxValue(device=join(tensors, dim=node.attrs["axis"]))]
 
 
 def _split_to_sequence(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    axis, keep = step.attrs.get("axis", 0), step.attrs.get("keepdims", 1)
+    axis, keep = node.attrs.get("axis", 0), node.attrs.get("keepdims", 1)
     x = _present(inputs[0]).tensor()
     if len(inputs) < 2 or inputs[1] is None:
         ones = torch.split(x, 1, dim=axis)
@@ -220,17 +226,17 @@ def _split_to_sequence(
     else:
         sizes = np.asarray(_present(inputs[1]).numbers())
         parts = list(torch.split(x, int(sizes) if not sizes.ndim else sizes.tolist(), dim=axis))
-    return [_sequence([Value(device=p) for p in parts])]
+    return [_sequence([OnnxValue(device=p) for p in parts])]
 
 
 def _sequence_map(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    body = step.attrs["body"]
+    body = node.attrs["body"]
     made: list[list[Any]] = [[] for _ in body.outputs]
     for k in range(len(_items(inputs[0]))):
         now = [v if v is None or v.items is None else v.items[k] for v in inputs]
-        run.steps.take()
+        run.budget.take()
         given = dict(zip(body.inputs, now, strict=True))
         for kept, value in zip(made, run.repeated(body, env, given, depth), strict=True):
             kept.append(value)
@@ -238,19 +244,19 @@ def _sequence_map(
 
 
 def _optional(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     return [inputs[0] if inputs else None]
 
 
 def _has_element(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
-    return [Value.of(np.array(bool(inputs) and inputs[0] is not None))]
+    return [OnnxValue.of(np.array(bool(inputs) and inputs[0] is not None))]
 
 
 def _identity(
-    run: Interpreter, step: Step, inputs: Values, env: Env, opset: int, depth: int
+    run: Interpreter, node: OnnxNode, inputs: Values, env: Env, opset: int, depth: int
 ) -> Values:
     return [inputs[0]]
 

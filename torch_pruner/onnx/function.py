@@ -18,14 +18,14 @@ from torch_pruner.config import Config
 from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx import tracing
 from torch_pruner.onnx.boundary import unsupported
-from torch_pruner.onnx.bounds import Memory, Steps, Trials, nbytes
+from torch_pruner.onnx.bounds import Memory, StepBudget, Trials, nbytes
 from torch_pruner.onnx.interpreter import Derived, Interpreter
 from torch_pruner.onnx.load import MAX_STEPS, Model, load
 from torch_pruner.onnx.operators import DataDependentError
 from torch_pruner.onnx.operators.types import torch_dtype
 from torch_pruner.onnx.pieces import SHAPE_NUMEL, Pieces, Plan
 from torch_pruner.onnx.tensors import elements
-from torch_pruner.onnx.values import Env, Value, array_of, tensor_of
+from torch_pruner.onnx.values import Env, OnnxValue, array_of, tensor_of
 
 if TYPE_CHECKING:
     import os
@@ -67,10 +67,10 @@ class OnnxFunction:
         self.inputs, self.outputs = model.inputs, model.outputs
         self._mode, self._options = mode, dict(options or {})
         self._weights: dict[str, torch.Tensor] = {}
-        self._numbers: dict[str, Value] = {}
+        self._numbers: dict[str, OnnxValue] = {}
         for name, array in model.weights.items():
             if array.dtype.kind in "iub" and array.size <= SHAPE_NUMEL and array.ndim <= 1:
-                self._numbers[name] = Value.of(array)
+                self._numbers[name] = OnnxValue.of(array)
             else:
                 self._weights[name] = tensor_of(array)
         self._arrays = {name: model.weights[name] for name in self._weights}
@@ -120,12 +120,12 @@ class OnnxFunction:
                 more steps or memory than it may.
         """
         with unsupported(self.model.name, "running it", DataDependentError):
-            run = Interpreter(self.model, self._steps(), self._memory(values), self._derived)
+            run = Interpreter(self.model, self._budget(), self._memory(values), self._derived)
             return self._outputs(run, values)
 
     def _in_pieces(self, values: Sequence[Any]) -> list[Any]:
         """The outputs where the model is no single graph."""
-        limits = self._steps(), self._memory(values)
+        limits = self._budget(), self._memory(values)
         return self._outputs(Pieces(self.model, *limits, self._derived, self._plan), values)
 
     def _outputs(self, interpreter: Interpreter, values: Sequence[Any]) -> list[Any]:
@@ -135,9 +135,9 @@ class OnnxFunction:
             interpreter.run(self.model.graph, env)
             return [_result(env[name]) for name in self.outputs]
 
-    def _steps(self) -> Steps:
+    def _budget(self) -> StepBudget:
         reason = f"more than {MAX_STEPS} nodes run in one call, a loop's at each of its steps"
-        return Steps(MAX_STEPS, lambda: UnsupportedModel(self.model.name, reason))
+        return StepBudget(MAX_STEPS, lambda: UnsupportedModel(self.model.name, reason))
 
     def _memory(self, values: Sequence[Any]) -> Memory:
         return Memory(self.model.name, nbytes([*self._weights.values(), *values]), self._trials)
@@ -176,14 +176,14 @@ class OnnxFunction:
         """
         names = list(self._weights)
         free = [k for k in range(len(values)) if k not in fixed]
-        numbers = {self.inputs[k]: Value.of(array_of(values[k])) for k in fixed}
-        memory, budget = self._memory(values), tracing.steps(self.model)
+        numbers = {self.inputs[k]: OnnxValue.of(array_of(values[k])) for k in fixed}
+        memory, budget = self._memory(values), tracing.step_budget(self.model)
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             env = self._known(tensors[: len(names)])
             env |= numbers
             rest = zip(free, tensors[len(names) :], strict=True)
-            env |= {self.inputs[k]: Value(device=t) for k, t in rest}
+            env |= {self.inputs[k]: OnnxValue(device=t) for k, t in rest}
             plain = Interpreter(self.model, budget, memory, self._derived, tracing=True)
             plain.run(self.model.graph, env)
             results = [env[name] for name in self.outputs]
@@ -199,7 +199,7 @@ class OnnxFunction:
         env: Env = dict(self._numbers)
         for (name, array), tensor in zip(self._arrays.items(), weights, strict=True):
             few = array.size <= SHAPE_NUMEL and array.dtype.kind in "iubf"
-            env[name] = Value(device=tensor, host=array if few else None)
+            env[name] = OnnxValue(device=tensor, host=array if few else None)
         return env
 
     def _specialised(
@@ -233,15 +233,15 @@ def _may_be_shape(value: torch.Tensor) -> bool:
 _NUMBERS = (torch.int64, torch.int32)
 
 
-def _value(given: Any) -> Value | None:
+def _value(given: Any) -> OnnxValue | None:
     if given is None:
         return None
     if isinstance(given, (list, tuple)):
-        return Value(items=[_value(v) for v in given])
-    return Value(device=given)
+        return OnnxValue(items=[_value(v) for v in given])
+    return OnnxValue(device=given)
 
 
-def _result(value: Value | None) -> Any:
+def _result(value: OnnxValue | None) -> Any:
     if value is None:
         return None
     if value.items is not None:

@@ -1,7 +1,7 @@
 """A model's nodes as they are run: read once, with attributes as Python's own.
 
-In: protobufs from anywhere. Out: ``Graph`` and ``Step``, in which every name is text, every tensor
-an array, and how deep and how much there is has been counted.
+In: protobufs from anywhere. Out: ``OnnxGraph`` and ``OnnxNode``, in which every name is text, every
+tensor an array, and how deep and how much there is has been counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class TensorType:
     """The element type of a tensor and its extents, 0 where they are open; 0 for no tensor."""
 
     element: int
@@ -41,8 +41,8 @@ class Type:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """One node. ``protos`` are its attributes as they came, for who wants the node itself."""
+class OnnxNode:
+    """One node of a model. ``protos`` are its attributes as they came, for ``proto``."""
 
     name: str
     op: str
@@ -57,35 +57,35 @@ class Step:
         return self.domain, self.op
 
     @property
-    def graphs(self) -> Iterator[Graph]:
-        return (v for v in self.attrs.values() if isinstance(v, Graph))
+    def graphs(self) -> Iterator[OnnxGraph]:
+        return (v for v in self.attrs.values() if isinstance(v, OnnxGraph))
 
     def proto(self) -> NodeProto:
-        node = NodeProto(op_type=self.op, domain=self.domain, name=self.name)
-        node.input.extend(self.inputs)
-        node.output.extend(self.outputs)
-        node.attribute.extend(self.protos)
-        return node
+        made = NodeProto(op_type=self.op, domain=self.domain, name=self.name)
+        made.input.extend(self.inputs)
+        made.output.extend(self.outputs)
+        made.attribute.extend(self.protos)
+        return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Graph:
-    """Steps in order, with what goes in and comes out by name.
+class OnnxGraph:
+    """Nodes in order, with what goes in and comes out by name.
 
     ``outside`` are the names that it uses without computing them or being given them.
     """
 
-    steps: tuple[Step, ...]
+    nodes: tuple[OnnxNode, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     opset: int
     initial: Mapping[str, Array] = field(default_factory=dict)
-    types: Mapping[str, Type] = field(default_factory=dict)
+    types: Mapping[str, TensorType] = field(default_factory=dict)
     defaults: Sequence[AttributeProto] = ()
     outside: frozenset[str] = frozenset()
     has_refs: bool = False
 
-    def bound(self, caller: Step) -> Graph:
+    def bound(self, caller: OnnxNode) -> OnnxGraph:
         """This function's body with its caller's attributes in their places."""
         given = {a.name: a for a in (*self.defaults, *caller.protos)}
         values = {a.name: _default(a) for a in self.defaults} | dict(caller.attrs)
@@ -93,17 +93,19 @@ class Graph:
 
 
 def _default(a: AttributeProto) -> Any:
-    return Reader("the model", None, 0).attribute(a, 0)
+    return GraphReader("the model", None, 0).attribute(a, 0)
 
 
-def _bound(graph: Graph, given: Mapping[str, AttributeProto], values: Mapping[str, Any]) -> Graph:
-    steps = []
-    for step in graph.steps:
+def _bound(
+    graph: OnnxGraph, given: Mapping[str, AttributeProto], values: Mapping[str, Any]
+) -> OnnxGraph:
+    nodes = []
+    for node in graph.nodes:
         attrs, protos = {}, []
-        for a in step.protos:
-            value = step.attrs[a.name]
+        for a in node.protos:
+            value = node.attrs[a.name]
             if not isinstance(value, Ref):
-                inner = isinstance(value, Graph) and value.has_refs
+                inner = isinstance(value, OnnxGraph) and value.has_refs
                 attrs[a.name] = _bound(value, given, values) if inner else value
                 protos.append(a)
             elif value.name in given:
@@ -112,18 +114,18 @@ def _bound(graph: Graph, given: Mapping[str, AttributeProto], values: Mapping[st
                 copy.name = a.name
                 attrs[a.name] = values[value.name]
                 protos.append(copy)
-        steps.append(replace(step, attrs=attrs, protos=tuple(protos)))
-    return replace(graph, steps=tuple(steps), has_refs=False)
+        nodes.append(replace(node, attrs=attrs, protos=tuple(protos)))
+    return replace(graph, nodes=tuple(nodes), has_refs=False)
 
 
-class Reader:
+class GraphReader:
     """Reads the graphs of one model. ``count`` is the number of nodes that were read."""
 
     def __init__(self, model: str, folder: Folder | None, opset: int) -> None:
         self.model, self.folder, self.opset = model, folder, opset
         self.count = 0
 
-    def graph(self, proto: GraphProto, depth: int = 0, *, weights: bool = True) -> Graph:
+    def graph(self, proto: GraphProto, depth: int = 0, *, weights: bool = True) -> OnnxGraph:
         """A graph; with its initializers unless ``weights`` is off."""
         if proto.sparse_initializer:
             raise UnsupportedModel(self.model, "it has sparse weights", "make them dense")
@@ -135,42 +137,42 @@ class Reader:
         inputs = tuple(i.name for i in proto.input)
         if len(set(inputs)) < len(inputs):
             raise UnsupportedModel(self.model, "two inputs have the same name")
-        steps = self._steps(proto.node, depth)
+        nodes = self._nodes(proto.node, depth)
         outputs = tuple(o.name for o in proto.output)
         types = {i.name: _type(i) for i in (*proto.input, *proto.output)}
         known = {*inputs, *(t.name for t in proto.initializer)}
-        return Graph(
-            steps, inputs, outputs, self.opset, initial, types, (),
-            _outside(steps, outputs, known), _refs(steps),
+        return OnnxGraph(
+            nodes, inputs, outputs, self.opset, initial, types, (),
+            _outside(nodes, outputs, known), _refs(nodes),
         )  # fmt: skip
 
-    def function(self, proto: FunctionProto) -> Graph:
+    def function(self, proto: FunctionProto) -> OnnxGraph:
         """A function of the model, or the body that ONNX gives an operator."""
         versions = [o.version for o in proto.opset_import if o.domain in ONNX_DOMAINS]
         opset, self.opset = self.opset, versions[0] if versions else self.opset
         try:
-            steps = self._steps(proto.node, 0)
-            return Graph(
-                steps, tuple(proto.input), tuple(proto.output), self.opset,
-                defaults=tuple(proto.attribute_proto), has_refs=_refs(steps),
+            nodes = self._nodes(proto.node, 0)
+            return OnnxGraph(
+                nodes, tuple(proto.input), tuple(proto.output), self.opset,
+                defaults=tuple(proto.attribute_proto), has_refs=_refs(nodes),
             )  # fmt: skip
         finally:
             self.opset = opset
 
-    def _steps(self, nodes: Iterable[NodeProto], depth: int) -> tuple[Step, ...]:
+    def _nodes(self, protos: Iterable[NodeProto], depth: int) -> tuple[OnnxNode, ...]:
         if depth > MAX_DEPTH:
             raise UnsupportedModel(self.model, f"subgraphs are more than {MAX_DEPTH} deep")
-        return tuple(self._step(node, depth) for node in nodes)
+        return tuple(self._node(proto, depth) for proto in protos)
 
-    def _step(self, node: NodeProto, depth: int) -> Step:
+    def _node(self, proto: NodeProto, depth: int) -> OnnxNode:
         self.count += 1
-        attrs = {a.name: self.attribute(a, depth) for a in node.attribute}
-        if len(attrs) < len(node.attribute):
-            reason = f"node {node.name or node.op_type!r} has an attribute twice"
+        attrs = {a.name: self.attribute(a, depth) for a in proto.attribute}
+        if len(attrs) < len(proto.attribute):
+            reason = f"node {proto.name or proto.op_type!r} has an attribute twice"
             raise UnsupportedModel(self.model, reason)
-        domain = "" if node.domain in ONNX_DOMAINS else node.domain
-        names = tuple(node.input), tuple(node.output)
-        return Step(node.name, node.op_type, domain, *names, attrs, tuple(node.attribute))
+        domain = "" if proto.domain in ONNX_DOMAINS else proto.domain
+        names = tuple(proto.input), tuple(proto.output)
+        return OnnxNode(proto.name, proto.op_type, domain, *names, attrs, tuple(proto.attribute))
 
     def attribute(self, a: AttributeProto, depth: int) -> Any:
         """An attribute as Python's own; a tensor as an array."""
@@ -192,29 +194,29 @@ class Reader:
         return value
 
 
-def _type(info: Any) -> Type:
+def _type(info: Any) -> TensorType:
     kind = info.type.tensor_type
-    return Type(kind.elem_type, tuple(d.dim_value for d in kind.shape.dim))
+    return TensorType(kind.elem_type, tuple(d.dim_value for d in kind.shape.dim))
 
 
-def _refs(steps: Iterable[Step]) -> bool:
-    values = [v for step in steps for v in step.attrs.values()]
-    return any(isinstance(v, Ref) or (isinstance(v, Graph) and v.has_refs) for v in values)
+def _refs(nodes: Iterable[OnnxNode]) -> bool:
+    values = [v for node in nodes for v in node.attrs.values()]
+    return any(isinstance(v, Ref) or (isinstance(v, OnnxGraph) and v.has_refs) for v in values)
 
 
-def _outside(steps: Iterable[Step], outputs: Iterable[str], known: set[str]) -> frozenset[str]:
+def _outside(nodes: Iterable[OnnxNode], outputs: Iterable[str], known: set[str]) -> frozenset[str]:
     found: set[str] = set()
     have = set(known)
-    for step in steps:
-        for names in (step.inputs, *(g.outside for g in step.graphs)):
+    for node in nodes:
+        for names in (node.inputs, *(g.outside for g in node.graphs)):
             found.update(name for name in names if name and name not in have)
-        have.update(step.outputs)
+        have.update(node.outputs)
     found.update(name for name in outputs if name not in have)
     return frozenset(found)
 
 
 def unfolded(
-    model: str, graph: Graph, functions: Mapping[Key, Graph], most: int
+    model: str, graph: OnnxGraph, functions: Mapping[Key, OnnxGraph], most: int
 ) -> tuple[int, Mapping[Key, int]]:
     """How many nodes run when every function is put where it is called, and every subgraph once;
     of the graph, and of each function that it calls.
@@ -226,11 +228,11 @@ def unfolded(
     known: dict[Key, int] = {}
     open_: list[Key] = []
 
-    def count(inner: Graph) -> int:
-        return sum(1 + called(s) + sum(count(g) for g in s.graphs) for s in inner.steps)
+    def count(inner: OnnxGraph) -> int:
+        return sum(1 + called(s) + sum(count(g) for g in s.graphs) for s in inner.nodes)
 
-    def called(step: Step) -> int:
-        key = step.key
+    def called(node: OnnxNode) -> int:
+        key = node.key
         if key not in functions:
             return 0
         if key in open_:

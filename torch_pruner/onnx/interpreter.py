@@ -18,15 +18,15 @@ from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx import control
 from torch_pruner.onnx.bodies import body_of
 from torch_pruner.onnx.boundary import ERRORS, raise_typed
-from torch_pruner.onnx.graph import MAX_DEPTH, Graph, Reader, Step
-from torch_pruner.onnx.operators import TABLE, DataDependentError, Node
+from torch_pruner.onnx.graph import MAX_DEPTH, GraphReader, OnnxGraph, OnnxNode
+from torch_pruner.onnx.operators import TABLE, DataDependentError, OperatorCall
 from torch_pruner.onnx.operators.types import TORCH_DTYPES
-from torch_pruner.onnx.values import Array, Env, Value, tensor_of
+from torch_pruner.onnx.values import Array, Env, OnnxValue, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from torch_pruner.onnx.bounds import Memory, Steps
+    from torch_pruner.onnx.bounds import Memory, StepBudget
     from torch_pruner.onnx.load import Model
 
 HOST_NUMEL = 4096  # numbers of larger tensors are nobody's shape
@@ -39,13 +39,13 @@ class Derived:
     By the id of what it was made of, which stands beside it and so stays.
     """
 
-    bodies: dict[Any, tuple[Step, Graph]] = field(default_factory=dict)
-    bound: dict[int, tuple[Step, Graph]] = field(default_factory=dict)
-    initial: dict[int, tuple[Graph, Env]] = field(default_factory=dict)
+    bodies: dict[Any, tuple[OnnxNode, OnnxGraph]] = field(default_factory=dict)
+    bound: dict[int, tuple[OnnxNode, OnnxGraph]] = field(default_factory=dict)
+    initial: dict[int, tuple[OnnxGraph, Env]] = field(default_factory=dict)
 
 
 class Interpreter:
-    """Runs the nodes of one model, as many as ``steps`` allows, with tensors no larger than
+    """Runs the nodes of one model, as many as ``budget`` allows, with tensors no larger than
     ``memory`` does.
 
     Whatever a node raises is an ``UnsupportedModel`` with the node's name. When ``tracing``, what
@@ -55,118 +55,122 @@ class Interpreter:
     def __init__(
         self,
         model: Model,
-        steps: Steps,
+        budget: StepBudget,
         memory: Memory,
         derived: Derived,
         *,
         tracing: bool = False,
     ) -> None:
-        self.model, self.name, self.steps, self.memory = model, model.name, steps, memory
+        self.model, self.name, self.budget, self.memory = model, model.name, budget, memory
         self.derived, self.tracing = derived, tracing
 
-    def run(self, graph: Graph, env: Env, depth: int = 0) -> None:
+    def run(self, graph: OnnxGraph, env: Env, depth: int = 0) -> None:
         """Run all nodes; ``env`` holds what is known by name and takes what is computed."""
         if depth > 2 * MAX_DEPTH:
             raise UnsupportedModel(self.name, f"subgraphs more than {2 * MAX_DEPTH} deep", "")
-        self.run_steps(graph.steps, env, graph.opset, depth)
+        self.run_nodes(graph.nodes, env, graph.opset, depth)
 
-    def run_steps(self, steps: Iterable[Step], env: Env, opset: int, depth: int) -> None:
+    def run_nodes(self, nodes: Iterable[OnnxNode], env: Env, opset: int, depth: int) -> None:
         """Some of a graph's nodes, in order."""
-        for step in steps:
-            self.steps.take()
+        for node in nodes:
+            self.budget.take()
             try:
-                results = self.node(step, env, opset, depth)
+                results = self.results(node, env, opset, depth)
             except DataDependentError:
                 raise
             except ERRORS as err:
-                raise_typed(self.name, f"node {(step.name or step.op)[:100]!r} ({step.op})", err)
-            pairs = zip(step.outputs, results, strict=False)
+                raise_typed(self.name, f"node {(node.name or node.op)[:100]!r} ({node.op})", err)
+            pairs = zip(node.outputs, results, strict=False)
             env.update({name: value for name, value in pairs if name})
 
-    def inside(self, graph: Graph, env: Env, given: Mapping[str, Any], depth: int) -> list[Any]:
+    def inside(self, graph: OnnxGraph, env: Env, given: Mapping[str, Any], depth: int) -> list[Any]:
         """The outputs of a subgraph, which sees what is outside of it."""
         own = {name: env[name] for name in graph.outside} | self.initial(graph) | dict(given)
         self.run(graph, own, depth + 1)
         return [own[name] for name in graph.outputs]
 
-    def repeated(self, graph: Graph, env: Env, given: Mapping[str, Any], depth: int) -> list[Any]:
+    def repeated(
+        self, graph: OnnxGraph, env: Env, given: Mapping[str, Any], depth: int
+    ) -> list[Any]:
         """``inside``, of a body that runs once for every step."""
         return self.inside(graph, env, given, depth)
 
-    def initial(self, graph: Graph) -> Env:
+    def initial(self, graph: OnnxGraph) -> Env:
         """The weights of a subgraph."""
         known = self.derived.initial
         if id(graph) not in known:
-            made: Env = {name: Value.of(array) for name, array in graph.initial.items()}
+            made: Env = {name: OnnxValue.of(array) for name, array in graph.initial.items()}
             known[id(graph)] = graph, made
         return known[id(graph)][1]
 
-    def counter(self, number: int) -> Value:
+    def counter(self, number: int) -> OnnxValue:
         """The number of a loop's step."""
-        return Value.of(np.array(number, dtype=np.int64))
+        return OnnxValue.of(np.array(number, dtype=np.int64))
 
-    def node(self, step: Step, env: Env, opset: int, depth: int) -> Sequence[Value | None]:
+    def results(
+        self, node: OnnxNode, env: Env, opset: int, depth: int
+    ) -> Sequence[OnnxValue | None]:
         """The results of one node."""
-        inputs = [env[name] if name else None for name in step.inputs]
-        if not step.domain and step.op in control.TABLE:
-            return control.TABLE[step.op](self, step, inputs, env, opset, depth)
-        if step.key in self.model.functions:
-            return self._call(self.bound(step), inputs, depth)
-        if step.domain or step.op not in TABLE:
-            return self._call(self._body(step, inputs, opset), inputs, depth)
-        return self._operator(step, inputs, opset)
+        inputs = [env[name] if name else None for name in node.inputs]
+        if not node.domain and node.op in control.TABLE:
+            return control.TABLE[node.op](self, node, inputs, env, opset, depth)
+        if node.key in self.model.functions:
+            return self._call(self.bound(node), inputs, depth)
+        if node.domain or node.op not in TABLE:
+            return self._call(self._body(node, inputs, opset), inputs, depth)
+        return self._operator(node, inputs, opset)
 
-    def bound(self, step: Step) -> Graph:
-        """The body of the function that ``step`` calls."""
+    def bound(self, node: OnnxNode) -> OnnxGraph:
+        """The body of the function that ``node`` calls."""
         known = self.derived.bound
-        if id(step) not in known:
-            known[id(step)] = step, self.model.functions[step.key].bound(step)
-        return known[id(step)][1]
+        if id(node) not in known:
+            known[id(node)] = node, self.model.functions[node.key].bound(node)
+        return known[id(node)][1]
 
-    def _body(self, step: Step, inputs: Sequence[Value | None], opset: int) -> Graph:
+    def _body(self, node: OnnxNode, inputs: Sequence[OnnxValue | None], opset: int) -> OnnxGraph:
         """The nodes by which ONNX defines the operator."""
         tensors = [None if v is None or v.items is not None else v.tensor() for v in inputs]
         types = [None if t is None else (t.dtype, tuple(t.shape)) for t in tensors]
-        key = id(step), opset, *types
+        key = id(node), opset, *types
         known = self.derived.bodies
         if key not in known:
-            proto = body_of(step.proto(), opset, types)
+            proto = body_of(node.proto(), opset, types)
             if proto is None:
-                what = f"{step.domain}::{step.op}" if step.domain else step.op
+                what = f"{node.domain}::{node.op}" if node.domain else node.op
                 raise UnsupportedModel(self.name, f"operator {what} is not known", "")
-            graph = Reader(self.name, None, opset).function(proto).bound(step)
-            known[key] = step, graph
+            graph = GraphReader(self.name, None, opset).function(proto).bound(node)
+            known[key] = node, graph
         return known[key][1]
 
     def _operator(
-        self, step: Step, inputs: Sequence[Value | None], opset: int
-    ) -> Sequence[Value | None]:
+        self, node: OnnxNode, inputs: Sequence[OnnxValue | None], opset: int
+    ) -> Sequence[OnnxValue | None]:
         numbers = tuple(None if v is None else v.numbers for v in inputs)
-        afford, spend = self.memory.afford, self.steps.take
-        given = Node(
-            step.op, step.attrs, opset, len(step.outputs), numbers, spend=spend, afford=afford
+        afford, spend = self.memory.afford, self.budget.take
+        given = OperatorCall(
+            node.op, node.attrs, opset, len(node.outputs), numbers, spend=spend, afford=afford
         )
-        function = TABLE[step.op]
-        if step.op in ("Shape", "Size"):
+        function = TABLE[node.op]
+        if node.op in ("Shape", "Size"):
             (x,) = inputs
             if x is None:
                 raise TypeError("without an input")
             shape = x.host.shape if x.host is not None else x.tensor().shape
-            return [Value.of(_shape(given, tuple(int(d) for d in shape)))]
+            return [OnnxValue.of(_shape(given, tuple(int(d) for d in shape)))]
         if all(v is None or _small(v) for v in inputs) and any(v is not None for v in inputs):
             with _disable_current_modes(), torch.no_grad():
                 real = [None if v is None else tensor_of(v.numbers()) for v in inputs]
-                self.memory.try_out(step, step.op, lambda *a: function(given, *a), real)
+                self.memory.try_out(node, node.op, lambda *a: function(given, *a), real)
                 return [_folded(r) for r in _listed(function(given, *real))]
         tensors = [None if v is None else v.tensor() for v in inputs]
         if _plain(tensors):
-            self.memory.try_out(step, step.op, lambda *a: function(given, *a), tensors)
+            self.memory.try_out(node, node.op, lambda *a: function(given, *a), tensors)
         made = function(given, *tensors)
-        return [None if t is None else Value(device=t) for t in _listed(made)]
+        return [None if t is None else OnnxValue(device=t) for t in _listed(made)]
 
     def _call(
-        self, function: Graph, inputs: Sequence[Value | None], depth: int
-    ) -> Sequence[Value | None]:
+        self, function: OnnxGraph, inputs: Sequence[OnnxValue | None], depth: int
+    ) -> Sequence[OnnxValue | None]:
         """A function's results."""
         env: Env = dict.fromkeys(function.inputs, None)
         env |= dict(zip(function.inputs, inputs, strict=False))
@@ -181,24 +185,24 @@ def _plain(tensors: Sequence[torch.Tensor | None]) -> bool:
     return all(type(t) in real for t in known) and not torch._C._len_torch_dispatch_stack()
 
 
-def _shape(n: Node, shape: tuple[int, ...]) -> Array:
+def _shape(n: OperatorCall, shape: tuple[int, ...]) -> Array:
     if n.op == "Size":
         return np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
     return np.array(shape[slice(n.attr("start", 0), n.attr("end"))], dtype=np.int64)
 
 
-def _small(value: Value) -> bool:
+def _small(value: OnnxValue) -> bool:
     """Whether this is numbers, and few. Weights are tensors, also those of few elements: what is
     computed from them is for the compiler to hoist."""
     return value.fixed and value.host is not None and value.host.size <= HOST_NUMEL
 
 
-def _folded(result: torch.Tensor | None) -> Value | None:
+def _folded(result: torch.Tensor | None) -> OnnxValue | None:
     if result is None:
         return None
     if result.numel() > HOST_NUMEL or result.dtype not in _ON_HOST:
-        return Value(device=result)
-    return Value.of(result.numpy())
+        return OnnxValue(device=result)
+    return OnnxValue.of(result.numpy())
 
 
 _ON_HOST = frozenset(TORCH_DTYPES.values()) - {

@@ -13,7 +13,7 @@ from onnx.external_data_helper import uses_external_data
 from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx.boundary import unsupported
 from torch_pruner.onnx.files import Folder, content
-from torch_pruner.onnx.graph import ONNX_DOMAINS, Graph, Key, Reader, Type, unfolded
+from torch_pruner.onnx.graph import ONNX_DOMAINS, GraphReader, Key, OnnxGraph, TensorType, unfolded
 
 if TYPE_CHECKING:
     import os
@@ -32,8 +32,8 @@ class Model:
     """A model ready to run: nodes, weights by name, and what goes in and comes out."""
 
     name: str
-    graph: Graph
-    functions: Mapping[Key, Graph]
+    graph: OnnxGraph
+    functions: Mapping[Key, OnnxGraph]
     weights: Mapping[str, Array]
     inputs: tuple[str, ...]
     optional: frozenset[str]  # inputs that a weight stands in for
@@ -43,7 +43,7 @@ class Model:
     sizes: Mapping[Key, int]  # of functions, unfolded
 
     @property
-    def types(self) -> Mapping[str, Type]:
+    def types(self) -> Mapping[str, TensorType]:
         return self.graph.types
 
 
@@ -69,7 +69,7 @@ def load(source: str | os.PathLike[str] | bytes | ModelProto) -> Model:
 
 def _model(name: str, proto: ModelProto, folder: Folder | None) -> Model:
     with unsupported(name, "reading it"):
-        reader = Reader(name, folder, _opset(name, proto))
+        reader = GraphReader(name, folder, _opset(name, proto))
         graph = reader.graph(proto.graph)
         functions = {(f.domain, f.name): reader.function(f) for f in proto.functions}
         if len(functions) < len(proto.functions):

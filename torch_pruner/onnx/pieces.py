@@ -1,6 +1,6 @@
 """Runs a model that cannot be one compiled graph: what lies between loops is, and so are bodies.
 
-A graph is cut at steps that only a run with real numbers can decide on (loops, branches, shapes
+A graph is cut at nodes that only a run with real numbers can decide on (loops, branches, shapes
 that depend on data). What lies between two of them is a *piece*: recorded and compiled once for
 each set of shapes it meets. A loop's body is compiled when it has met the same shapes a few times.
 What meets too many sets of shapes, one for each step say, runs operator by operator.
@@ -16,17 +16,17 @@ import torch
 
 from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx import tracing
-from torch_pruner.onnx.bounds import Steps
+from torch_pruner.onnx.bounds import StepBudget
 from torch_pruner.onnx.control import TABLE as CONTROL
 from torch_pruner.onnx.interpreter import HOST_NUMEL, Derived, Interpreter
 from torch_pruner.onnx.operators import DataDependentError
-from torch_pruner.onnx.values import Env, Value, array_of
+from torch_pruner.onnx.values import Env, OnnxValue, array_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.onnx.bounds import Memory
-    from torch_pruner.onnx.graph import Graph, Step
+    from torch_pruner.onnx.graph import OnnxGraph, OnnxNode
     from torch_pruner.onnx.load import Model
 
 MAX_SHAPES = 8  # sets of shapes that one piece may meet and still be compiled for another
@@ -43,9 +43,9 @@ _ALONE = (frozenset(CONTROL) - {"Constant", "Identity"}) | {
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Consecutive steps, the names that they read and those that are used after them."""
+    """Consecutive nodes, the names that they read and those that are used after them."""
 
-    steps: list[Step]
+    nodes: list[OnnxNode]
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     compiled: dict[Any, Compiled | None] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Compiled:
 
     call: Callable[..., Sequence[torch.Tensor]]
     inputs: tuple[str, ...]
-    results: tuple[Value | None, ...]  # None for what the call computes, in order
+    results: tuple[OnnxValue | None, ...]  # None for what the call computes, in order
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Plan:
 
     weights: frozenset[int]
     compile: Callable[[torch.nn.Module], Callable[..., Any]]
-    parts: dict[int, tuple[Graph, list[Piece | Step]]] = field(default_factory=dict)
+    parts: dict[int, tuple[OnnxGraph, list[Piece | OnnxNode]]] = field(default_factory=dict)
     room: int = MAX_PIECES
 
 
@@ -79,75 +79,77 @@ class Pieces(Interpreter):
     """An interpreter of one call that compiles what it can, and keeps it in the plan."""
 
     def __init__(
-        self, model: Model, steps: Steps, memory: Memory, derived: Derived, plan: Plan
+        self, model: Model, budget: StepBudget, memory: Memory, derived: Derived, plan: Plan
     ) -> None:
-        super().__init__(model, steps, memory, derived)
+        super().__init__(model, budget, memory, derived)
         self._plan = plan
         self._loops = 0  # that are running, in each other
 
-    def run(self, graph: Graph, env: Env, depth: int = 0) -> None:
+    def run(self, graph: OnnxGraph, env: Env, depth: int = 0) -> None:
         for part in self._parted(graph):
             if isinstance(part, Piece):
                 self._run_piece(part, env, graph.opset, depth)
             else:
-                self.run_steps((part,), env, graph.opset, depth)
+                self.run_nodes((part,), env, graph.opset, depth)
 
-    def counter(self, number: int) -> Value:
+    def counter(self, number: int) -> OnnxValue:
         # A tensor: as a number it would be a piece of its own at every step.
-        return Value(device=torch.tensor(number))
+        return OnnxValue(device=torch.tensor(number))
 
-    def repeated(self, graph: Graph, env: Env, given: Mapping[str, Any], depth: int) -> list[Any]:
+    def repeated(
+        self, graph: OnnxGraph, env: Env, given: Mapping[str, Any], depth: int
+    ) -> list[Any]:
         self._loops += 1
         try:
             return self.inside(graph, env, given, depth)
         finally:
             self._loops -= 1
 
-    def _parted(self, graph: Graph) -> list[Piece | Step]:
+    def _parted(self, graph: OnnxGraph) -> list[Piece | OnnxNode]:
         known = self._plan.parts
         if id(graph) not in known:
             known[id(graph)] = graph, self._cut(graph)
         return known[id(graph)][1]
 
-    def _cut(self, graph: Graph) -> list[Piece | Step]:
-        parts: list[Piece | Step] = []
-        for step in graph.steps:
-            if self._alone(step):
-                parts.append(step)
+    def _cut(self, graph: OnnxGraph) -> list[Piece | OnnxNode]:
+        parts: list[Piece | OnnxNode] = []
+        for node in graph.nodes:
+            if self._alone(node):
+                parts.append(node)
             elif parts and isinstance(parts[-1], Piece):
-                parts[-1].steps.append(step)
+                parts[-1].nodes.append(node)
             else:
-                parts.append(Piece([step]))
+                parts.append(Piece([node]))
         later = set(graph.outputs)
         for part in reversed(parts):
-            steps = part.steps if isinstance(part, Piece) else [part]
+            nodes = part.nodes if isinstance(part, Piece) else [part]
             if isinstance(part, Piece):
-                made = dict.fromkeys(n for s in steps for n in s.outputs if n)
+                made = dict.fromkeys(n for s in nodes for n in s.outputs if n)
                 part.writes = tuple(n for n in made if n in later)
-                part.reads = tuple(dict.fromkeys(_read(steps)))
-            later.update(n for s in steps for n in _used(s))
+                part.reads = tuple(dict.fromkeys(_read(nodes)))
+            later.update(n for s in nodes for n in _used(s))
         return parts
 
-    def _alone(self, step: Step) -> bool:
-        if step.key in self.model.functions:
-            if self.model.sizes.get(step.key, 0) > _SMALL:
+    def _alone(self, node: OnnxNode) -> bool:
+        if node.key in self.model.functions:
+            if self.model.sizes.get(node.key, 0) > _SMALL:
                 return True  # its body is cut in turn, and compiled for all its callers
-            return any(self._alone(inner) for inner in self.model.functions[step.key].steps)
-        return not step.domain and step.op in _ALONE
+            return any(self._alone(inner) for inner in self.model.functions[node.key].nodes)
+        return not node.domain and node.op in _ALONE
 
     def _run_piece(self, piece: Piece, env: Env, opset: int, depth: int) -> None:
         values = {name: env[name] for name in piece.reads if name in env}
         compiled = self._for_these(piece, values, opset, depth)
         if compiled is None:
-            self.run_steps(piece.steps, env, opset, depth)
+            self.run_nodes(piece.nodes, env, opset, depth)
             return
-        self.steps.take(_CALL_STEPS)
+        self.budget.take(_CALL_STEPS)
         made = iter(compiled.call(*(_tensor(values[name]) for name in compiled.inputs)))
         for name, known in zip(piece.writes, compiled.results, strict=True):
-            env[name] = Value(device=next(made)) if known is None else known
+            env[name] = OnnxValue(device=next(made)) if known is None else known
 
     def _for_these(
-        self, piece: Piece, values: dict[str, Value | None], opset: int, depth: int
+        self, piece: Piece, values: dict[str, OnnxValue | None], opset: int, depth: int
     ) -> Compiled | None:
         """The compiled piece for these shapes; None where operators run one by one."""
         if not piece.writes or any(v is not None and v.items is not None for v in values.values()):
@@ -178,7 +180,7 @@ class Pieces(Interpreter):
             piece.by_numbers.add(shapes)
         return None
 
-    def _shape(self, value: Value | None) -> Any:
+    def _shape(self, value: OnnxValue | None) -> Any:
         if value is None:
             return None
         if _fixed(value):
@@ -191,14 +193,14 @@ class Pieces(Interpreter):
     def _compiled(
         self,
         piece: Piece,
-        values: dict[str, Value | None],
+        values: dict[str, OnnxValue | None],
         opset: int,
         depth: int,
         *,
         numbers: bool,
     ) -> Compiled | None:
         known: Env = {}
-        weights: dict[str, Value] = {}
+        weights: dict[str, OnnxValue] = {}
         free: dict[str, torch.Tensor] = {}
         for name, value in values.items():
             if value is None or _fixed(value):
@@ -206,20 +208,20 @@ class Pieces(Interpreter):
             elif id(value.device) in self._plan.weights:
                 weights[name] = value
             elif numbers and _may_be_shape(value.tensor()):
-                known[name] = Value.of(array_of(value.tensor()))
+                known[name] = OnnxValue.of(array_of(value.tensor()))
             else:
                 free[name] = value.tensor()
-        results: list[Value | None] = []
+        results: list[OnnxValue | None] = []
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             env: Env = dict(known)
             rest = iter(tensors)
-            env |= {n: Value(device=next(rest), host=v.host) for n, v in weights.items()}
-            env |= {n: Value(device=next(rest)) for n in free}
+            env |= {n: OnnxValue(device=next(rest), host=v.host) for n, v in weights.items()}
+            env |= {n: OnnxValue(device=next(rest)) for n in free}
             # Names of the model, none of its loops: whatever is alone is in no piece.
-            budget = Steps(len(piece.steps) * _SMALL + tracing.UNROLLED, _too_long)
+            budget = StepBudget(len(piece.nodes) * _SMALL + tracing.UNROLLED, _too_long)
             plain = Interpreter(self.model, budget, self.memory, self.derived, tracing=True)
-            plain.run_steps(piece.steps, env, opset, depth)
+            plain.run_nodes(piece.nodes, env, opset, depth)
             made = [env[name] for name in piece.writes]
             if any(v is None or v.items is not None for v in made):
                 raise DataDependentError("a result is a sequence, or absent")
@@ -239,36 +241,36 @@ def _too_long() -> Exception:
     return DataDependentError("it is too long to be unrolled")
 
 
-def _read(steps: Sequence[Step]) -> list[str]:
-    """What steps use and do not make themselves before."""
+def _read(nodes: Sequence[OnnxNode]) -> list[str]:
+    """What nodes use and do not make themselves before."""
     made: set[str] = set()
     found = []
-    for step in steps:
-        found += [n for n in _used(step) if n not in made]
-        made.update(step.outputs)
+    for node in nodes:
+        found += [n for n in _used(node) if n not in made]
+        made.update(node.outputs)
     return found
 
 
-def _used(step: Step) -> list[str]:
-    return [n for n in (*step.inputs, *(n for g in step.graphs for n in g.outside)) if n]
+def _used(node: OnnxNode) -> list[str]:
+    return [n for n in (*node.inputs, *(n for g in node.graphs for n in g.outside)) if n]
 
 
-def _fixed(value: Value) -> bool:
+def _fixed(value: OnnxValue) -> bool:
     return value.fixed and value.host is not None and value.host.size <= HOST_NUMEL
 
 
-def _bytes(value: Value) -> Any:
+def _bytes(value: OnnxValue) -> Any:
     host = np.asarray(value.host)
     return host.shape, host.dtype.str, host.tobytes()
 
 
-def _content(value: Value | None) -> Any:
+def _content(value: OnnxValue | None) -> Any:
     if value is None or _fixed(value) or not _may_be_shape(value.tensor()):
         return None
     return tuple(value.tensor().reshape(-1).tolist())
 
 
-def _tensor(value: Value | None) -> torch.Tensor:
+def _tensor(value: OnnxValue | None) -> torch.Tensor:
     if value is None:
         raise TypeError("nothing where a tensor should be")
     return value.tensor()

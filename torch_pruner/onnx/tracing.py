@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from torch_pruner.exc import PrunerError
 from torch_pruner.onnx.boundary import ERRORS
-from torch_pruner.onnx.bounds import Memory, Steps
+from torch_pruner.onnx.bounds import Memory, StepBudget
 from torch_pruner.onnx.operators import DataDependentError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ UNROLLED = 1024  # node steps that loops may add to one graph
 UNFOLDED = 4096  # nodes that calls of functions may add to those of a model's file
 
 
-def steps(model: Model) -> Steps:
+def step_budget(model: Model) -> StepBudget:
     """What may be recorded as one graph; any more is run in pieces.
 
     Raises:
@@ -30,7 +30,7 @@ def steps(model: Model) -> Steps:
     if model.unfolded - model.nodes > UNFOLDED:
         raise DataDependentError(f"it is {model.unfolded} nodes with all its functions")
     most = max(model.unfolded, model.nodes) + UNROLLED
-    return Steps(most, lambda: DataDependentError("it is too long to be unrolled"))
+    return StepBudget(most, lambda: DataDependentError("it is too long to be unrolled"))
 
 
 def record(

@@ -13,11 +13,11 @@ from torch_pruner.exc import UnsupportedModel
 from torch_pruner.onnx.operators import DataDependentError
 
 Array = np.ndarray[Any, Any]
-Env = dict[str, "Value | None"]
+Env = dict[str, "OnnxValue | None"]
 
 
 @dataclass(slots=True, eq=False)
-class Value:
+class OnnxValue:
     """A tensor, numbers, or both; or a sequence of values.
 
     What is ``fixed`` was made of numbers, not of anything that goes into the model.
@@ -25,12 +25,12 @@ class Value:
 
     device: torch.Tensor | None = None
     host: Array | None = None
-    items: list[Value | None] | None = None
+    items: list[OnnxValue | None] | None = None
     fixed: bool = False
 
     @staticmethod
-    def of(array: Array) -> Value:
-        return Value(host=np.asarray(array), fixed=True)
+    def of(array: Array) -> OnnxValue:
+        return OnnxValue(host=np.asarray(array), fixed=True)
 
     def tensor(self) -> torch.Tensor:
         if self.device is None:

@@ -20,6 +20,13 @@ from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureSta
 from torch_pruner.tuner.roofline import roofline_s
 from torch_pruner.tuner.scheduler import GradientScheduler, TaskProgress
 from torch_pruner.tuner.search.space import SketchSpace
+from torch_pruner.tuner.task_run import (
+    TIE,
+    TaskOutcome,
+    TaskRun,
+    fastest,
+    result_of,
+)
 
 if TYPE_CHECKING:
     from torch_pruner.config import Budget
@@ -31,35 +38,9 @@ log = logger(__name__)
 
 History = Mapping[str, Sequence[MeasureResult]]
 
-FINALISTS = 8
 SIMILAR = 6  # tasks whose best schedules are drafts for another
-TIE = 1.03  # times the winner: the draft, which knows of the kernels around, is as good
 LATE = 1.1  # times the budget: no more finals
-BUDGET = "budget used up"
 FIRST_PAIR = 2  # candidates in the first batch of all where time is given from start to end
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOutcome:
-    """What tuning found for one task; ``best`` is None when nothing was measured or worked."""
-
-    task: Task
-    best: MeasureResult | None
-    draft: Candidate | None  # the first choice before anything was measured
-    first_s: float  # latency of the best of the first batch; infinite where there is none
-    trials: int
-    failed: int
-    stopped: str
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the search came to its end by itself, and not by the session's."""
-        return self.stopped != BUDGET and self.trials > 0
-
-    @property
-    def candidate(self) -> Candidate | None:
-        """The schedule to use: the best measured one, else the draft."""
-        return self.best.candidate if self.best else self.draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +55,6 @@ class SessionResult:
     curve: tuple[tuple[float, int, float], ...] = ()
     """(seconds since the start, trials, sum of weight times best latency), as it changed, from when
     every task has a latency."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """A task being tuned."""
-
-    task: Task
-    strategy: SearchStrategy
-    progress: TaskProgress
-    queued: list[Candidate]
-    seeded: frozenset[Candidate]  # what was queued at the start; a strategy may propose it again
-    best: MeasureResult | None = None
-    draft: Candidate | None = None
-    first_s: float = math.inf
-    failed: int = 0
-    winners: list[MeasureResult] = field(default_factory=list)  # the best of each batch
-    unpacked: frozenset[str] = frozenset()  # sketches whose kernels read operands where they lie
-    lying: MeasureResult | None = None  # the best of theirs
 
 
 @dataclass(slots=True)
@@ -134,7 +97,7 @@ class TuningSession:
     _begin: float = field(default=0.0, init=False)
     _trial_s: float = field(default=0.0, init=False)  # of the last batch; 0 before there is one
     _build_s: float = field(default=0.0, init=False)  # of that, building
-    _runs: list[_Run] = field(default_factory=list, init=False)
+    _runs: list[TaskRun] = field(default_factory=list, init=False)
     _curve: list[tuple[float, int, float]] = field(default_factory=list, init=False)
 
     def run(self) -> SessionResult:
@@ -152,11 +115,11 @@ class TuningSession:
         except KeyboardInterrupt:
             log.warning("tuning interrupted after %d trials; keeping the best so far", self.trials)
             stopped, interrupted = "interrupted", True
-        outcomes = {run.task.workload: _outcome(run) for run in self._runs}
+        outcomes = {run.task.workload: run.outcome() for run in self._runs}
         seconds, curve = self.timer.seconds, tuple(self._curve)
         return SessionResult(outcomes, self.trials, seconds, stopped, interrupted, curve)
 
-    def _start(self, task: Task) -> _Run:
+    def _start(self, task: Task) -> TaskRun:
         known = self.history.get(task.workload, ())
         strategy = self.strategy_factory(task)
         sketches = self.sketches_for(task)
@@ -177,9 +140,9 @@ class TuningSession:
         measured = {r.candidate for r in known}
         queued = [c for c in dict.fromkeys((*first, *seeds)) if c not in measured]
         draft = first[0] if first else None
-        run = _Run(task, strategy, progress, queued, frozenset(queued), draft=draft)
+        run = TaskRun(task, strategy, progress, queued, frozenset(queued), draft=draft)
         run.unpacked = frozenset(s.name for s in sketches if not s.packs)
-        _note_lying(run, known)
+        run.note_unpacked(known)
         good = [r for r in known if r.status is MeasureStatus.OK]
         if good:
             run.best = self.best[task.workload] = min(good, key=lambda r: r.latency_s)
@@ -217,7 +180,7 @@ class TuningSession:
     def _searching_s(self) -> float:
         """Of the budget's time, less what the finals will take."""
         assert self.budget.time_s is not None
-        finals = sum(len(f) + 2 for run in self._runs if (f := _finalists(run)))
+        finals = sum(len(f) + 2 for run in self._runs if (f := run.finalists()))
         return max(0.5 * self.budget.time_s, self._ends_s() - finals * self._trial_s)
 
     def _ends_s(self) -> float:
@@ -231,7 +194,9 @@ class TuningSession:
         time_s = self.budget.time_s
         return bool(self.to_build) and time_s is not None and self._elapsed_s() >= self._ends_s()
 
-    def _executed(self, run: _Run, batch: Sequence[Candidate], race: bool) -> list[MeasureResult]:
+    def _executed(
+        self, run: TaskRun, batch: Sequence[Candidate], race: bool
+    ) -> list[MeasureResult]:
         """What the executor says, in the time that is left; what is not done by then is missing."""
         left = None
         if self.to_build and self.budget.time_s is not None:
@@ -243,7 +208,7 @@ class TuningSession:
     def _elapsed_s(self) -> float:
         return self.clock() - self._begin
 
-    def _batch_size(self, run: _Run) -> int:
+    def _batch_size(self, run: TaskRun) -> int:
         """As many trials as every part of the budget still allows."""
         limits: list[float] = [self.batch_size if run.progress.batches else self.first_batch_size]
         if self.to_build and not self._trial_s:
@@ -256,7 +221,7 @@ class TuningSession:
             limits.append(max(1, int(left / self._trial_s)))
         return max(1, int(min(limits)))
 
-    def _propose(self, run: _Run) -> list[Candidate]:
+    def _propose(self, run: TaskRun) -> list[Candidate]:
         size = self._batch_size(run)
         with self.timer.phase("draft"):
             run.strategy.learn_from(self._elsewhere(run))
@@ -267,21 +232,21 @@ class TuningSession:
         batch, run.queued = run.queued[:size], run.queued[size:]
         return batch
 
-    def _elsewhere(self, run: _Run) -> list[Candidate]:
+    def _elsewhere(self, run: TaskRun) -> list[Candidate]:
         """The best schedules of the tasks that take about as long as this one."""
         own = run.progress.predicted_s
         others = [r for r in self._runs if r is not run and r.best is not None]
         others.sort(key=lambda r: abs(math.log(r.progress.predicted_s / own)))
         return [r.best.candidate for r in others[:SIMILAR] if r.best is not None]
 
-    def _fresh(self, run: _Run, n: int) -> list[Candidate]:
+    def _fresh(self, run: TaskRun, n: int) -> list[Candidate]:
         """Up to ``n`` proposals that were not queued at the start; none if there are no more."""
         while proposed := run.strategy.propose(n):
             if fresh := [c for c in proposed if c not in run.seeded]:
                 return fresh
         return []
 
-    def _measure(self, run: _Run, batch: Sequence[Candidate]) -> list[MeasureResult]:
+    def _measure(self, run: TaskRun, batch: Sequence[Candidate]) -> list[MeasureResult]:
         before, begin = self.executor.phase_seconds.get("build", 0.0), self.clock()
         with self.timer.phase("measure"):
             results = self._executed(run, batch, race=False)
@@ -302,9 +267,9 @@ class TuningSession:
             if first:
                 run.first_s = min(run.first_s, result.latency_s)
             self.on_result(run.task, result)
-        if (winner := _fastest(results)) is not None:
+        if (winner := fastest(results)) is not None:
             run.winners.append(winner)
-        _note_lying(run, results)
+        run.note_unpacked(results)
         self._note_curve()
         with self.timer.phase("train"):
             run.strategy.observe(results)
@@ -317,34 +282,35 @@ class TuningSession:
         for all schedules: a race is one such moment, and whoever wins it was lucky, too. So what
         beat the draft meets it once more at another, and only that race says by how much.
         """
-        ahead: list[_Run] = []
+        ahead: list[TaskRun] = []
         for run in sorted(self._runs, key=lambda r: -r.progress.weight * r.progress.latency_s):
-            results = self._race(run, _finalists(run))
-            if (winner := _chosen(run, results)) is None:
-                if run.best and run.lying and run.lying is _chosen(run, [run.best, run.lying]):
-                    self._settle(run, run.lying)
+            results = self._race(run, run.finalists())
+            if (winner := run.chosen(results)) is None:
+                unpacked = run.best_unpacked
+                if run.best and unpacked and unpacked is run.chosen([run.best, unpacked]):
+                    self._settle(run, unpacked)
                 continue
-            if _of(results, run.draft) not in (None, winner):
+            if result_of(results, run.draft) not in (None, winner):
                 ahead.append(run)
             self._settle(run, winner)
         for run in ahead:
             assert run.best is not None
             results = self._race(run, [c for c in (run.draft, run.best.candidate) if c])
-            first, second = (_of(results, c) for c in (run.draft, run.best.candidate))
+            first, second = (result_of(results, c) for c in (run.draft, run.best.candidate))
             packs = run.draft is None or run.draft.sketch not in run.unpacked
             ahead_by = 1 / TIE if packs and run.best.candidate.sketch in run.unpacked else TIE
             if first and second and first.latency_s < second.latency_s * ahead_by:
                 self._settle(run, first)
 
-    def _race(self, run: _Run, finalists: Sequence[Candidate]) -> list[MeasureResult]:
+    def _race(self, run: TaskRun, candidates: Sequence[Candidate]) -> list[MeasureResult]:
         """The results of a race that is worth while and that there is time for, or none."""
         late = self.budget.time_s is not None and self._elapsed_s() > self.budget.time_s * LATE
-        if len(finalists) < 2 or late or self._over():
+        if len(candidates) < 2 or late or self._over():
             return []
         with self.timer.phase("measure"):
-            return self._executed(run, finalists, race=True)
+            return self._executed(run, candidates, race=True)
 
-    def _settle(self, run: _Run, best: MeasureResult) -> None:
+    def _settle(self, run: TaskRun, best: MeasureResult) -> None:
         run.best = self.best[run.task.workload] = best
         self._note_curve()
 
@@ -370,50 +336,3 @@ def _possible(candidate: Candidate, sketches: Sequence[Sketch]) -> bool:
     """Whether a candidate from elsewhere is a valid point of one of the sketches."""
     spaces = [SketchSpace(s) for s in sketches if s.name == candidate.sketch]
     return any(len(space.valid(space.rows_of_candidates([candidate]))) for space in spaces)
-
-
-def _fastest(results: Sequence[MeasureResult]) -> MeasureResult | None:
-    good = [r for r in results if r.status is MeasureStatus.OK]
-    return min(good, key=lambda r: r.latency_s, default=None)
-
-
-def _chosen(run: _Run, results: Sequence[MeasureResult]) -> MeasureResult | None:
-    """The fastest, or one that is as fast and has nothing packed: no copy, and none to check."""
-    if (best := _fastest(results)) is None:
-        return None
-    lying = _fastest([r for r in results if r.candidate.sketch in run.unpacked])
-    return lying if lying and lying.latency_s < best.latency_s * TIE else best
-
-
-def _note_lying(run: _Run, results: Sequence[MeasureResult]) -> None:
-    known = [run.lying] if run.lying else []
-    run.lying = _fastest([*known, *(r for r in results if r.candidate.sketch in run.unpacked)])
-
-
-def _of(results: Sequence[MeasureResult], candidate: Candidate | None) -> MeasureResult | None:
-    """The result of a candidate, if it worked."""
-    good = (r for r in results if r.status is MeasureStatus.OK and r.candidate == candidate)
-    return next(good, None)
-
-
-def _finalists(run: _Run) -> list[Candidate]:
-    """The draft, what packs nothing, the winners of the fastest batches; none of one batch."""
-    if len(run.winners) < 2:
-        return []
-    best = sorted(run.winners, key=lambda r: r.latency_s)[: FINALISTS - 1]
-    chosen = [run.draft] if run.draft else []
-    chosen += [run.lying.candidate] if run.lying else []
-    return list(dict.fromkeys([*chosen, *(r.candidate for r in best)]))[:FINALISTS]
-
-
-def _outcome(run: _Run) -> TaskOutcome:
-    progress = run.progress
-    return TaskOutcome(
-        task=run.task,
-        best=run.best,
-        draft=run.draft,
-        first_s=run.first_s,
-        trials=progress.trials,
-        failed=run.failed,
-        stopped=progress.stopped or BUDGET,
-    )

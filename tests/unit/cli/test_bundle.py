@@ -39,7 +39,7 @@ def tuned() -> KernelStore:
 def test_create_inspect_and_load(run: Run, tuned: Any, file: str, tmp_path: Path) -> None:
     status, out, _ = run("bundle", "create", file)
     assert status == 0
-    assert "1 kernels, 0 built libraries, 0 records" in out
+    assert "1 kernels, 0 artifacts of graphs, 0 records" in out
     status, out, _ = run("bundle", "inspect", file)
     assert status == 0
     assert "the same device and version" in out

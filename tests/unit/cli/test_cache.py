@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from torch_pruner.cache import GraphKey, KernelEntry, KernelKey, KernelStore
+from torch_pruner.cache import Artifact, ArtifactKind, GraphKey, KernelEntry, KernelKey, KernelStore
 from torch_pruner.cli import cache
 from torch_pruner.compiler.context import Context
 from torch_pruner.config import Config
@@ -51,7 +51,8 @@ def test_ls(run: Run, store: KernelStore, key: KernelKey) -> None:
     other = replace(key, workload="b" * 64, device="c" * 64)
     store.put_kernel(entry(other, task="softmax", latency_s=math.inf, effort="", source="untuned"))
     store.put_kernel(entry(key))
-    store.put_graph(graph_key(key), b"library", {})
+    store.put(library(key))
+    store.put(replace(library(key), kind=ArtifactKind.VERDICT, data=b"", meta={"name": "net"}))
     status, out, _ = run("cache", "ls")
     lines = out.splitlines()
     assert status == 0
@@ -60,16 +61,23 @@ def test_ls(run: Run, store: KernelStore, key: KernelKey) -> None:
     rows = {line.split()[0]: line.split()[1:-4] for line in lines[1:3]}
     assert rows["matmul_3x2"] == ["this", "4.5", "us", "tuned", "quick", "32"]
     assert rows["softmax"] == ["cccccccc", "-", "untuned", "partial", "32"]
-    assert lines[3].startswith("2 kernels and 1 built libraries, ")
+    assert lines[3].split() == ["name", "kind", "device", "size", "age", "last", "use"]
+    kinds = {line.split()[0]: line.split()[1:3] for line in lines[4:6]}
+    assert kinds["net"] == ["verdict", "this"]
+    assert ["library", "this"] in kinds.values()
+    assert lines[6].startswith("2 kernels and 1 built libraries, ")
+    assert lines[6].endswith("; 1 graphs compared with eager")
 
 
-def graph_key(key: KernelKey) -> GraphKey:
-    return GraphKey("d" * 64, (), key.target, key.device, key.threads, key.numerics, key.codegen)
+def library(key: KernelKey) -> Artifact:
+    """Of a graph of the same device and version."""
+    where = (key.target, key.device, key.threads, key.numerics, key.codegen)
+    return Artifact(ArtifactKind.LIBRARY, GraphKey("d" * 64, (), *where), b"library")
 
 
 def test_ls_as_json_has_the_whole_key(run: Run, store: KernelStore, key: KernelKey) -> None:
     store.put_kernel(entry(key))
-    store.put_graph(graph_key(key), b"library", {})
+    store.put(library(key))
     kernel, graph = json.loads(run("cache", "ls", "--json")[1])
     assert kernel["key"] == key.to_json()
     assert (kernel["name"], kernel["latency_s"], kernel["effort"]) == (
@@ -77,7 +85,7 @@ def test_ls_as_json_has_the_whole_key(run: Run, store: KernelStore, key: KernelK
         4.5e-6,
         "quick",
     )
-    assert graph["kind"] == "graph"
+    assert graph["kind"] == "library"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,7 @@ def test_stats(run: Run, store: KernelStore, key: KernelKey) -> None:
     status, out, _ = run("cache", "stats", "--json")
     data = json.loads(out)
     assert status == 0
-    assert (data["kernels"], data["graphs"], data["records"]) == (1, 0, 0)
+    assert (data["kernels"], data["libraries"], data["records"]) == (1, 0, 0)
     assert data["root"] == str(store.root)
     assert data["bytes"] > 0
     text = run("cache", "stats")[1]
@@ -108,7 +116,7 @@ def test_another_directory(run: Run, key: KernelKey, tmp_path: Path) -> None:
 
 
 def test_verify_lists_damage_and_fails(run: Run, store: KernelStore, key: KernelKey) -> None:
-    path = store.put_graph(graph_key(key), b"library", {})
+    path = store.put(library(key))
     assert run("cache", "verify")[0] == 0
     assert path is not None
     path.chmod(0o600)
@@ -128,7 +136,7 @@ def test_prune_and_clear(run: Run, store: KernelStore, key: KernelKey) -> None:
     store.put_kernel(entry(key))
     status, out, _ = run("cache", "clear")
     assert status == 0
-    assert out.startswith("removed 1 kernels and 0 built libraries, ")
+    assert out.startswith("removed 1 kernels and 0 artifacts of graphs, ")
 
 
 def why(run: Run, *argv: str) -> tuple[int, dict[str, Any]]:

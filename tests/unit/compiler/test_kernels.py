@@ -19,7 +19,7 @@ from torch_pruner.log import PhaseTimer
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
-from torch_pruner.tuner.session import TaskOutcome
+from torch_pruner.tuner.task_run import TaskOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import pytest
 from tests import fakes
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec
-from torch_pruner.tuner.measure.jobs import Batch, WorkerState
+from torch_pruner.tuner.measure.jobs import MeasureBatch, WorkerState
 from torch_pruner.tuner.measure.local import AGAIN, LocalExecutor
 from torch_pruner.tuner.measure.pace import HAND_OVER, PACE, Anchors
 
@@ -112,9 +112,9 @@ def machine():
     executor.close()
 
 
-def batch_of(count: int, **more) -> Batch:
+def batch_of(count: int, **more) -> MeasureBatch:
     inputs = [MeasureInput(TASK, fakes.candidate(tag=i)) for i in range(count)]
-    return Batch(inputs, [NAME] * count, queue=deque(range(count)), **more)
+    return MeasureBatch(inputs, [NAME] * count, queue=deque(range(count)), **more)
 
 
 def test_every_worker_builds_the_anchor_once(machine) -> None:

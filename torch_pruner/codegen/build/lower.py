@@ -154,7 +154,7 @@ def _make_room(path: Path) -> None:
 
 
 @dataclass(slots=True)
-class BuiltKernel:
+class LoadedKernel:
     """A kernel that runs in this process on numpy arrays."""
 
     kernel: ScheduledKernel
@@ -170,12 +170,12 @@ class BuiltKernel:
         return bound(self._entry, [*arrays, *scratch])
 
 
-def compile_kernel(kernel: ScheduledKernel, target: TargetSpec) -> BuiltKernel:
+def compile_kernel(kernel: ScheduledKernel, target: TargetSpec) -> LoadedKernel:
     """Compile one kernel for measuring it in this process."""
     count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
     call = Call("kernel", tuple(Place(i) for i in range(count)))
     library = compile_module(program_module({"kernel": kernel}, {"main": [call]}, count), target)
-    return BuiltKernel(kernel, library, library["main"])
+    return LoadedKernel(kernel, library, library["main"])
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:

@@ -1,6 +1,6 @@
-"""Captured graphs as text, in the store beside libraries: entries of ``graphs`` whose meta says so.
+"""Captured programs: what capturing a graph gave, so that later processes need not capture it.
 
-In: a digest of all that capturing depended on, and the bytes that came out. They are evicted,
+In: a description of all that capturing depended on, and the bytes that came out. They are evicted,
 verified and shipped like libraries.
 """
 
@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from torch_pruner.cache import Artifact, ArtifactKind, GraphKey
+
 if TYPE_CHECKING:
-    from torch_pruner.cache import GraphKey
     from torch_pruner.compiler.driver import Compiler
 
 
 def find(compiler: Compiler, description: str) -> bytes | None:
     """The program that ``keep`` kept."""
-    found = compiler.store.get_graph(_key(compiler, description))
+    found = compiler.store.get(ArtifactKind.CAPTURED, _key(compiler, description))
     if found is None:
         return None
     try:
@@ -30,7 +31,8 @@ def keep(compiler: Compiler, description: str, program: bytes, name: str) -> Non
     """For processes to come. ``on_miss="error"`` promises not to write, so it is silent then."""
     if compiler.config.on_miss != "error":
         text = _head(description) + b"\n" + program
-        compiler.store.put_graph(_key(compiler, description), text, {"captured": name})
+        key = _key(compiler, description)
+        compiler.store.put(Artifact(ArtifactKind.CAPTURED, key, text, {"name": name}))
 
 
 def _head(description: str) -> bytes:
@@ -39,4 +41,4 @@ def _head(description: str) -> bytes:
 
 
 def _key(compiler: Compiler, description: str) -> GraphKey:
-    return compiler.context.graph_key(f"captured {description}", ("captured",))
+    return compiler.context.graph_key(description, ())  # the graph is not cut into kernels yet

@@ -15,9 +15,9 @@ from torch_pruner.onnx.operators import (
     signals,
     types,
 )
-from torch_pruner.onnx.operators.registry import TABLE, DataDependentError, Node
+from torch_pruner.onnx.operators.registry import TABLE, DataDependentError, OperatorCall
 
 __all__ = [
-    "TABLE", "DataDependentError", "Node", "attention", "convolutions", "elementwise", "layers",
-    "linear", "recurrent", "reductions", "resampling", "shapes", "signals", "types",
+    "TABLE", "DataDependentError", "OperatorCall", "attention", "convolutions", "elementwise",
+    "layers", "linear", "recurrent", "reductions", "resampling", "shapes", "signals", "types",
 ]  # fmt: skip

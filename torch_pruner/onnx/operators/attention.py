@@ -7,12 +7,12 @@ import math
 import torch
 import torch.nn.functional as F
 
-from torch_pruner.onnx.operators.registry import Node, Result, Tensor, op
+from torch_pruner.onnx.operators.registry import OperatorCall, Result, Tensor, op
 
 
 @op("RotaryEmbedding")
 def _rotary(
-    n: Node, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None
+    n: OperatorCall, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None
 ) -> Tensor:
     flat = x.dim() == 3
     heads = n.attr("num_heads", 0)
@@ -40,7 +40,7 @@ def _rotary(
 
 @op("Attention")
 def _attention(
-    n: Node,
+    n: OperatorCall,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -79,7 +79,7 @@ def _attention(
 
 
 def _attention_bias(
-    n: Node,
+    n: OperatorCall,
     scores: Tensor,
     mask: Tensor | None,
     past: Tensor | None,

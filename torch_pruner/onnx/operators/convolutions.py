@@ -9,12 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from torch_pruner.onnx.operators.linear import window
-from torch_pruner.onnx.operators.registry import Node, Result, Tensor, op
+from torch_pruner.onnx.operators.registry import OperatorCall, Result, Tensor, op
 
 
 @op("CausalConvWithState")
 def _causal(
-    n: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None, past: Tensor | None = None
+    n: OperatorCall,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    past: Tensor | None = None,
 ) -> Result:
     """Of each channel along the last axis of ``x`` (batch, channels, length); the state are the
     ``k - 1`` values before it.
@@ -30,7 +34,7 @@ def _causal(
 
 @op("DeformConv")
 def _deformable(
-    n: Node,
+    n: OperatorCall,
     x: Tensor,
     weight: Tensor,
     offset: Tensor,
@@ -55,7 +59,7 @@ def _deformable(
     return result if bias is None else result + bias.reshape(-1, *[1] * len(out))
 
 
-def _places(n: Node, extent: list[int], kernel: list[int], out: list[int]) -> Tensor:
+def _places(n: OperatorCall, extent: list[int], kernel: list[int], out: list[int]) -> Tensor:
     """Where taps read without an offset: (taps, axes, *out)."""
     stride, dilation, low, _ = window(n, len(extent), kernel, extent)
     found = []

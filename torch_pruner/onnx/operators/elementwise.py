@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 
-from torch_pruner.onnx.operators.registry import TABLE, Node, Result, Tensor, op, wide
+from torch_pruner.onnx.operators.registry import TABLE, OperatorCall, Result, Tensor, op, wide
 
 for _name, _function in {
     "Abs": torch.abs, "Neg": torch.neg, "Sign": torch.sign, "Sqrt": torch.sqrt, "Exp": torch.exp,
@@ -31,18 +31,18 @@ for _name, _binary in {
 
 
 @op("Identity")
-def _identity(n: Node, x: Result) -> Result:
+def _identity(n: OperatorCall, x: Result) -> Result:
     return x.clone() if isinstance(x, Tensor) else x
 
 
 @op("Ceil", "Floor", "Round")
-def _whole(n: Node, x: Tensor) -> Tensor:
+def _whole(n: OperatorCall, x: Tensor) -> Tensor:
     if not x.is_floating_point():
         return x.clone()
     return {"Ceil": torch.ceil, "Floor": torch.floor, "Round": torch.round}[n.op](x)
 
 
-def _div(n: Node, a: Tensor, b: Tensor) -> Tensor:
+def _div(n: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
 
 
@@ -50,20 +50,20 @@ TABLE["Div"] = wide(_div)
 
 
 @op("Pow")
-def _pow(n: Node, a: Tensor, b: Tensor) -> Tensor:
+def _pow(n: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point():
         return torch.pow(a, b.to(a.dtype) if b.is_floating_point() else b).to(a.dtype)
     return torch.pow(a.double(), b.double()).to(a.dtype)
 
 
-def _mod(n: Node, a: Tensor, b: Tensor) -> Tensor:
+def _mod(n: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     return torch.fmod(a, b) if n.attr("fmod", 0) else torch.remainder(a, b)
 
 
 TABLE["Mod"] = wide(_mod)
 
 
-def _shift(n: Node, a: Tensor, b: Tensor) -> Tensor:
+def _shift(n: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     left = n.attr("direction") == "LEFT"
     return torch.bitwise_left_shift(a, b) if left else torch.bitwise_right_shift(a, b)
 
@@ -72,8 +72,8 @@ TABLE["BitShift"] = wide(_shift)
 
 
 @op("Max", "Min", "Sum", "Mean")
-def _variadic(n: Node, *args: Tensor) -> Tensor:
-    def fold(_: Node, *parts: Tensor) -> Tensor:
+def _variadic(n: OperatorCall, *args: Tensor) -> Tensor:
+    def fold(_: OperatorCall, *parts: Tensor) -> Tensor:
         if n.op == "Max":
             return reduce(torch.maximum, parts)
         if n.op == "Min":
@@ -84,7 +84,7 @@ def _variadic(n: Node, *args: Tensor) -> Tensor:
     return wide(fold)(n, *args) if len(args) > 1 else args[0].clone()
 
 
-def _where(n: Node, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _where(n: OperatorCall, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(condition, a, b)
 
 
@@ -92,7 +92,7 @@ TABLE["Where"] = wide(_where)
 
 
 @op("IsInf")
-def _is_inf(n: Node, x: Tensor) -> Tensor:
+def _is_inf(n: OperatorCall, x: Tensor) -> Tensor:
     found = torch.isinf(x)
     if not n.attr("detect_negative", 1):
         found = found & (x > 0)
@@ -101,7 +101,9 @@ def _is_inf(n: Node, x: Tensor) -> Tensor:
     return found
 
 
-def _clip(n: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+def _clip(
+    n: OperatorCall, x: Tensor, low: Tensor | None = None, high: Tensor | None = None
+) -> Tensor:
     if n.opset < 11:
         return torch.clamp(x, n.attr("min"), n.attr("max"))
     x = torch.maximum(x, low) if low is not None else x
@@ -112,67 +114,67 @@ TABLE["Clip"] = wide(_clip)
 
 
 @op("LeakyRelu")
-def _leaky(n: Node, x: Tensor) -> Tensor:
+def _leaky(n: OperatorCall, x: Tensor) -> Tensor:
     return F.leaky_relu(x, n.attr("alpha", 0.01))
 
 
 @op("Elu")
-def _elu(n: Node, x: Tensor) -> Tensor:
+def _elu(n: OperatorCall, x: Tensor) -> Tensor:
     return F.elu(x, n.attr("alpha", 1.0))
 
 
 @op("Celu")
-def _celu(n: Node, x: Tensor) -> Tensor:
+def _celu(n: OperatorCall, x: Tensor) -> Tensor:
     return F.celu(x, n.attr("alpha", 1.0))
 
 
 @op("Selu")
-def _selu(n: Node, x: Tensor) -> Tensor:
+def _selu(n: OperatorCall, x: Tensor) -> Tensor:
     alpha = n.attr("alpha", 1.67326319217681884765625)
     gamma = n.attr("gamma", 1.05070102214813232421875)
     return torch.where(x > 0, gamma * x, gamma * (alpha * torch.exp(x) - alpha))
 
 
 @op("HardSigmoid")
-def _hard_sigmoid(n: Node, x: Tensor) -> Tensor:
+def _hard_sigmoid(n: OperatorCall, x: Tensor) -> Tensor:
     return torch.clamp(n.attr("alpha", 0.2) * x + n.attr("beta", 0.5), 0.0, 1.0)
 
 
 @op("ThresholdedRelu")
-def _thresholded(n: Node, x: Tensor) -> Tensor:
+def _thresholded(n: OperatorCall, x: Tensor) -> Tensor:
     return torch.where(x > n.attr("alpha", 1.0), x, torch.zeros_like(x))
 
 
 @op("Softplus")
-def _softplus(n: Node, x: Tensor) -> Tensor:
+def _softplus(n: OperatorCall, x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
 @op("Gelu")
-def _gelu(n: Node, x: Tensor) -> Tensor:
+def _gelu(n: OperatorCall, x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh" if n.attr("approximate", "none") == "tanh" else "none")
 
 
 @op("Swish")
-def _swish(n: Node, x: Tensor) -> Tensor:
+def _swish(n: OperatorCall, x: Tensor) -> Tensor:
     return x * torch.sigmoid(n.attr("alpha", 1.0) * x)
 
 
 @op("SwiGLU")
-def _swiglu(n: Node, x: Tensor, y: Tensor) -> Tensor:
+def _swiglu(n: OperatorCall, x: Tensor, y: Tensor) -> Tensor:
     return x * torch.sigmoid(n.attr("alpha", 1.0) * x) * y
 
 
 @op("PRelu")
-def _prelu(n: Node, x: Tensor, slope: Tensor) -> Tensor:
-    def apply(_: Node, a: Tensor, s: Tensor) -> Tensor:
+def _prelu(n: OperatorCall, x: Tensor, slope: Tensor) -> Tensor:
+    def apply(_: OperatorCall, a: Tensor, s: Tensor) -> Tensor:
         return torch.where(a >= 0, a, a * s)
 
     return wide(apply)(n, x, slope)
 
 
 @op("Shrink")
-def _shrink(n: Node, x: Tensor) -> Tensor:
+def _shrink(n: OperatorCall, x: Tensor) -> Tensor:
     bias, limit = n.attr("bias", 0.0), n.attr("lambd", 0.5)
     zero = torch.zeros_like(x)
     return torch.where(x < -limit, x + bias, torch.where(x > limit, x - bias, zero)).to(x.dtype)
@@ -180,7 +182,7 @@ def _shrink(n: Node, x: Tensor) -> Tensor:
 
 @op("Dropout")
 def _dropout(
-    n: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
+    n: OperatorCall, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
 ) -> Result:
     share = n.attr("ratio", 0.5) if n.opset < 12 else n.scalar(1, 0.5)
     active = bool(n.scalar(2, False)) if n.opset >= 12 else False
@@ -192,7 +194,7 @@ def _dropout(
 
 
 @op("Softmax", "LogSoftmax", "Hardmax")
-def _softmax(n: Node, x: Tensor) -> Tensor:
+def _softmax(n: OperatorCall, x: Tensor) -> Tensor:
     rank = x.dim()
     axis = n.attr("axis", -1 if n.opset >= 13 else 1)
     whole = x

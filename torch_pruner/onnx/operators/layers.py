@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_pruner.onnx.operators.linear import window
-from torch_pruner.onnx.operators.registry import Node, Result, Tensor, in_range, op
+from torch_pruner.onnx.operators.registry import OperatorCall, Result, Tensor, in_range, op
 
 
 def _channels(p: Tensor, rank: int) -> Tensor:
@@ -18,7 +18,7 @@ def _channels(p: Tensor, rank: int) -> Tensor:
 
 @op("BatchNormalization")
 def _batch_norm(
-    n: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor
+    n: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor
 ) -> Result:
     eps, momentum = n.attr("epsilon", 1e-5), n.attr("momentum", 0.9)
     if not n.attr("training_mode", 0):
@@ -35,12 +35,12 @@ def _batch_norm(
 
 
 @op("InstanceNormalization")
-def _instance_norm(n: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+def _instance_norm(n: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     return F.instance_norm(x, weight=scale, bias=bias, eps=n.attr("epsilon", 1e-5))
 
 
 @op("LayerNormalization")
-def _layer_norm(n: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Result:
+def _layer_norm(n: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Result:
     axis = in_range(n.attr("axis", -1), x.dim())
     eps = n.attr("epsilon", 1e-5)
     shape = list(x.shape[axis:])
@@ -55,7 +55,7 @@ def _layer_norm(n: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None) -
 
 
 @op("RMSNormalization")
-def _rms_norm(n: Node, x: Tensor, scale: Tensor) -> Tensor:
+def _rms_norm(n: OperatorCall, x: Tensor, scale: Tensor) -> Tensor:
     axes = list(range(in_range(n.attr("axis", -1), x.dim()), x.dim()))
     value = x.float()
     inverse = torch.rsqrt(value.square().mean(dim=axes, keepdim=True) + n.attr("epsilon", 1e-5))
@@ -63,7 +63,7 @@ def _rms_norm(n: Node, x: Tensor, scale: Tensor) -> Tensor:
 
 
 @op("GroupNormalization")
-def _group_norm(n: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+def _group_norm(n: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     groups, eps = n.attr("num_groups"), n.attr("epsilon", 1e-5)
     if scale.shape[0] == x.shape[1]:
         return F.group_norm(x, groups, scale, bias, eps)
@@ -75,7 +75,7 @@ def _group_norm(n: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 
 @op("MeanVarianceNormalization")
-def _mean_variance(n: Node, x: Tensor) -> Tensor:
+def _mean_variance(n: OperatorCall, x: Tensor) -> Tensor:
     axes = n.attr("axes") or [0, 2, 3]
     mean = x.mean(dim=axes, keepdim=True)
     spread = (x * x).mean(dim=axes, keepdim=True) - mean * mean
@@ -83,7 +83,7 @@ def _mean_variance(n: Node, x: Tensor) -> Tensor:
 
 
 @op("LRN")
-def _lrn(n: Node, x: Tensor) -> Tensor:
+def _lrn(n: OperatorCall, x: Tensor) -> Tensor:
     size = n.attr("size")
     alpha, beta, bias = n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0)
     n.spend(size)
@@ -94,12 +94,12 @@ def _lrn(n: Node, x: Tensor) -> Tensor:
 
 
 @op("LpNormalization")
-def _lp_norm(n: Node, x: Tensor) -> Tensor:
+def _lp_norm(n: OperatorCall, x: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(x, n.attr("p", 2), dim=n.attr("axis", -1), keepdim=True)
     return torch.where(norm == 0, torch.zeros_like(x), x / torch.where(norm == 0, 1.0, norm))
 
 
-def _pool_geometry(n: Node, x: Tensor) -> tuple[list[int], ...]:
+def _pool_geometry(n: OperatorCall, x: Tensor) -> tuple[list[int], ...]:
     """(kernel, stride, dilation, low, high) with ``high`` grown as ``ceil_mode`` asks."""
     kernel, extent = n.attr("kernel_shape"), list(x.shape[2:])
     stride, dilation, low, high = window(n, len(kernel), kernel, extent)
@@ -114,7 +114,9 @@ def _pool_geometry(n: Node, x: Tensor) -> tuple[list[int], ...]:
     return kernel, stride, dilation, low, high
 
 
-def _windows(n: Node, x: Tensor, geometry: tuple[list[int], ...], fill: float) -> list[Tensor]:
+def _windows(
+    n: OperatorCall, x: Tensor, geometry: tuple[list[int], ...], fill: float
+) -> list[Tensor]:
     """``x`` as seen by each position of the window, all of the shape of the result."""
     kernel, stride, dilation, low, high = geometry
     n.spend(len(kernel) * math.prod(kernel))
@@ -146,7 +148,7 @@ def _many(kernel: list[int]) -> bool:
 _FEW_POSITIONS = 16
 
 
-def _sums(n: Node, x: Tensor, geometry: tuple[list[int], ...]) -> Tensor:
+def _sums(n: OperatorCall, x: Tensor, geometry: tuple[list[int], ...]) -> Tensor:
     """Sums over windows, of zeros outside."""
     kernel, stride, dilation, low, high = geometry
     if not _many(kernel) or any(d != 1 for d in dilation):
@@ -156,7 +158,7 @@ def _sums(n: Node, x: Tensor, geometry: tuple[list[int], ...]) -> Tensor:
 
 
 @op("MaxPool")
-def _max_pool(n: Node, x: Tensor) -> Result:
+def _max_pool(n: OperatorCall, x: Tensor) -> Result:
     geometry = _pool_geometry(n, x)
     kernel, stride, dilation, low, high = geometry
     rank = len(kernel)
@@ -186,7 +188,7 @@ def _max_pool(n: Node, x: Tensor) -> Result:
 
 
 @op("AveragePool", "LpPool")
-def _average_pool(n: Node, x: Tensor) -> Tensor:
+def _average_pool(n: OperatorCall, x: Tensor) -> Tensor:
     geometry = _pool_geometry(n, x)
     kernel, stride, dilation, low, high = geometry
     if n.op == "LpPool":
@@ -206,7 +208,7 @@ def _average_pool(n: Node, x: Tensor) -> Tensor:
 
 
 @op("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-def _global_pool(n: Node, x: Tensor) -> Tensor:
+def _global_pool(n: OperatorCall, x: Tensor) -> Tensor:
     axes = list(range(2, x.dim()))
     if n.op == "GlobalAveragePool":
         return x.mean(dim=axes, keepdim=True)
@@ -217,7 +219,7 @@ def _global_pool(n: Node, x: Tensor) -> Tensor:
 
 
 @op("MaxUnpool")
-def _max_unpool(n: Node, x: Tensor, index: Tensor, _: Tensor | None = None) -> Tensor:
+def _max_unpool(n: OperatorCall, x: Tensor, index: Tensor, _: Tensor | None = None) -> Tensor:
     kernel = n.attr("kernel_shape")
     rank = len(kernel)
     stride, pads = n.attr("strides") or [1] * rank, n.attr("pads") or [0] * (2 * rank)
@@ -237,7 +239,7 @@ def _max_unpool(n: Node, x: Tensor, index: Tensor, _: Tensor | None = None) -> T
 
 
 @op("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
-def _nll(n: Node, x: Tensor, target: Tensor, weight: Tensor | None = None) -> Result:
+def _nll(n: OperatorCall, x: Tensor, target: Tensor, weight: Tensor | None = None) -> Result:
     scores = torch.log_softmax(x, dim=1) if n.op == "SoftmaxCrossEntropyLoss" else x
     ignored = n.attr("ignore_index")
     labels = target.to(torch.int64)

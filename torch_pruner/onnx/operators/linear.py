@@ -7,18 +7,18 @@ import math
 import torch
 import torch.nn.functional as F
 
-from torch_pruner.onnx.operators.registry import Node, Result, Tensor, in_range, op
+from torch_pruner.onnx.operators.registry import OperatorCall, Result, Tensor, in_range, op
 
 
 @op("MatMul")
-def _matmul(n: Node, a: Tensor, b: Tensor) -> Tensor:
+def _matmul(n: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point() or a.is_complex():
         return torch.matmul(a, b)
     return torch.matmul(a.to(torch.int64), b.to(torch.int64)).to(a.dtype)
 
 
 @op("Gemm")
-def _gemm(n: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+def _gemm(n: OperatorCall, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     a = a.T if n.attr("transA", 0) else a
     b = b.T if n.attr("transB", 0) else b
     alpha, beta = n.attr("alpha", 1.0), n.attr("beta", 1.0)
@@ -34,16 +34,18 @@ def _gemm(n: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
 
 
 @op("Einsum")
-def _einsum(n: Node, *args: Tensor) -> Tensor:
+def _einsum(n: OperatorCall, *args: Tensor) -> Tensor:
     return torch.einsum(n.attr("equation").replace(" ", ""), *args)
 
 
 @op("Det")
-def _det(n: Node, x: Tensor) -> Tensor:
+def _det(n: OperatorCall, x: Tensor) -> Tensor:
     return torch.linalg.det(x)
 
 
-def window(n: Node, rank: int, kernel: list[int], extent: list[int]) -> tuple[list[int], ...]:
+def window(
+    n: OperatorCall, rank: int, kernel: list[int], extent: list[int]
+) -> tuple[list[int], ...]:
     """(stride, dilation, padding before, padding after) of a window over ``extent``."""
     stride = n.attr("strides") or [1] * rank
     dilation = n.attr("dilations") or [1] * rank
@@ -64,7 +66,7 @@ _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _BACK = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
-def convolution(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+def convolution(n: OperatorCall, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     """The operator Conv on floats."""
     rank = x.dim() - 2
     kernel, extent = list(w.shape[2:]), list(x.shape[2:])
@@ -76,12 +78,12 @@ def convolution(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tenso
 
 
 @op("Conv")
-def _conv(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+def _conv(n: OperatorCall, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     return convolution(n, x, w, b)
 
 
 @op("ConvTranspose")
-def _conv_transpose(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+def _conv_transpose(n: OperatorCall, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     rank = x.dim() - 2
     kernel, extent = list(w.shape[2:]), list(x.shape[2:])
     stride = n.attr("strides") or [1] * rank
@@ -127,7 +129,7 @@ def _wide(x: Tensor, zero: Tensor | None, axis: int | None = None) -> Tensor:
 
 @op("MatMulInteger")
 def _matmul_integer(
-    n: Node, a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None
+    n: OperatorCall, a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None
 ) -> Tensor:
     left, right = _wide(a, za, a.dim() - 2), _wide(b, zb, b.dim() - 1)
     return torch.matmul(left, right).to(torch.int32)
@@ -135,7 +137,7 @@ def _matmul_integer(
 
 @op("ConvInteger")
 def _conv_integer(
-    n: Node, x: Tensor, w: Tensor, zx: Tensor | None = None, zw: Tensor | None = None
+    n: OperatorCall, x: Tensor, w: Tensor, zx: Tensor | None = None, zw: Tensor | None = None
 ) -> Tensor:
     # Exact in double precision: products of bytes, far fewer than 2**37 of them.
     left, right = _wide(x, zx).double(), _wide(w, zw, 0).double()
@@ -149,7 +151,7 @@ def _quantised(value: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 @op("QLinearMatMul")
-def _qlinear_matmul(n: Node, *args: Tensor) -> Tensor:
+def _qlinear_matmul(n: OperatorCall, *args: Tensor) -> Tensor:
     a, sa, za, b, sb, zb, sy, zy = args
     product = torch.matmul(_wide(a, za, a.dim() - 2), _wide(b, zb, b.dim() - 1)).double()
     scale = (sa.double() * sb.double()) / sy.double()
@@ -157,7 +159,7 @@ def _qlinear_matmul(n: Node, *args: Tensor) -> Tensor:
 
 
 @op("QLinearConv")
-def _qlinear_conv(n: Node, *args: Tensor) -> Tensor:
+def _qlinear_conv(n: OperatorCall, *args: Tensor) -> Tensor:
     x, sx, zx, w, sw, zw, sy, zy = args[:8]
     product = convolution(n, _wide(x, zx).double(), _wide(w, zw, 0).double())
     shape = [1, -1] + [1] * (x.dim() - 2)
@@ -179,7 +181,7 @@ def _along(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
 
 
 @op("QuantizeLinear")
-def _quantize(n: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+def _quantize(n: OperatorCall, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     from torch_pruner.onnx.operators.types import torch_dtype
 
     axis = in_range(n.attr("axis", 1), x.dim()) if x.dim() else 0
@@ -197,7 +199,7 @@ def _quantize(n: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> 
 
 
 @op("DequantizeLinear")
-def _dequantize(n: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+def _dequantize(n: OperatorCall, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     axis = in_range(n.attr("axis", 1), x.dim()) if x.dim() else 0
     block = n.attr("block_size", 0)
     value = x.float()
@@ -207,7 +209,7 @@ def _dequantize(n: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -
 
 
 @op("DynamicQuantizeLinear")
-def _dynamic_quantize(n: Node, x: Tensor) -> Result:
+def _dynamic_quantize(n: OperatorCall, x: Tensor) -> Result:
     low = torch.clamp(x.min(), max=0.0)
     high = torch.clamp(x.max(), min=0.0)
     scale = (high - low) / 255.0
@@ -217,7 +219,7 @@ def _dynamic_quantize(n: Node, x: Tensor) -> Result:
 
 
 @op("AffineGrid")
-def _affine_grid(n: Node, theta: Tensor, _: Tensor) -> Tensor:
+def _affine_grid(n: OperatorCall, theta: Tensor, _: Tensor) -> Tensor:
     return F.affine_grid(theta, n.ints(1) or [], align_corners=bool(n.attr("align_corners", 0)))
 
 

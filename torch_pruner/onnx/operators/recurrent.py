@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.onnx.operators.registry import Node, Result, Tensor, op
+from torch_pruner.onnx.operators.registry import OperatorCall, Result, Tensor, op
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Function = Callable[[Tensor], Tensor]
-    Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    CellStep = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _NODES_PER_STEP = 10
 _ACTIVATIONS = {
@@ -24,19 +24,19 @@ _ACTIVATIONS = {
 }
 
 
-def _activations(n: Node, defaults: list[str]) -> list[Callable[[Tensor], Tensor]]:
+def _activations(n: OperatorCall, defaults: list[str]) -> list[Callable[[Tensor], Tensor]]:
     names = n.attr("activations") or defaults * (2 if n.attr("direction") == "bidirectional" else 1)
     return [_ACTIVATIONS[name] for name in names]
 
 
-def _clipped(n: Node, x: Tensor) -> Tensor:
+def _clipped(n: OperatorCall, x: Tensor) -> Tensor:
     limit = n.attr("clip")
     return x if not limit else x.clamp(-limit, limit)
 
 
 @op("RNN", "GRU", "LSTM")
 def _recurrent(
-    n: Node,
+    n: OperatorCall,
     x: Tensor,
     w: Tensor,
     r: Tensor,
@@ -101,8 +101,13 @@ def _unrolled(
 
 
 def _rnn(
-    n: Node, functions: list[Function], w: Tensor, r: Tensor, b: Tensor | None, _: Tensor | None
-) -> Step:
+    n: OperatorCall,
+    functions: list[Function],
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    _: Tensor | None,
+) -> CellStep:
     size = r.shape[-1]
     bias = 0 if b is None else b[:size] + b[size:]
 
@@ -113,8 +118,13 @@ def _rnn(
 
 
 def _gru(
-    n: Node, functions: list[Function], w: Tensor, r: Tensor, b: Tensor | None, _: Tensor | None
-) -> Step:
+    n: OperatorCall,
+    functions: list[Function],
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    _: Tensor | None,
+) -> CellStep:
     size = r.shape[-1]
     zero = torch.zeros(6 * size, dtype=w.dtype)
     bias = (zero if b is None else b).split(size)
@@ -135,13 +145,13 @@ def _gru(
 
 
 def _lstm(
-    n: Node,
+    n: OperatorCall,
     functions: list[Function],
     w: Tensor,
     r: Tensor,
     b: Tensor | None,
     peepholes: Tensor | None,
-) -> Step:
+) -> CellStep:
     size = r.shape[-1]
     bias = 0 if b is None else b[: 4 * size] + b[4 * size :]
     pi, po, pf = (0, 0, 0) if peepholes is None else peepholes.split(size)

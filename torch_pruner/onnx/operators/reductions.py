@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from torch_pruner.onnx.operators.registry import Node, Result, Tensor, in_range, op, wide
+from torch_pruner.onnx.operators.registry import OperatorCall, Result, Tensor, in_range, op, wide
 
 
-def _axes(n: Node, rank: int) -> list[int] | None:
+def _axes(n: OperatorCall, rank: int) -> list[int] | None:
     """The axes, from the attribute of old opsets or from the second input; None: nothing to do."""
     since = 13 if n.op == "ReduceSum" else 18
     axes = n.ints(1) if n.opset >= since else n.attr("axes")
@@ -42,7 +42,7 @@ def _product(x: Tensor, axes: list[int]) -> Tensor:
     return x
 
 
-def _before(n: Node, x: Tensor) -> Tensor:
+def _before(n: OperatorCall, x: Tensor) -> Tensor:
     """What is done to every element first."""
     if n.op == "ReduceL1":
         return x.abs()
@@ -51,7 +51,7 @@ def _before(n: Node, x: Tensor) -> Tensor:
     return x
 
 
-def _reduced(n: Node, x: Tensor, axes: list[int]) -> Tensor:
+def _reduced(n: OperatorCall, x: Tensor, axes: list[int]) -> Tensor:
     if n.op in ("ReduceMax", "ReduceMin"):
         return _extreme(x, axes, largest=n.op == "ReduceMax")
     if n.op == "ReduceProd":
@@ -81,14 +81,14 @@ def _reduced(n: Node, x: Tensor, axes: list[int]) -> Tensor:
     "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
     "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",
 )  # fmt: skip
-def _reduce(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
+def _reduce(n: OperatorCall, x: Tensor, _: Tensor | None = None) -> Tensor:
     axes = _axes(n, x.dim())
     if axes is None:
         return _before(n, x).sqrt() if n.op == "ReduceL2" else (
             _before(n, x).log() if n.op == "ReduceLogSum" else _before(n, x).clone()
         )  # fmt: skip
 
-    def reduce(_: Node, value: Tensor) -> Tensor:
+    def reduce(_: OperatorCall, value: Tensor) -> Tensor:
         result = _reduced(n, value, axes)
         if n.attr("keepdims", 1):
             return result
@@ -98,7 +98,7 @@ def _reduce(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
 
 
 @op("ArgMax", "ArgMin")
-def _arg(n: Node, x: Tensor) -> Tensor:
+def _arg(n: OperatorCall, x: Tensor) -> Tensor:
     axis, keep = in_range(n.attr("axis", 0), x.dim()), bool(n.attr("keepdims", 1))
     find = torch.argmax if n.op == "ArgMax" else torch.argmin
     if n.attr("select_last_index", 0):
@@ -108,7 +108,7 @@ def _arg(n: Node, x: Tensor) -> Tensor:
 
 
 @op("CumSum", "CumProd")
-def _running(n: Node, x: Tensor, _: Tensor) -> Tensor:
+def _running(n: OperatorCall, x: Tensor, _: Tensor) -> Tensor:
     axis = in_range(int(n.scalar(1)), x.dim())
     run = torch.cumsum if n.op == "CumSum" else torch.cumprod
     reverse = n.attr("reverse", 0)
@@ -121,11 +121,11 @@ def _running(n: Node, x: Tensor, _: Tensor) -> Tensor:
 
 
 @op("TopK")
-def _top(n: Node, x: Tensor, _: Tensor) -> Result:
+def _top(n: OperatorCall, x: Tensor, _: Tensor) -> Result:
     count, axis = int(n.scalar(1)), in_range(n.attr("axis", -1), x.dim())
     largest = bool(n.attr("largest", 1))
 
-    def find(_: Node, value: Tensor) -> Result:
+    def find(_: OperatorCall, value: Tensor) -> Result:
         # Equal elements in order of their indices, which torch's own topk does not promise.
         order = torch.sort(value, dim=axis, descending=largest, stable=True)
         return order.values.narrow(axis, 0, count), order.indices.narrow(axis, 0, count)

@@ -27,8 +27,8 @@ class DataDependentError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One node: its operator, its attributes, the opset that its model asks for."""
+class OperatorCall:
+    """What an implementation is told of the node: operator, attributes, opset of the model."""
 
     op: str
     attrs: Mapping[str, Any]
@@ -81,7 +81,7 @@ def in_range(axis: int, rank: int) -> int:
 def wide(function: Implementation) -> Implementation:
     """``function`` of 64-bit integers where inputs are unsigned integers that torch cannot add."""
 
-    def call(n: Node, *args: Tensor | None) -> Result:
+    def call(n: OperatorCall, *args: Tensor | None) -> Result:
         kinds = {a.dtype for a in args if isinstance(a, Tensor) and a.dtype in UNSIGNED}
         if not kinds:
             return function(n, *args)

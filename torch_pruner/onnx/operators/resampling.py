@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_pruner.exc import UnsupportedModel
-from torch_pruner.onnx.operators.registry import Node, Tensor, in_range, op
+from torch_pruner.onnx.operators.registry import OperatorCall, Tensor, in_range, op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 @op("Upsample")
-def _upsample(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
+def _upsample(n: OperatorCall, x: Tensor, _: Tensor | None = None) -> Tensor:
     scales = n.attr("scales") if n.opset < 9 else np.asarray(n.host(1)).tolist()
     mode = n.attr("mode", "nearest")
     for axis, scale in enumerate(scales):
@@ -32,7 +32,7 @@ def _upsample(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
 
 
 @op("Resize")
-def _resize(n: Node, x: Tensor, *_: Tensor | None) -> Tensor:
+def _resize(n: OperatorCall, x: Tensor, *_: Tensor | None) -> Tensor:
     first = 1 if n.opset >= 11 else -1
     scales = n.host(2 if first == 1 else 1)
     sizes = n.ints(3) if first == 1 else None
@@ -59,7 +59,7 @@ def _resize(n: Node, x: Tensor, *_: Tensor | None) -> Tensor:
 
 
 def _keeping_ratio(
-    n: Node, x: Tensor, axes: list[int], sizes: list[int]
+    n: OperatorCall, x: Tensor, axes: list[int], sizes: list[int]
 ) -> tuple[list[float], list[int]]:
     factors = [s / x.shape[a] for a, s in zip(axes, sizes, strict=True)]
     policy = n.attr("keep_aspect_ratio_policy", "stretch")
@@ -71,7 +71,12 @@ def _keeping_ratio(
 
 
 def _resized(
-    n: Node, x: Tensor, axis: int, factor: float, size: int, bounds: tuple[float, float] | None
+    n: OperatorCall,
+    x: Tensor,
+    axis: int,
+    factor: float,
+    size: int,
+    bounds: tuple[float, float] | None,
 ) -> Tensor:
     length = x.shape[axis]
     n.afford(8 * size)
@@ -127,7 +132,7 @@ _ROUNDINGS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def _taken(
-    n: Node,
+    n: OperatorCall,
     x: Tensor,
     axis: int,
     place: Array,
@@ -169,7 +174,7 @@ def _cubic(t: Array, a: float) -> Array:
 
 
 @op("GridSample")
-def _grid_sample(n: Node, x: Tensor, grid: Tensor) -> Tensor:
+def _grid_sample(n: OperatorCall, x: Tensor, grid: Tensor) -> Tensor:
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(
         n.attr("mode", "linear"), n.attr("mode", "linear")
     )
@@ -183,7 +188,7 @@ def _grid_sample(n: Node, x: Tensor, grid: Tensor) -> Tensor:
 
 
 @op("RoiAlign")
-def _roi_align(n: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
+def _roi_align(n: OperatorCall, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
     if n.attr("mode", "avg") != "avg":  # ONNX means the largest of weighted corners
         raise UnsupportedModel("RoiAlign", "of the largest value", "")
     height, width = n.attr("output_height", 1), n.attr("output_width", 1)
@@ -228,7 +233,7 @@ def _bilinear(image: Tensor, ys: Array, xs: Array) -> Tensor:
 
 
 @op("Col2Im")
-def _col2im(n: Node, x: Tensor, *_: Tensor) -> Tensor:
+def _col2im(n: OperatorCall, x: Tensor, *_: Tensor) -> Tensor:
     size, block = n.ints(1) or [], n.ints(2) or []
     rank = len(size)
     pads: list[int] = n.attr("pads") or [0] * (2 * rank)
@@ -255,7 +260,9 @@ def _col2im(n: Node, x: Tensor, *_: Tensor) -> Tensor:
 
 
 @op("NonMaxSuppression")
-def _non_max_suppression(n: Node, boxes: Tensor, scores: Tensor, *_: Tensor | None) -> Tensor:
+def _non_max_suppression(
+    n: OperatorCall, boxes: Tensor, scores: Tensor, *_: Tensor | None
+) -> Tensor:
     most, overlap = int(n.scalar(2, 0)), float(n.scalar(3, 0.0))
     least = n.scalar(4)
     corners = np.asarray(n.host(0), dtype=np.float64)

@@ -10,7 +10,7 @@ import torch
 from torch_pruner.onnx.operators.registry import (
     TABLE,
     DataDependentError,
-    Node,
+    OperatorCall,
     Result,
     Tensor,
     in_range,
@@ -20,18 +20,18 @@ from torch_pruner.onnx.operators.registry import (
 
 
 @op("Shape")
-def _shape(n: Node, x: Tensor) -> Tensor:
+def _shape(n: OperatorCall, x: Tensor) -> Tensor:
     start, end = n.attr("start", 0), n.attr("end", None)
     return torch.tensor(list(x.shape)[slice(start, end)], dtype=torch.int64)
 
 
 @op("Size")
-def _size(n: Node, x: Tensor) -> Tensor:
+def _size(n: OperatorCall, x: Tensor) -> Tensor:
     return torch.tensor(x.numel(), dtype=torch.int64)
 
 
 @op("Reshape")
-def _reshape(n: Node, x: Tensor, _: Tensor) -> Tensor:
+def _reshape(n: OperatorCall, x: Tensor, _: Tensor) -> Tensor:
     shape = n.ints(1) or []
     if not n.attr("allowzero", 0):
         shape = [x.shape[k] if d == 0 else d for k, d in enumerate(shape)]
@@ -39,13 +39,13 @@ def _reshape(n: Node, x: Tensor, _: Tensor) -> Tensor:
 
 
 @op("Flatten")
-def _flatten(n: Node, x: Tensor) -> Tensor:
+def _flatten(n: OperatorCall, x: Tensor) -> Tensor:
     axis = in_range(n.attr("axis", 1), x.dim())
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 @op("Squeeze")
-def _squeeze(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
+def _squeeze(n: OperatorCall, x: Tensor, _: Tensor | None = None) -> Tensor:
     axes = n.ints(1) if n.opset >= 13 else n.attr("axes")
     if axes is None:
         return x.squeeze()
@@ -54,7 +54,7 @@ def _squeeze(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
 
 
 @op("Unsqueeze")
-def _unsqueeze(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
+def _unsqueeze(n: OperatorCall, x: Tensor, _: Tensor | None = None) -> Tensor:
     axes = (n.ints(1) if n.opset >= 13 else n.attr("axes")) or []
     rank = x.dim() + len(axes)
     shape = list(x.shape)
@@ -64,17 +64,17 @@ def _unsqueeze(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
 
 
 @op("Transpose")
-def _transpose(n: Node, x: Tensor) -> Tensor:
+def _transpose(n: OperatorCall, x: Tensor) -> Tensor:
     return x.permute(n.attr("perm") or list(range(x.dim()))[::-1])
 
 
 @op("Concat")
-def _concat(n: Node, *parts: Tensor) -> Tensor:
+def _concat(n: OperatorCall, *parts: Tensor) -> Tensor:
     return torch.cat(parts, dim=n.attr("axis"))
 
 
 @op("Split")
-def _split(n: Node, x: Tensor, _: Tensor | None = None) -> Result:
+def _split(n: OperatorCall, x: Tensor, _: Tensor | None = None) -> Result:
     axis = in_range(n.attr("axis", 0), x.dim())
     sizes = n.ints(1) if n.opset >= 13 else n.attr("split")
     if sizes is None:
@@ -85,7 +85,7 @@ def _split(n: Node, x: Tensor, _: Tensor | None = None) -> Result:
 
 
 @op("Slice")
-def _slice(n: Node, x: Tensor, *_: Tensor) -> Tensor:
+def _slice(n: OperatorCall, x: Tensor, *_: Tensor) -> Tensor:
     if n.opset < 10:
         starts, ends, axes, steps = n.attr("starts"), n.attr("ends"), n.attr("axes"), None
     else:
@@ -110,7 +110,7 @@ def _positive(index: Tensor, size: int) -> Tensor:
 
 
 @op("Gather")
-def _gather(n: Node, x: Tensor, index: Tensor) -> Tensor:
+def _gather(n: OperatorCall, x: Tensor, index: Tensor) -> Tensor:
     axis = in_range(n.attr("axis", 0), x.dim())
     flat = _positive(index, x.shape[axis]).reshape(-1)
     shape = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
@@ -118,7 +118,7 @@ def _gather(n: Node, x: Tensor, index: Tensor) -> Tensor:
 
 
 @op("GatherElements")
-def _gather_elements(n: Node, x: Tensor, index: Tensor) -> Tensor:
+def _gather_elements(n: OperatorCall, x: Tensor, index: Tensor) -> Tensor:
     axis = in_range(n.attr("axis", 0), x.dim())
     return torch.gather(x, axis, _positive(index, x.shape[axis]))
 
@@ -132,7 +132,7 @@ def _linear(index: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 @op("GatherND")
-def _gather_nd(n: Node, x: Tensor, index: Tensor) -> Tensor:
+def _gather_nd(n: OperatorCall, x: Tensor, index: Tensor) -> Tensor:
     batch, depth = n.attr("batch_dims", 0), index.shape[-1]
     lead, rest = tuple(x.shape[:batch]), tuple(x.shape[batch + depth :])
     count = math.prod(lead)
@@ -147,7 +147,7 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 @op("ScatterElements", "Scatter")
-def _scatter_elements(n: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+def _scatter_elements(n: OperatorCall, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     axis = in_range(n.attr("axis", 0), x.dim())
     where, how = _positive(index, x.shape[axis]), n.attr("reduction", "none")
     if how == "none":
@@ -156,7 +156,7 @@ def _scatter_elements(n: Node, x: Tensor, index: Tensor, updates: Tensor) -> Ten
 
 
 @op("ScatterND")
-def _scatter_nd(n: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+def _scatter_nd(n: OperatorCall, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     depth, how = index.shape[-1], n.attr("reduction", "none")
     inner, rest = tuple(x.shape[:depth]), tuple(x.shape[depth:])
     width = math.prod(rest)
@@ -169,7 +169,9 @@ def _scatter_nd(n: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
 
 
 @op("TensorScatter")
-def _tensor_scatter(n: Node, past: Tensor, update: Tensor, start: Tensor | None = None) -> Tensor:
+def _tensor_scatter(
+    n: OperatorCall, past: Tensor, update: Tensor, start: Tensor | None = None
+) -> Tensor:
     axis = in_range(n.attr("axis", -2), past.dim())
     size, length = past.shape[axis], update.shape[axis]
     begin = (
@@ -183,18 +185,18 @@ def _tensor_scatter(n: Node, past: Tensor, update: Tensor, start: Tensor | None 
 
 
 @op("Expand")
-def _expand(n: Node, x: Tensor, _: Tensor) -> Tensor:
+def _expand(n: OperatorCall, x: Tensor, _: Tensor) -> Tensor:
     shape = torch.broadcast_shapes(tuple(x.shape), tuple(n.ints(1) or ()))
     return x.expand(shape).clone()
 
 
 @op("Tile")
-def _tile(n: Node, x: Tensor, *_: Tensor) -> Tensor:
+def _tile(n: OperatorCall, x: Tensor, *_: Tensor) -> Tensor:
     return x.repeat(n.ints(1) or [])
 
 
 @op("Pad")
-def _pad(n: Node, x: Tensor, *_: Tensor) -> Tensor:
+def _pad(n: OperatorCall, x: Tensor, *_: Tensor) -> Tensor:
     pads = (n.attr("pads") if n.opset < 11 else n.ints(1)) or []
     fill = n.attr("value", 0.0) if n.opset < 11 else n.scalar(2, 0)
     axes = n.ints(3) if n.opset >= 18 else None
@@ -206,7 +208,9 @@ def _pad(n: Node, x: Tensor, *_: Tensor) -> Tensor:
     return x
 
 
-def _padded(n: Node, x: Tensor, axis: int, low: int, high: int, mode: str, fill: float) -> Tensor:
+def _padded(
+    n: OperatorCall, x: Tensor, axis: int, low: int, high: int, mode: str, fill: float
+) -> Tensor:
     size = x.shape[axis]
     if low < 0 or high < 0:  # cut
         begin, end = max(-low, 0), size - max(-high, 0)
@@ -234,7 +238,7 @@ def _padded(n: Node, x: Tensor, axis: int, low: int, high: int, mode: str, fill:
 
 
 @op("ConstantOfShape")
-def _constant_of_shape(n: Node, _: Tensor) -> Tensor:
+def _constant_of_shape(n: OperatorCall, _: Tensor) -> Tensor:
     value = n.attr("value")
     shape = n.ints(0) or []
     if value is None:
@@ -248,14 +252,14 @@ def _constant_of_shape(n: Node, _: Tensor) -> Tensor:
 
 
 @op("Range")
-def _range(n: Node, start: Tensor, *_: Tensor) -> Tensor:
+def _range(n: OperatorCall, start: Tensor, *_: Tensor) -> Tensor:
     begin, end, step = (n.scalar(k) for k in range(3))
     count = max(math.ceil((end - begin) / step), 0)
     return (torch.arange(count, dtype=torch.float64) * step + begin).to(start.dtype)
 
 
 @op("EyeLike")
-def _eye(n: Node, x: Tensor) -> Tensor:
+def _eye(n: OperatorCall, x: Tensor) -> Tensor:
     from torch_pruner.onnx.operators.types import torch_dtype
 
     kind = torch_dtype(n.attr("dtype")) if n.attr("dtype") else x.dtype
@@ -265,7 +269,7 @@ def _eye(n: Node, x: Tensor) -> Tensor:
 
 
 @op("Trilu")
-def _trilu(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
+def _trilu(n: OperatorCall, x: Tensor, _: Tensor | None = None) -> Tensor:
     k = int(n.scalar(1, 0))
     away = torch.arange(x.shape[-1])[None, :] - torch.arange(x.shape[-2])[:, None]
     kept = away >= k if n.attr("upper", 1) else away <= k
@@ -273,7 +277,7 @@ def _trilu(n: Node, x: Tensor, _: Tensor | None = None) -> Tensor:
 
 
 @op("OneHot")
-def _one_hot(n: Node, index: Tensor, _: Tensor, values: Tensor) -> Tensor:
+def _one_hot(n: OperatorCall, index: Tensor, _: Tensor, values: Tensor) -> Tensor:
     depth = int(n.scalar(1))
     axis = in_range(n.attr("axis", -1), index.dim() + 1)
     whole = index.to(torch.int64)
@@ -284,7 +288,7 @@ def _one_hot(n: Node, index: Tensor, _: Tensor, values: Tensor) -> Tensor:
 
 
 @op("DepthToSpace")
-def _depth_to_space(n: Node, x: Tensor) -> Tensor:
+def _depth_to_space(n: OperatorCall, x: Tensor) -> Tensor:
     b, c, h, w = x.shape
     s = n.attr("blocksize")
     if n.attr("mode", "DCR") == "DCR":
@@ -295,7 +299,7 @@ def _depth_to_space(n: Node, x: Tensor) -> Tensor:
 
 
 @op("SpaceToDepth")
-def _space_to_depth(n: Node, x: Tensor) -> Tensor:
+def _space_to_depth(n: OperatorCall, x: Tensor) -> Tensor:
     b, c, h, w = x.shape
     s = n.attr("blocksize")
     depth_first = n.attr("mode", "DCR") == "DCR"
@@ -305,7 +309,7 @@ def _space_to_depth(n: Node, x: Tensor) -> Tensor:
 
 
 @op("ReverseSequence")
-def _reverse_sequence(n: Node, x: Tensor, lengths: Tensor) -> Tensor:
+def _reverse_sequence(n: OperatorCall, x: Tensor, lengths: Tensor) -> Tensor:
     time, batch = n.attr("time_axis", 0), n.attr("batch_axis", 1)
     t = torch.arange(x.shape[time])
     where = lengths.to(torch.int64)[:, None] - 1 - t[None, :]
@@ -317,14 +321,14 @@ def _reverse_sequence(n: Node, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 @op("NonZero")
-def _nonzero(n: Node, x: Tensor) -> Tensor:
+def _nonzero(n: OperatorCall, x: Tensor) -> Tensor:
     _real(x)
     found = torch.from_numpy(np.argwhere(np.atleast_1d(np.asarray(n.host(0)))).astype(np.int64))
     return found.T.contiguous() if x.dim() else found.T[:0]
 
 
 @op("Compress")
-def _compress(n: Node, x: Tensor, condition: Tensor) -> Tensor:
+def _compress(n: OperatorCall, x: Tensor, condition: Tensor) -> Tensor:
     axis = n.attr("axis")
     x = x.reshape(-1) if axis is None else x
     kept = np.asarray(n.host(1)).reshape(-1).nonzero()[0]
@@ -332,7 +336,7 @@ def _compress(n: Node, x: Tensor, condition: Tensor) -> Tensor:
 
 
 @op("Unique")
-def _unique(n: Node, x: Tensor) -> Result:
+def _unique(n: OperatorCall, x: Tensor) -> Result:
     _real(x)
     axis = n.attr("axis")
     found = np.unique(
@@ -359,7 +363,7 @@ def _real(x: Tensor) -> None:
 
 
 @op("CenterCropPad")
-def _center_crop_pad(n: Node, x: Tensor, _: Tensor) -> Tensor:
+def _center_crop_pad(n: OperatorCall, x: Tensor, _: Tensor) -> Tensor:
     axes = n.attr("axes") or list(range(x.dim()))
     for axis, size in zip(axes, n.ints(1) or [], strict=True):
         axis = in_range(axis, x.dim())

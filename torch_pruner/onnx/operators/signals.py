@@ -7,12 +7,12 @@ import math
 import numpy as np
 import torch
 
-from torch_pruner.onnx.operators.registry import Node, Tensor, in_range, op
+from torch_pruner.onnx.operators.registry import OperatorCall, Tensor, in_range, op
 from torch_pruner.onnx.operators.types import torch_dtype
 
 
 @op("HannWindow", "HammingWindow", "BlackmanWindow")
-def _window(n: Node, _: Tensor) -> Tensor:
+def _window(n: OperatorCall, _: Tensor) -> Tensor:
     size = int(n.scalar(0))
     count = size if n.attr("periodic", 1) else size - 1
     t = 2 * math.pi * torch.arange(size, dtype=torch.float64) / count
@@ -26,7 +26,7 @@ def _window(n: Node, _: Tensor) -> Tensor:
 
 
 @op("DFT")
-def _dft(n: Node, x: Tensor, *_: Tensor | None) -> Tensor:
+def _dft(n: OperatorCall, x: Tensor, *_: Tensor | None) -> Tensor:
     axis = int(n.scalar(2, -2)) if n.opset >= 20 else n.attr("axis", 1)
     axis = in_range(axis, x.dim())
     length = n.scalar(1)
@@ -47,7 +47,11 @@ def _dft(n: Node, x: Tensor, *_: Tensor | None) -> Tensor:
 
 @op("STFT")
 def _stft(
-    n: Node, x: Tensor, step: Tensor, window: Tensor | None = None, size: Tensor | None = None
+    n: OperatorCall,
+    x: Tensor,
+    step: Tensor,
+    window: Tensor | None = None,
+    size: Tensor | None = None,
 ) -> Tensor:
     hop = int(n.scalar(1))
     length = int(n.scalar(3)) if size is not None else window.shape[0]  # type: ignore[union-attr]
@@ -62,7 +66,7 @@ def _stft(
 
 
 @op("MelWeightMatrix")
-def _mel(n: Node, *_: Tensor) -> Tensor:
+def _mel(n: OperatorCall, *_: Tensor) -> Tensor:
     bins, length, rate, low, high = (n.scalar(k) for k in range(5))
     count = int(bins) + 2
     spectrum = int(length) // 2 + 1
@@ -85,13 +89,13 @@ def _mel(n: Node, *_: Tensor) -> Tensor:
     return torch.from_numpy(made).to(torch_dtype(n.attr("output_datatype", 1)))
 
 
-def _generator(n: Node) -> torch.Generator | None:
+def _generator(n: OperatorCall) -> torch.Generator | None:
     seed = n.attr("seed")
     return None if seed is None else torch.Generator().manual_seed(int(seed))
 
 
 @op("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
-def _random(n: Node, like: Tensor | None = None) -> Tensor:
+def _random(n: OperatorCall, like: Tensor | None = None) -> Tensor:
     number = n.attr("dtype")
     kind = torch_dtype(number) if number else like.dtype if like is not None else torch.float32
     shape = n.attr("shape") if like is None else list(like.shape)
@@ -103,13 +107,13 @@ def _random(n: Node, like: Tensor | None = None) -> Tensor:
 
 
 @op("Bernoulli")
-def _bernoulli(n: Node, x: Tensor) -> Tensor:
+def _bernoulli(n: OperatorCall, x: Tensor) -> Tensor:
     kind = torch_dtype(n.attr("dtype")) if n.attr("dtype") else x.dtype
     return (torch.rand(x.shape, generator=_generator(n)) < x).to(kind)
 
 
 @op("Multinomial")
-def _multinomial(n: Node, x: Tensor) -> Tensor:
+def _multinomial(n: OperatorCall, x: Tensor) -> Tensor:
     chosen = torch.multinomial(
         torch.softmax(x.float(), -1), n.attr("sample_size", 1), True, generator=_generator(n)
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_pruner.exc import UnsupportedModel
-from torch_pruner.onnx.operators.registry import Node, Tensor, op
+from torch_pruner.onnx.operators.registry import OperatorCall, Tensor, op
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,17 +59,17 @@ def converted(x: Tensor, kind: torch.dtype, *, saturate: bool = True) -> Tensor:
 
 
 @op("Cast")
-def _cast(n: Node, x: Tensor) -> Tensor:
+def _cast(n: OperatorCall, x: Tensor) -> Tensor:
     return converted(x, torch_dtype(n.attr("to")), saturate=bool(n.attr("saturate", 1)))
 
 
 @op("CastLike")
-def _cast_like(n: Node, x: Tensor, like: Tensor) -> Tensor:
+def _cast_like(n: OperatorCall, x: Tensor, like: Tensor) -> Tensor:
     return converted(x, like.dtype, saturate=bool(n.attr("saturate", 1)))
 
 
 @op("BitCast")
-def _bit_cast(n: Node, x: Tensor) -> Tensor:
+def _bit_cast(n: OperatorCall, x: Tensor) -> Tensor:
     return x.view(torch_dtype(n.attr("to")))
 
 

@@ -45,7 +45,7 @@ class WorkerState:
 
 
 @dataclass(slots=True)
-class Batch:
+class MeasureBatch:
     """The jobs of one ``measure`` call and their results so far."""
 
     inputs: Sequence[MeasureInput]
@@ -64,7 +64,7 @@ class Batch:
         self.results[job] = MeasureResult(candidate, status, (), error)
 
 
-def groups(batch: Batch, jobs: Sequence[int], flush_bytes: int) -> list[list[int]]:
+def groups(batch: MeasureBatch, jobs: Sequence[int], flush_bytes: int) -> list[list[int]]:
     """Jobs of one task side by side, as far as memory goes; alone, if workers died with it."""
     found: list[list[int]] = []
     room = 0

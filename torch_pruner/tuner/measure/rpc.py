@@ -19,7 +19,7 @@ from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.log import logger
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import MeasureStatus
-from torch_pruner.tuner.measure.jobs import Batch, Limits, WorkerState, groups
+from torch_pruner.tuner.measure.jobs import Limits, MeasureBatch, WorkerState, groups
 from torch_pruner.tuner.measure.local import LocalExecutor
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RpcExecutor(LocalExecutor):
     def wait_ready(self) -> None:
         """Until the first device has said what it is. Raises ``MeasureError`` if none does."""
         with self._lock:
-            batch = Batch((), [])
+            batch = MeasureBatch((), [])
             while self._hello is None:
                 self._respawn()
                 self._hear(self._workers, batch, MeasureStatus.RUN_ERROR)
@@ -110,7 +110,7 @@ class RpcExecutor(LocalExecutor):
                 f" and {self._hello.name}; give each kind a key of its own"
             )
 
-    def _time(self, batch: Batch) -> None:
+    def _time(self, batch: MeasureBatch) -> None:
         """All devices at once, each its groups one after another."""
         waiting: dict[int, deque[list[int]]] = {}
         for worker in list(self._workers):
@@ -135,7 +135,9 @@ class RpcExecutor(LocalExecutor):
             if worker.built:
                 self._drop(worker)
 
-    def _hear(self, busy: Sequence[WorkerState], batch: Batch, status: MeasureStatus) -> None:
+    def _hear(
+        self, busy: Sequence[WorkerState], batch: MeasureBatch, status: MeasureStatus
+    ) -> None:
         """Wait for some of ``busy`` and take in what they say."""
         for worker in self._wait(busy, batch, self.limits.run_s):
             try:

@@ -23,7 +23,7 @@ READINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CallContext:
     """What runs around every timed call, in place of the kernels before and after it.
 
     ``before`` is not timed. ``after`` is: it reads the results, as the kernel after would, and what
@@ -49,7 +49,7 @@ def _run(
     calls: Sequence[Call],
     number: int,
     clock: Callable[[], float],
-    context: Context | None = None,
+    context: CallContext | None = None,
 ) -> float:
     """Seconds for ``number`` calls, taking ``calls`` in turn, each in its ``context``."""
     if context is not None:
@@ -89,7 +89,7 @@ class Stopwatch:
         best_s: float,
         clock: Callable[[], float],
         preemptions: Callable[[], int] = lambda: 0,
-        context: Context | None = None,
+        context: CallContext | None = None,
         device: Callable[[Sequence[Call], int], float | None] = lambda calls, number: None,
     ) -> None:
         self._calls, self._spec, self._clock, self._preemptions = calls, spec, clock, preemptions

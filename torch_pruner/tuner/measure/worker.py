@@ -33,7 +33,7 @@ from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
-from torch_pruner.tuner.measure.timing import Context, Stopwatch, reading_s, time_together
+from torch_pruner.tuner.measure.timing import CallContext, Stopwatch, reading_s, time_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -170,7 +170,7 @@ class Worker:
         )
         return watch, error or ""
 
-    def _context(self, task: WorkerTask, outputs: Sequence[Array]) -> Context | None:
+    def _context(self, task: WorkerTask, outputs: Sequence[Array]) -> CallContext | None:
         """Writes the inputs that another kernel would have written and reads the results.
 
         All candidates share the inputs, and one figure for what reading takes.
@@ -183,7 +183,7 @@ class Worker:
             return None
         if task.reading_s is None:
             task.reading_s = reading_s(after, self.clock)
-        return Context(before, after, task.reading_s)
+        return CallContext(before, after, task.reading_s)
 
     def _rows(self, task: WorkerTask, kernel: BuiltKernel, flush: int) -> list[list[Array]]:
         """The inputs of each of the calls that are timed in turn."""

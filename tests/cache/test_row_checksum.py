@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.store import best_of, graph_key, kernel_entry, kernel_key, record
-from torch_pruner.cache import GraphEntry, KernelStore, bundle
+from tests.contracts.store import (
+    best_of,
+    get_library,
+    graph_key,
+    kernel_entry,
+    kernel_key,
+    library_digest,
+    put_library,
+    record,
+)
+from torch_pruner.cache import Artifact, ArtifactEntry, ArtifactKind, KernelStore, bundle
 from torch_pruner.cache.blobs import sha256
-from torch_pruner.cache.row_checksum import seal
+from torch_pruner.cache.row_checksum import checksum_of
 from torch_pruner.cli.main import main
 
 if TYPE_CHECKING:
@@ -35,9 +44,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fill(root: Path) -> KernelStore:
     store = KernelStore.open(root)
     store.put_kernel(kernel_entry())
-    store.put_graph(graph_key(), b"library", {"n": 1})
-    store.put_graph(graph_key("other"), b"another library", {"n": 1})
-    store.put_graph(graph_key("verdict"), b"ok", {"checked": "net"})
+    put_library(store, graph_key(), b"library", {"n": 1})
+    put_library(store, graph_key("other"), b"another library", {"n": 1})
+    store.put(Artifact(ArtifactKind.VERDICT, graph_key("verdict")))
     store.add_records(kernel_key(), [record("a"), record("b")])
     store.close()
     return store
@@ -49,50 +58,54 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def sealed_by_anybody(root: Path) -> None:
-    """Give every row the seal that everybody can compute, as if he had written it."""
-    conn = sqlite3.connect(root / "v1" / "index.sqlite")
+def signed_by_nobody(root: Path) -> None:
+    """Give every row the checksum that everybody can compute, as if he had written it."""
+    conn = sqlite3.connect(root / "v2" / "index.sqlite")
     with conn:
-        for table, name in (("kernels", "digest"), ("graphs", "digest"), ("tasks", "digest"),
+        for table, name in (("kernels", "digest"), ("artifacts", "digest"), ("tasks", "digest"),
                             ("records", "task")):  # fmt: skip
             rows = conn.execute(f"SELECT rowid, {name}, entry FROM {table}").fetchall()
             for row, key, text in rows:
-                values = (seal(key, text), row)
-                conn.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", values)
+                values = (checksum_of(key, text), row)
+                conn.execute(f"UPDATE {table} SET checksum = ? WHERE rowid = ?", values)
     conn.close()
 
 
 def planted(root: Path) -> None:
     """Point a library's row at code of an attacker, who needs no key for it."""
-    digest = graph_key().digest()
+    digest = library_digest()
     evil = b"code of an attacker"
-    text = GraphEntry(graph_key(), sha256(evil), {"n": 1}).to_text()
-    path = root / "v1" / "blobs" / sha256(evil)[:2] / f"{sha256(evil)}.so"
+    text = ArtifactEntry(ArtifactKind.LIBRARY, graph_key(), sha256(evil), {"n": 1}).to_text()
+    path = root / "v2" / "blobs" / sha256(evil)[:2] / f"{sha256(evil)}.so"
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.write_bytes(evil)
     path.chmod(0o600)
-    conn = sqlite3.connect(root / "v1" / "index.sqlite")
+    conn = sqlite3.connect(root / "v2" / "index.sqlite")
     with conn:
-        values = (sha256(evil), text, seal(digest, text), digest)
-        conn.execute("UPDATE graphs SET blob = ?, entry = ?, seal = ? WHERE digest = ?", values)
+        values = (sha256(evil), text, checksum_of(digest, text), digest)
+        conn.execute(
+            "UPDATE artifacts SET blob = ?, entry = ?, checksum = ? WHERE digest = ?", values
+        )
     conn.close()
 
 
 def swapped(root: Path) -> None:
     """Let two rows name each other's library: sqlite and the checksum are all that it takes."""
-    conn = sqlite3.connect(root / "v1" / "index.sqlite")
+    conn = sqlite3.connect(root / "v2" / "index.sqlite")
     with conn:
-        keys = (graph_key().digest(), graph_key("other").digest())
-        query = "SELECT blob, entry FROM graphs WHERE digest = ?"
+        keys = (library_digest(), library_digest("other"))
+        query = "SELECT blob, entry FROM artifacts WHERE digest = ?"
         (one, first), (two, second) = (conn.execute(query, (key,)).fetchone() for key in keys)
         for key, old, new, text in ((keys[0], one, two, first), (keys[1], two, one, second)):
             forged = text.replace(old, new)
-            values = (new, forged, seal(key, forged), key)
-            conn.execute("UPDATE graphs SET blob = ?, entry = ?, seal = ? WHERE digest = ?", values)
+            values = (new, forged, checksum_of(key, forged), key)
+            conn.execute(
+                "UPDATE artifacts SET blob = ?, entry = ?, checksum = ? WHERE digest = ?", values
+            )
     conn.close()
 
 
-@pytest.mark.parametrize("attack", [planted, swapped, sealed_by_anybody])
+@pytest.mark.parametrize("attack", [planted, swapped, signed_by_nobody])
 @pytest.mark.parametrize("read_only", [False, True])
 def test_what_others_put_in_is_a_miss_when_it_was_closed_again(
     root: Path, attack: object, read_only: bool, caplog: pytest.LogCaptureFixture
@@ -101,22 +114,22 @@ def test_what_others_put_in_is_a_miss_when_it_was_closed_again(
     attack(root)  # type: ignore[operator]
     store = KernelStore.open(root, read_only=read_only)
     assert store.degraded is None
-    assert store.get_graph(graph_key()) is None
+    assert get_library(store, graph_key()) is None
     assert caplog.text.count("have no signature of this user") == 1
     assert "cache adopt" in caplog.text
     assert not store.verify().ok
     if not read_only:
-        store.put_graph(graph_key(), b"library", {"n": 1})
-        found = store.get_graph(graph_key())
+        put_library(store, graph_key(), b"library", {"n": 1})
+        found = get_library(store, graph_key())
         assert found is not None
         assert found[1].read_bytes() == b"library"
 
 
 def test_rows_of_every_table_are_signed(root: Path) -> None:
-    sealed_by_anybody(root)
+    signed_by_nobody(root)
     store = KernelStore.open(root)
     assert store.get_kernel(kernel_key()) is None
-    assert store.get_graph(graph_key("verdict")) is None
+    assert store.get(ArtifactKind.VERDICT, graph_key("verdict")) is None
     assert store.records(kernel_key()) == []
     assert store.nearest(kernel_key(threads=9)) is None
     assert store.ls() == []
@@ -129,14 +142,14 @@ def test_rows_of_every_table_are_signed(root: Path) -> None:
 def test_what_is_adopted_counts_but_for_verdicts(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sealed_by_anybody(root)
+    signed_by_nobody(root)
     assert main(["cache", "adopt", "--cache-dir", str(root)]) == 0
     assert "signed 6 entries" in capsys.readouterr().out
     store = KernelStore.open(root)
     assert store.get_kernel(kernel_key()) == kernel_entry()
-    assert store.get_graph(graph_key(), mine=True) is not None
+    assert get_library(store, graph_key(), mine=True) is not None
     assert store.records(kernel_key()) == [record("a"), record("b")]
-    assert store.get_graph(graph_key("verdict")) is None
+    assert store.get(ArtifactKind.VERDICT, graph_key("verdict")) is None
     assert store.verify().ok
     assert store.adopt() == 0
 
@@ -152,22 +165,24 @@ def test_a_directory_that_was_shipped_works(
     for _ in range(2):
         store = KernelStore.open(shipped, read_only=read_only)
         assert store.get_kernel(kernel_key()) == kernel_entry()
-        assert store.get_graph(graph_key()) is not None
-        assert store.get_graph(graph_key(), mine=True) is None
-        assert store.get_graph(graph_key("verdict"), mine=True) is None, "nobody's word is taken"
+        assert get_library(store, graph_key()) is not None
+        assert get_library(store, graph_key(), mine=True) is None
+        assert store.get(ArtifactKind.VERDICT, graph_key("verdict"), mine=True) is None, (
+            "nobody's word is taken"
+        )
         assert store.records(kernel_key()) == [record("a"), record("b")]
         store.close()
-    assert (tmp_path / "another" / "torch_pruner" / "seal.key").exists() is not read_only
+    assert (tmp_path / "another" / "torch_pruner" / "signing.key").exists() is not read_only
     if not read_only:
         store = KernelStore.open(shipped)
-        store.put_graph(graph_key("new"), b"new", {})
-        assert store.get_graph(graph_key("new"), mine=True) is not None
+        put_library(store, graph_key("new"), b"new", {})
+        assert get_library(store, graph_key("new"), mine=True) is not None
 
 
 def test_a_directory_moved_on_one_machine_keeps_its_verdicts(root: Path, tmp_path: Path) -> None:
     root.rename(tmp_path / "moved")
     store = KernelStore.open(tmp_path / "moved", read_only=True)
-    assert store.get_graph(graph_key("verdict"), mine=True) is not None
+    assert store.get(ArtifactKind.VERDICT, graph_key("verdict"), mine=True) is not None
 
 
 def test_a_directory_that_took_the_place_of_one_s_own_works(
@@ -182,7 +197,7 @@ def test_a_directory_that_took_the_place_of_one_s_own_works(
 
 
 def test_the_key_is_private_and_no_part_of_the_cache(root: Path, home: Path) -> None:
-    key = home / "seal.key"
+    key = home / "signing.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     secret = key.read_bytes().split()[0]
     assert len(secret) == 64
@@ -196,7 +211,7 @@ def test_the_key_is_private_and_no_part_of_the_cache(root: Path, home: Path) -> 
 _FILLS = """
 import sys
 from pathlib import Path
-from tests.cache.test_seal import fill
+from tests.cache.test_row_checksum import fill
 fill(Path(sys.argv[1]))
 """
 
@@ -210,21 +225,21 @@ def test_processes_that_start_at_once_have_one_key(tmp_path: Path) -> None:
     assert [process.wait() for process in started] == [0] * 3
     for n in range(3):
         store = KernelStore.open(tmp_path / f"cache {n}", read_only=True)
-        assert store.get_graph(graph_key("verdict"), mine=True) is not None
+        assert store.get(ArtifactKind.VERDICT, graph_key("verdict"), mine=True) is not None
 
 
 def test_a_flipped_bit_of_the_key_costs_nothing(root: Path, home: Path) -> None:
-    sound = (home / "seal.key").read_bytes()
+    sound = (home / "signing.key").read_bytes()
     for at in range(0, len(sound), 3):
-        (home / "seal.key").write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
-        found = KernelStore.open(root, read_only=True).get_graph(graph_key(), mine=True)
+        (home / "signing.key").write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        found = get_library(KernelStore.open(root, read_only=True), graph_key(), mine=True)
         assert found is not None, at
 
 
 @pytest.mark.parametrize("harm", ["read", "damage", "link", "pipe"])
 def test_a_key_that_is_none_is_replaced(root: Path, home: Path, harm: str) -> None:
     """What it signed is not known as this user's any more, so in his own cache it is a miss."""
-    key = home / "seal.key"
+    key = home / "signing.key"
     secret = key.read_bytes()
     if harm == "read":
         key.chmod(0o644)
@@ -236,16 +251,16 @@ def test_a_key_that_is_none_is_replaced(root: Path, home: Path, harm: str) -> No
     store = KernelStore.open(root)
     assert store.degraded is None
     if harm in ("read", "damage"):
-        assert store.get_graph(graph_key()) is None
+        assert get_library(store, graph_key()) is None
         assert key.read_bytes() != secret
-    assert store.get_graph(graph_key(), mine=True) is None
+    assert get_library(store, graph_key(), mine=True) is None
     store.put_kernel(kernel_entry(kernel_key("new")))
     assert store.get_kernel(kernel_key("new")) is not None
     assert store.adopt() == 6 if harm in ("read", "damage") else True
-    assert store.get_graph(graph_key()) is not None
+    assert get_library(store, graph_key()) is not None
 
 
-@pytest.mark.parametrize("data_home", ["/proc/nothing", "/dev/null/x", "{root}/v1"])
+@pytest.mark.parametrize("data_home", ["/proc/nothing", "/dev/null/x", "{root}/v2"])
 def test_a_user_without_a_place_for_a_key_has_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_home: str
 ) -> None:
@@ -258,36 +273,39 @@ def test_a_user_without_a_place_for_a_key_has_a_cache(
     store = KernelStore.open(root)
     assert store.degraded is None
     assert store.get_kernel(kernel_key()) == kernel_entry()
-    assert store.get_graph(graph_key()) is not None
-    assert store.get_graph(graph_key("verdict"), mine=True) is None
+    assert get_library(store, graph_key()) is not None
+    assert store.get(ArtifactKind.VERDICT, graph_key("verdict"), mine=True) is None
     assert store.verify().ok
-    assert not list(tmp_path.rglob("seal.key"))
+    assert not list(tmp_path.rglob("signing.key"))
 
 
 def test_what_was_kept_in_memory_is_this_process_s_own() -> None:
     store = KernelStore.open("/proc/nothing-here")
-    store.put_graph(graph_key("verdict"), b"ok", {"checked": "net"})
-    assert store.get_graph(graph_key("verdict"), mine=True) is not None
+    store.put(Artifact(ArtifactKind.VERDICT, graph_key("verdict")))
+    assert store.get(ArtifactKind.VERDICT, graph_key("verdict"), mine=True) is not None
 
 
 def test_verdicts_of_a_bundle_count_if_its_signature_was_asked_for(tmp_path: Path) -> None:
     codegen, key = "tvm 1 + codegen 1", b"sixteen bytes or more"
     verdict = graph_key("verdict", device="a" * 64, codegen=codegen)
     store = KernelStore.open(tmp_path / "cache")
-    store.put_graph(verdict, b"ok", {"checked": "net"})
-    store.put_graph(graph_key(device="a" * 64, codegen=codegen), b"library", {})
+    store.put(Artifact(ArtifactKind.VERDICT, verdict))
+    put_library(store, graph_key(device="a" * 64, codegen=codegen), b"library", {})
     here = bundle.Origin({}, "a" * 64, codegen)
     path = tmp_path / "kernels.tpb"
     bundle.create(store, path, here, "a test", key=key)
     for secret in (None, key):
         loaded = KernelStore.open(tmp_path / str(secret))
         bundle.load(loaded, bundle.read(path, key=secret), here)
-        assert loaded.stats().graphs == (1 if secret is None else 2)
-        assert (loaded.get_graph(verdict, mine=True) is not None) is (secret is not None)
+        assert loaded.stats().libraries == 1
+        assert loaded.stats().verdicts == (0 if secret is None else 1)
+        assert (loaded.get(ArtifactKind.VERDICT, verdict, mine=True) is not None) is (
+            secret is not None
+        )
 
 
 def test_notes_of_one_s_own_caches_name_them(root: Path, home: Path) -> None:
     (note,) = (home / "caches").iterdir()
-    assert json.loads(note.read_text())["path"] == str(root / "v1")
+    assert json.loads(note.read_text())["path"] == str(root / "v2")
     note.write_text("[")
     assert KernelStore.open(root).get_kernel(kernel_key()) == kernel_entry()
