@@ -125,7 +125,7 @@ def sketches_for(task: Task) -> list[Sketch]:
 
 
 def _space_of(family: Family, task: Task) -> type[Sketch]:
-    for space in reversed(_own_spaces):
+    for space in _own_spaces[::-1]:
         if space.name == family.name and space.fits(task):
             return space
     return family.space()

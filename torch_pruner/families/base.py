@@ -52,7 +52,8 @@ class Family(ABC):
     generated: ClassVar[bool] = True
     """Whether kernels are machine code of ours; else the vendor's library runs them."""
     decisions: ClassVar[Any] = None
-    """The ``NamedTuple`` of a schedule's decisions, all integers; see ``form.py`` of the family."""
+    """The ``NamedTuple`` of a schedule's decisions, generic in what a field holds: integers of one
+    schedule, columns of many. It stands in ``form.py`` of the family. None: any names."""
 
     @abstractmethod
     def matches(self, task: Task) -> bool:

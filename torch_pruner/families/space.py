@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 Decisions = npt.NDArray[np.int64]
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+
+# Columns of a family's decisions. ``Sketch`` alone stands for any of them.
+C = TypeVar("C", default=Any)
 
 _ROUNDS = 12  # of the search for a default; it ends in fewer
 
@@ -43,20 +47,31 @@ class Symbols:
     latency_s: Array
 
 
-class Sketch(ABC):
+class Sketch(ABC, Generic[C]):
     """A schedule template of one task with open decisions.
 
     Contract: ``domains[j]`` holds the options of decision ``names[j]``; a point is a row of values,
     one per decision. ``valid`` and ``symbols`` are vectorised, build nothing and agree on the order
-    of rows; ``default`` is valid. ``codegen.schedule`` emits every valid point.
+    of rows; ``default`` is valid. ``Family.emit`` writes down every valid point.
+
+    ``C`` is ``decisions`` with a column per field: ``class Own(Sketch[OwnDecisions[Array]])``.
     """
 
     name: ClassVar[str]
+    decisions: ClassVar[Any] = None
+    """The ``NamedTuple`` of the decisions, the same as that of the family."""
     names: ClassVar[tuple[str, ...]]
+    """The names of the decisions in order. Derived from ``decisions`` where these are given."""
     version: ClassVar[int] = 1
     packs: ClassVar[bool] = True
     """Whether kernels may want packed copies of constant operands. Of kernels that are as fast as
     each other, tuning takes one that wants none."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls).get("decisions")
+        if own is not None:
+            cls.names = own._fields
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -88,9 +103,14 @@ class Sketch(ABC):
     def named(self, point: Decisions) -> Mapping[str, int]:
         return dict(zip(self.names, (int(v) for v in point), strict=True))
 
-    def columns(self, decisions: Decisions) -> dict[str, Any]:
-        """The decisions by name, each a float column."""
-        return {n: decisions[:, j].astype(np.float64) for j, n in enumerate(self.names)}
+    def columns(self, decisions: Decisions) -> C:
+        """The decisions of all points, each a float column.
+
+        A dict by name where the sketch has ``names`` only.
+        """
+        each = {n: decisions[:, j].astype(np.float64) for j, n in enumerate(self.names)}
+        columns: Any = each if self.decisions is None else self.decisions(**each)
+        return cast("C", columns)
 
     def best_predicted(self, limit: int = 4096) -> Decisions:
         """The valid point of least predicted latency that a short search finds.
