@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.emitting import signature
-from torch_pruner.families.rows.form import row_tasks
+from torch_pruner.families.rows.form import RowsDecisions, row_tasks
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.signature import BufferSpec
 
@@ -71,10 +71,10 @@ def test_rows_keep_what_is_read_again() -> None:
     e = b.pointwise("exp", x)
     spec = b.finish([b.pointwise("div", e, b.reduce("sum", e, (1,), keepdim=True))])
     parallel = {"vl": 4, "lanes": 1, "chunk": 4, "par": 1}
-    assert row_tasks(spec, parallel) == (4, 2)
+    assert row_tasks(spec, RowsDecisions(**parallel)) == (4, 2)
     assert signature(spec, "rows", parallel).scratch == (BufferSpec((2, 8), "float32"),)
     serial = {**parallel, "par": 0}
-    assert row_tasks(spec, serial) == (6, 1)
+    assert row_tasks(spec, RowsDecisions(**serial)) == (6, 1)
     assert signature(spec, "rows", serial).scratch == (BufferSpec((1, 8), "float32"),)
 
 

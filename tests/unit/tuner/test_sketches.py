@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from tests.contracts.sketch import SketchContract
 from tests.unit.graph.random_graphs import graphs
 from torch_pruner.families import sketches_for
-from torch_pruner.families.bf16_pairs.space import DotSketch
+from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
-from torch_pruner.families.bf16_tiles.space import TilesSketch
+from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.target import TargetSpec
@@ -222,7 +222,7 @@ class TestPairs(SketchContract):
         name, threads = request.param
         return Task(name, _HALVES[name], _WIDE, threads)
 
-    @pytest.fixture(params=[DotSketch, TilesSketch])
+    @pytest.fixture(params=[Bf16PairsSketch, Bf16TilesSketch])
     def sketch(self, task, request) -> Sketch:
         return request.param(task)
 
@@ -271,7 +271,7 @@ def test_statistics_of_channels_are_drafted_abreast() -> None:
 
 
 def test_one_thread_has_no_parallel_tasks() -> None:
-    for kind in (DotSketch, TilesSketch):
+    for kind in (Bf16PairsSketch, Bf16TilesSketch):
         points = _grid(sketch := kind(Task("kernel", _HALVES["even"], _WIDE, 1)))
         points = points[sketch.valid(points)]
         assert (points[:, sketch.names.index("tasks")] == 1).all()

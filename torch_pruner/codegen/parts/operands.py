@@ -49,7 +49,7 @@ class Nest:
 
     @property
     def kind(self) -> object:
-        """Of loops over tasks."""
+        """The kind of loops over tasks."""
         return PARALLEL if self.parallel else SERIAL
 
     @property
