@@ -9,7 +9,10 @@ from torch_pruner.families.rows.form import RowsDecisions, row_tasks
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.signature import BufferSpec
 
-_DECISIONS = {"vl": 4, "tm": 5, "nv": 2, "pack": 1, "kb": 1}
+_DECISIONS = {
+    "vl": 4, "tm": 5, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "par": 0, "ahead": 0,
+    "kb": 1,
+}  # fmt: skip
 
 
 def product(*, static: bool, twice: bool = False, columns: int = 12) -> Graph:
@@ -81,7 +84,8 @@ def test_rows_keep_what_is_read_again() -> None:
 def test_sweeps_take_inputs_and_outputs_only() -> None:
     b = Builder()
     x = b.input(0, (6, 8), "float32")
-    takes = signature(b.finish([b.pointwise("exp", x)]), "elementwise", {"vl": 4})
+    decisions = {"vl": 4, "chunk": 12, "par": 0}
+    takes = signature(b.finish([b.pointwise("exp", x)]), "elementwise", decisions)
     assert takes.inputs == takes.outputs == (BufferSpec((6, 8), "float32"),)
     assert takes.scratch == ()
     assert takes.outputs[0].nbytes == 192
