@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.contracts.sketch import SketchContract
 from tests.unit.graph.random_graphs import graphs
-from torch_pruner.families import sketches_for
+from torch_pruner.families import named, sketches_for
 from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
@@ -169,6 +169,50 @@ class TestSketches(SketchContract):
     @pytest.fixture(params=_SPACES, ids=lambda p: "-".join(map(str, p)).replace(" ", "_"))
     def sketch(self, request) -> Sketch:
         return made(*request.param)
+
+
+# Names in order: trained weights and stored caches hold decisions by them.
+_NAMES = {
+    "attention": "vl nv tm tr nc kb order pack tasks",
+    "axpy": "vl ku cv par",
+    "bf16_pairs": "tm nv mc order ku tasks ahead",
+    "bf16_tiles": "rt nv mc order ku tasks ahead",
+    "columns": "vl chunk par",
+    "contraction": "vl tm nv mc order ku pack par ahead kb",
+    "depthwise": "vl tw th nv mc order par",
+    "elementwise": "vl chunk par",
+    "gradient": "vl tm nv mc lb par",
+    "in_place": "vl nv nc nb ahead par",
+    "lane_per_row": "vl nv par",
+    "rows": "vl lanes chunk par",
+    "winograd": "vl tm nv tb mc nc ku ahead par",
+}
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_decisions_keep_their_names_and_order(name: str) -> None:
+    family, names = named(name), tuple(_NAMES[name].split())
+    assert family.decisions._fields == family.space().names == names
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_decisions_of_other_names_are_refused(name: str) -> None:
+    family = named(name)
+    right = {n: k for k, n in enumerate(_NAMES[name].split())}
+    assert family.typed(right) == tuple(range(len(right)))
+    first = next(iter(right))
+    for wrong in ({**right, "unknown": 1}, {n: v for n, v in right.items() if n != first}):
+        with pytest.raises(ValueError, match=f"decisions of {name}"):
+            family.typed(wrong)
+
+
+def test_columns_hold_the_decisions_of_all_points() -> None:
+    sketch = made("linear", "512", 4, "contraction")
+    points = _grid(sketch)[:50]
+    columns = sketch.columns(points)
+    np.testing.assert_array_equal(columns.tm, points[:, 1])
+    np.testing.assert_array_equal(np.stack(columns, axis=1), points)
+    assert all(column.dtype == np.float64 for column in columns)
 
 
 def _grid(sketch: Sketch) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What an attention kernel takes: scores, queries and sums of a tile, and copies."""
+"""Attention: decisions, and scratch for scores, queries and sums of a tile, and copies."""
 
 from __future__ import annotations
 

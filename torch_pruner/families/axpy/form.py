@@ -1,4 +1,4 @@
-"""What a product that adds up rows leaves open."""
+"""Decisions of products that add up rows of their second operand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a product in bfloat16 tiles takes: panels, a copied operand, sums that leave registers."""
+"""Products in bfloat16 tiles: decisions, panels, a copied operand, sums that leave registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reduction over outer axes leaves open."""
+"""Decisions of reductions over outer axes, and of windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a register-tiled contraction takes: panels, a copied input, sums between blocks."""
+"""Register-tiled contractions: decisions, panels, a copied input, sums between blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a depthwise kernel takes: its weights in panels of one vector."""
+"""Depthwise kernels: decisions, and weights in panels of one vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel without a reduction leaves open."""
+"""Decisions of kernels without a reduction."""
 
 from __future__ import annotations
 

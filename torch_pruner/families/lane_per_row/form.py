@@ -1,4 +1,4 @@
-"""What a kernel with a row for each lane leaves open."""
+"""Decisions of kernels in which each lane has a row of its own."""
 
 from __future__ import annotations
 

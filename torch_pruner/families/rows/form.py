@@ -1,4 +1,4 @@
-"""What a row kernel takes: a row of scratch for what is kept between passes."""
+"""Row kernels: decisions, and a row of scratch for what is kept between passes."""
 
 from __future__ import annotations
 
