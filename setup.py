@@ -46,6 +46,7 @@ setup(
         "numpy",
         "onnx",
         "platformdirs",
+        "typing_extensions",
     ],
     extras_require={
         "curve": ["matplotlib"],

@@ -11,8 +11,8 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.codegen.build.lower import compile_module, program_module
 from torch_pruner.families.bf16_pairs.form import takes_pairs
-from torch_pruner.families.bf16_pairs.space import DotSketch
-from torch_pruner.families.bf16_tiles.space import TilesSketch
+from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
+from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.target import TargetSpec, tiles_allowed
 from torch_pruner.task import Task
@@ -113,7 +113,7 @@ def test_operands_through_views(sketch: str, decisions: dict[str, int], spec: Gr
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(DotSketch, marks=dot), pytest.param(TilesSketch, marks=tiles)]
+    "kind", [pytest.param(Bf16PairsSketch, marks=dot), pytest.param(Bf16TilesSketch, marks=tiles)]
 )
 @pytest.mark.parametrize(
     "spec", [linear(70, 70, 96), linear(9, 130, 40), scores(3, 40, 32)], ids=["a", "b", "scores"]

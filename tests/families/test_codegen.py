@@ -10,6 +10,7 @@ import pytest
 
 from tests.families import kernels as K
 from torch_pruner.families.contraction import emit as contraction
+from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.graph.contraction import constant_operand, contraction_of, is_widened
 from torch_pruner.graph.ir import Builder, Graph
 
@@ -101,7 +102,7 @@ def test_narrow_operands_become_float32_before_tiles_read_them(
 ) -> None:
     con = contraction_of(spec)
     constant = constant_operand(spec, con) is not None
-    assert is_widened(spec, con, constant, {**TILE, **changes})
+    assert is_widened(spec, con, constant, ContractionDecisions(**{**TILE, **changes}))
     outputs, expected, _ = K.run(spec, "contraction", {**TILE, **changes})
     assert K.error(outputs, expected) < 1e-2
 
@@ -111,8 +112,9 @@ def test_narrow_operands_become_float32_before_tiles_read_them(
 )  # few tiles; a panel of 196 KB
 def test_where_conversion_pays_less_tiles_convert(changes: dict[str, int]) -> None:
     spec = K.linear(37, 90, 768, dtype="bfloat16")
-    assert not is_widened(spec, contraction_of(spec), True, {**TILE, "tm": 6, **changes})
-    outputs, expected, _ = K.run(spec, "contraction", {**TILE, "tm": 6, **changes})
+    decisions = {**TILE, "tm": 6, **changes}
+    assert not is_widened(spec, contraction_of(spec), True, ContractionDecisions(**decisions))
+    outputs, expected, _ = K.run(spec, "contraction", decisions)
     assert K.error(outputs, expected) < 1e-2
 
 

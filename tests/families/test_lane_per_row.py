@@ -7,7 +7,7 @@ import pytest
 
 from tests.families import kernels as K
 from torch_pruner.families import sketches_for
-from torch_pruner.families.lane_per_row.space import AbreastSketch
+from torch_pruner.families.lane_per_row.space import LanePerRowSketch
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
@@ -73,12 +73,12 @@ def test_a_sum_of_many_is_exact() -> None:
 def test_it_is_offered_where_rows_lie_side_by_side(make) -> None:
     target = TargetSpec.detect()
     task = Task("t", make((2, 14, 14, 64)), target, 2)
-    sketch = next(s for s in sketches_for(task) if isinstance(s, AbreastSketch))
+    sketch = next(s for s in sketches_for(task) if isinstance(s, LanePerRowSketch))
     for point in K.points(sketch, 6):
         outputs, expected, _ = K.run(task.spec, "lane_per_row", point)
         assert K.error(outputs, expected) < 1e-5
     along = Task("t", K.layer_norm((8, 64)), target, 2)
-    assert not any(isinstance(s, AbreastSketch) for s in sketches_for(along))
+    assert not any(isinstance(s, LanePerRowSketch) for s in sketches_for(along))
 
 
 def test_the_draft_prefers_it() -> None:

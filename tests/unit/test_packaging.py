@@ -49,7 +49,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
         "torch<2.16,>=2.11",
         f"apache-tvm[popen-pool]=={pins['apache-tvm']}",
         f"apache-tvm-ffi=={pins['apache-tvm-ffi']}",
-        *("filelock", "numpy", "onnx", "platformdirs"),
+        *("filelock", "numpy", "onnx", "platformdirs", "typing_extensions"),
     } == {n for n in needs if "extra ==" not in n}
     extras = set(meta.get_all("Provides-Extra", []))
     assert extras == {"cuda", "curve", "demo", "dev", "peers", "rpc", "search", "xgboost"}

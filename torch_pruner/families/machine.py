@@ -64,7 +64,7 @@ def foreign_bytes_per_s(target: TargetSpec) -> float:
 def tile_step_cycles(
     rows: Array, vectors: Array, fetched: Array, unrolled: Array, target: TargetSpec
 ) -> Array:
-    """Of one position of the reduction of a register tile whose operands are near.
+    """Cycles of one position of the reduction of a register tile whose operands are near.
 
     ``fetched`` instructions besides, and the loop's own, come once in ``unrolled`` positions.
     """

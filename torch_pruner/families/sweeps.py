@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,13 +16,30 @@ if TYPE_CHECKING:
     from torch_pruner.graph.rows import RowDomain
     from torch_pruner.task import Task
 
+N_co = TypeVar("N_co", covariant=True)
+
 _PER_THREAD = (1, 2, 4, 16)  # parallel tasks for each thread
 # Measured on gradients of batch normalisation: a vector of a row whose elements lie lines apart.
 GATHERED_CYCLES = 3.0  # of each of its elements, read or written
 
 
-class Sweep(Sketch):
-    """Shared by all: vectors of ``vl`` lanes, ``chunk`` steps per parallel task, ``par``."""
+class SweepDecisions(Protocol[N_co]):
+    """The decisions that all sweeps have."""
+
+    @property
+    def chunk(self) -> N_co:
+        """Steps of a parallel task."""
+
+    @property
+    def par(self) -> N_co:
+        """1: tasks in parallel."""
+
+
+S = TypeVar("S", bound=SweepDecisions[Array])
+
+
+class Sweep(Sketch[S]):
+    """The parts that all sweeps share: steps, and how tasks share them out."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -45,8 +62,8 @@ class Sweep(Sketch):
         return [0, 1] if self.task.threads > 1 and self.steps > 1 else [0]
 
     def valid(self, decisions: Decisions) -> Mask:
-        chunk, par = decisions[:, self.names.index("chunk")], decisions[:, self.names.index("par")]
-        result: Mask = (par == 1) | (chunk == int(max(self._chunks())))
+        c = self.columns(decisions)
+        result: Mask = (c.par == 1) | (c.chunk == int(max(self._chunks())))
         return result
 
     def default(self) -> Decisions:
@@ -56,15 +73,14 @@ class Sweep(Sketch):
         self, decisions: Decisions, cycles_per_step: Array | float, steps: float, work: float
     ) -> Symbols:
         target, threads, spec = self.task.target, self.task.threads, self.task.spec
-        chunk = decisions[:, self.names.index("chunk")].astype(np.float64)
-        par = decisions[:, self.names.index("par")]
+        c = self.columns(decisions)
         moved = machine.input_bytes(spec) + machine.output_bytes(spec)
-        tasks = np.where(par == 1, np.ceil(steps / chunk), 1.0)
-        share = np.where(par == 1, chunk, steps)
+        tasks = np.where(c.par == 1, np.ceil(steps / c.chunk), 1.0)
+        share = np.where(c.par == 1, c.chunk, steps)
         bandwidth = machine.bytes_per_cycle(np.full(len(decisions), moved), target)
         memory = share / max(steps, 1) * moved / bandwidth
         task_s = np.maximum(share * cycles_per_step, memory) / target.frequency_hz
-        seconds, rounds = machine.parallel_seconds(tasks, task_s, par, threads)
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, threads)
         full = np.ones(len(decisions))
         return Symbols(
             full, full * cycles_per_step, full * moved / max(steps, 1), tasks, full * moved, rounds,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ir import Graph, Shape, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Takes = Callable[[Graph, "Attention"], bool]  # whether kernels of a device take an attention
 
@@ -305,14 +305,34 @@ class AttentionPlan:
     masks: tuple[int, ...]
 
 
-def attention_plan(spec: Graph, att: Attention, decisions: Mapping[str, int]) -> AttentionPlan:
+class PlanDecisions(Protocol):
+    """The decisions of a schedule that say how attention is cut."""
+
+    @property
+    def vl(self) -> int:
+        """Queries of one vector."""
+
+    @property
+    def nv(self) -> int:
+        """Vectors of queries in a tile."""
+
+    @property
+    def order(self) -> int:
+        """Order of units: 0 head by head, 1 the heads of a tile together."""
+
+    @property
+    def tasks(self) -> int:
+        """Parallel tasks."""
+
+
+def attention_plan(spec: Graph, att: Attention, decisions: PlanDecisions) -> AttentionPlan:
     """The cut of ``att`` that ``decisions`` make."""
-    lanes = decisions["vl"] * decisions["nv"]
+    lanes = decisions.vl * decisions.nv
     tiles = -(-att.queries // lanes)
     units = att.groups * tiles
-    per_task = -(-units // max(1, min(decisions["tasks"], units)))
-    column = decisions["vl"] if att.width >= decisions["vl"] else 1
-    masks = shared_masks(spec, att) if decisions["order"] else ()
+    per_task = -(-units // max(1, min(decisions.tasks, units)))
+    column = decisions.vl if att.width >= decisions.vl else 1
+    masks = shared_masks(spec, att) if decisions.order else ()
     tasks = -(-units // per_task)
     slots = -(-att.width // column)
     return AttentionPlan(lanes, tiles, units, tasks, per_task, column, slots, masks)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from torch_pruner.graph.ir import Builder, Graph, Node, Shape
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 from torch_pruner.graph.strided import strided
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _BLOCK = 256  # positions of the reduction at least in a block
 _NEAR_BYTES = 160 << 10  # of a panel's block in float32: a small part of a second cache
@@ -139,18 +136,42 @@ def is_narrow(graph: Graph, con: Contraction) -> bool:
     return narrow and con.acc_dtype == "float32" and con.form != "depthwise"
 
 
-def is_widened(graph: Graph, con: Contraction, constant: bool, c: Mapping[str, Any]) -> Any:
+class TileDecisions(Protocol):
+    """The decisions of register tiles that say whether operands are widened: numbers or arrays."""
+
+    @property
+    def vl(self) -> Any:
+        """Elements of one vector."""
+
+    @property
+    def tm(self) -> Any:
+        """Rows of a register tile."""
+
+    @property
+    def nv(self) -> Any:
+        """Vectors of a row of it."""
+
+    @property
+    def pack(self) -> Any:
+        """1: the second operand is packed into panels."""
+
+    @property
+    def kb(self) -> Any:
+        """Blocks of the reduction."""
+
+
+def is_widened(graph: Graph, con: Contraction, constant: bool, tile: TileDecisions) -> Any:
     """Whether operands become float32 before tiles read them, and not whenever a tile does.
 
     A block of a constant panel is converted into the cache where several tiles pass by it; what is
     packed in the kernel is packed as float32. Then the first operand is copied, too, if it is
-    narrow. ``c``: decisions, numbers or arrays.
+    narrow.
     """
     if not is_narrow(graph, con):
-        return np.zeros(np.shape(c["kb"]), dtype=bool)
-    near = con.depth // c["kb"] * (c["nv"] * c["vl"] * ITEMSIZE[con.acc_dtype])
-    fits = near <= _NEAR_BYTES if constant else c["pack"] == 1
-    return fits & (con.row_tiles(c["tm"]) >= _ENOUGH_TILES)
+        return np.zeros(np.shape(tile.kb), dtype=bool)
+    near = con.depth // tile.kb * (tile.nv * tile.vl * ITEMSIZE[con.acc_dtype])
+    fits = near <= _NEAR_BYTES if constant else tile.pack == 1
+    return fits & (con.row_tiles(tile.tm) >= _ENOUGH_TILES)
 
 
 def copies_first(graph: Graph, con: Contraction, widened: Any) -> Any:
@@ -160,7 +181,7 @@ def copies_first(graph: Graph, con: Contraction, widened: Any) -> Any:
 
 
 def copied_shape(graph: Graph, con: Contraction) -> Shape:
-    """Of that copy: (group, row, k), or a convolution's padded input with channels last."""
+    """Shape of that copy: (group, row, k), or a convolution's padded input, channels last."""
     if con.conv is None:
         return (con.groups, con.rows, con.depth)
     return (con.m[0], *con.conv.padded, graph.nodes[con.a].shape[1])

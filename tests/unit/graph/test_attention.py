@@ -7,6 +7,7 @@ import pytest
 from tests.emitting import signature
 from tests.unit.graph.attention_graphs import Case, attention
 from tests.unit.graph.random_graphs import assert_close, inputs_for, run_fused
+from torch_pruner.families.attention.form import AttentionDecisions
 from torch_pruner.graph.attention import attention_of, attention_plan, shared_masks
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.fuse import fuse
@@ -104,7 +105,7 @@ def test_masks_are_copied_where_heads_share_them() -> None:
         found = attention_of(spec)
         assert found is not None
         assert len(shared_masks(spec, found)) == copies
-        assert attention_plan(spec, found, {**POINT, "order": 0}).masks == ()
+        assert attention_plan(spec, found, AttentionDecisions(**{**POINT, "order": 0})).masks == ()
         scratch = signature(spec, "attention", {**POINT, "order": 1}).scratch
         assert len(scratch) == 4 + copies
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.emitting import signature
+from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.ir import Builder, Graph, Node
 from torch_pruner.graph.packing import PackLayout, strided_layout, to_gkn
@@ -137,7 +138,8 @@ def _conv(groups: int, *, op: str = "conv", static: bool = True) -> Graph:
     ids=["conv", "grouped", "depthwise", "transposed"],
 )
 def test_signatures_name_the_form(spec: Graph, form: str, shape: tuple[int, ...]) -> None:
-    takes = signature(spec, "contraction", {"vl": 4, "nv": 1, "pack": 1, "kb": 1})
+    decisions = dict.fromkeys(ContractionDecisions._fields, 1) | {"vl": 4}
+    takes = signature(spec, "contraction", decisions)
     pack = takes.packs[1]
     assert takes.packs[0] is None
     assert pack is not None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.emitting import signature
-from torch_pruner.families.rows.form import row_tasks
+from torch_pruner.families.rows.form import RowsDecisions, row_tasks
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.signature import BufferSpec
 
-_DECISIONS = {"vl": 4, "tm": 5, "nv": 2, "pack": 1, "kb": 1}
+_DECISIONS = {
+    "vl": 4, "tm": 5, "nv": 2, "mc": 1, "order": 0, "ku": 1, "pack": 1, "par": 0, "ahead": 0,
+    "kb": 1,
+}  # fmt: skip
 
 
 def product(*, static: bool, twice: bool = False, columns: int = 12) -> Graph:
@@ -71,17 +74,18 @@ def test_rows_keep_what_is_read_again() -> None:
     e = b.pointwise("exp", x)
     spec = b.finish([b.pointwise("div", e, b.reduce("sum", e, (1,), keepdim=True))])
     parallel = {"vl": 4, "lanes": 1, "chunk": 4, "par": 1}
-    assert row_tasks(spec, parallel) == (4, 2)
+    assert row_tasks(spec, RowsDecisions(**parallel)) == (4, 2)
     assert signature(spec, "rows", parallel).scratch == (BufferSpec((2, 8), "float32"),)
     serial = {**parallel, "par": 0}
-    assert row_tasks(spec, serial) == (6, 1)
+    assert row_tasks(spec, RowsDecisions(**serial)) == (6, 1)
     assert signature(spec, "rows", serial).scratch == (BufferSpec((1, 8), "float32"),)
 
 
 def test_sweeps_take_inputs_and_outputs_only() -> None:
     b = Builder()
     x = b.input(0, (6, 8), "float32")
-    takes = signature(b.finish([b.pointwise("exp", x)]), "elementwise", {"vl": 4})
+    decisions = {"vl": 4, "chunk": 12, "par": 0}
+    takes = signature(b.finish([b.pointwise("exp", x)]), "elementwise", decisions)
     assert takes.inputs == takes.outputs == (BufferSpec((6, 8), "float32"),)
     assert takes.scratch == ()
     assert takes.outputs[0].nbytes == 192

@@ -10,6 +10,7 @@ import pytest
 from tests.emitting import signature
 from torch_pruner.families.winograd.form import (
     MAX_DEPTH,
+    WinogradDecisions,
     additions,
     places,
     transformed,
@@ -17,6 +18,8 @@ from torch_pruner.families.winograd.form import (
 )
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.packing import PackLayout, to_gkn
+
+_DECISIONS = dict.fromkeys(WinogradDecisions._fields, 1)
 
 
 def conv(
@@ -78,7 +81,7 @@ def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int) -> N
     for tile in itertools.product(*map(range, plan.grid[1:])):
         begin = [plan.first(d, t) for d, t in enumerate(tile)]
         for place in places(plan.step):
-            at = tuple(b + i * g for b, i, g in zip(begin, place, plan.gap, strict=True))
+            at = tuple(b + i * g for b, i, g in zip(begin, place, plan.dilation, strict=True))
             if all(i < n for i, n in zip(at, size, strict=True)):
                 made[at] += 1
     assert (made == 1).all()
@@ -106,7 +109,7 @@ def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int) -> N
 def test_others_are_refused(spec: Graph) -> None:
     assert winograd_of(spec) is None
     with pytest.raises(ValueError, match="three neighbouring taps"):
-        signature(spec, "winograd", {"vl": 4, "nv": 1, "tm": 1, "tb": 1, "mc": 1, "nc": 1})
+        signature(spec, "winograd", {**_DECISIONS, "vl": 4})
 
 
 def test_weights_are_transformed_in_double_precision_and_rounded_once() -> None:
@@ -119,7 +122,8 @@ def test_weights_are_transformed_in_double_precision_and_rounded_once() -> None:
 
 def test_weights_are_packed_panel_by_panel() -> None:
     spec = conv(channels=4, columns=8)
-    takes = signature(spec, "winograd", {"vl": 2, "nv": 2, "tm": 3, "tb": 2, "mc": 2, "nc": 2})
+    decisions = {**_DECISIONS, "vl": 2, "nv": 2, "tm": 3, "tb": 2, "mc": 2, "nc": 2}
+    takes = signature(spec, "winograd", decisions)
     layout = takes.packs[1]
     assert isinstance(layout, PackLayout)
     assert layout.shape == (1, 2, 16 * 4, 4)

@@ -23,10 +23,10 @@ from tests.unit.tuner.graphs_by_kind import (
     turned,
     weight_gradient,
 )
-from torch_pruner.families import sketches_for
-from torch_pruner.families.bf16_pairs.space import DotSketch
+from torch_pruner.families import named, sketches_for
+from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
-from torch_pruner.families.bf16_tiles.space import TilesSketch
+from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.target import TargetSpec
@@ -94,6 +94,50 @@ class TestSketches(SketchContract):
         return made(*request.param)
 
 
+# Names in order: trained weights and stored caches hold decisions by them.
+_NAMES = {
+    "attention": "vl nv tm tr nc kb order pack tasks",
+    "axpy": "vl ku cv par",
+    "bf16_pairs": "tm nv mc order ku tasks ahead",
+    "bf16_tiles": "rt nv mc order ku tasks ahead",
+    "columns": "vl chunk par",
+    "contraction": "vl tm nv mc order ku pack par ahead kb",
+    "depthwise": "vl tw th nv mc order par",
+    "elementwise": "vl chunk par",
+    "gradient": "vl tm nv mc lb par",
+    "in_place": "vl nv nc nb ahead par",
+    "lane_per_row": "vl nv par",
+    "rows": "vl lanes chunk par",
+    "winograd": "vl tm nv tb mc nc ku ahead par",
+}
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_decisions_keep_their_names_and_order(name: str) -> None:
+    family, names = named(name), tuple(_NAMES[name].split())
+    assert family.decisions._fields == family.space().names == names
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_decisions_of_other_names_are_refused(name: str) -> None:
+    family = named(name)
+    right = {n: k for k, n in enumerate(_NAMES[name].split())}
+    assert family.typed(right) == tuple(range(len(right)))
+    first = next(iter(right))
+    for wrong in ({**right, "unknown": 1}, {n: v for n, v in right.items() if n != first}):
+        with pytest.raises(ValueError, match=f"decisions of {name}"):
+            family.typed(wrong)
+
+
+def test_columns_hold_the_decisions_of_all_points() -> None:
+    sketch = made("linear", "512", 4, "contraction")
+    points = _grid(sketch)[:50]
+    columns = sketch.columns(points)
+    np.testing.assert_array_equal(columns.tm, points[:, 1])
+    np.testing.assert_array_equal(np.stack(columns, axis=1), points)
+    assert all(column.dtype == np.float64 for column in columns)
+
+
 def _grid(sketch: Sketch) -> np.ndarray:
     grid = np.stack(np.meshgrid(*sketch.domains, indexing="ij"), axis=-1)
     return grid.reshape(-1, len(sketch.names))
@@ -145,7 +189,7 @@ class TestPairs(SketchContract):
         name, threads = request.param
         return Task(name, _HALVES[name], _WIDE, threads)
 
-    @pytest.fixture(params=[DotSketch, TilesSketch])
+    @pytest.fixture(params=[Bf16PairsSketch, Bf16TilesSketch])
     def sketch(self, task, request) -> Sketch:
         return request.param(task)
 
@@ -194,7 +238,7 @@ def test_statistics_of_channels_are_drafted_abreast() -> None:
 
 
 def test_one_thread_has_no_parallel_tasks() -> None:
-    for kind in (DotSketch, TilesSketch):
+    for kind in (Bf16PairsSketch, Bf16TilesSketch):
         points = _grid(sketch := kind(Task("kernel", _HALVES["even"], _WIDE, 1)))
         points = points[sketch.valid(points)]
         assert (points[:, sketch.names.index("tasks")] == 1).all()

@@ -43,12 +43,12 @@ class Emitted:
     scratch: list[Buffer]
 
 
-def parameters(takes: Signature) -> tuple[list[Buffer], list[Buffer], list[Buffer]]:
+def parameters(signature: Signature) -> tuple[list[Buffer], list[Buffer], list[Buffer]]:
     """Flat buffers for inputs, outputs and scratch."""
     return (
-        [flat(b, f"in{k}") for k, b in enumerate(takes.inputs)],
-        [flat(b, f"out{k}") for k, b in enumerate(takes.outputs)],
-        [flat(b, f"scratch{k}") for k, b in enumerate(takes.scratch)],
+        [flat(b, f"in{k}") for k, b in enumerate(signature.inputs)],
+        [flat(b, f"out{k}") for k, b in enumerate(signature.outputs)],
+        [flat(b, f"scratch{k}") for k, b in enumerate(signature.scratch)],
     )
 
 
@@ -70,7 +70,7 @@ def as_kernel(spec: Graph, signature: Signature, emit: Callable[[], Emitted]) ->
 
 
 def index_dtype_of(spec: Graph, signature: Signature) -> str:
-    """Of the indices of a kernel: "int32" unless a value or a buffer of it has too many elements.
+    """The dtype of a kernel's indices: "int32" unless a value or a buffer has too many elements.
 
     Loops round extents up to whole tiles and vectors, for which there is room below the bound.
     """

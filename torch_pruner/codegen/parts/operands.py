@@ -59,7 +59,7 @@ class Nest:
 
     @property
     def kind(self) -> ForKind:
-        """Of loops over tasks."""
+        """The kind of loops over tasks."""
         return PARALLEL if self.parallel else SERIAL
 
     @property

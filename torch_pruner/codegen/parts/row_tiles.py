@@ -1,8 +1,8 @@
 """One register tile of a contraction: sums over a block of the reduction, then the epilogue.
 
 The tile is ``tm`` rows by some vectors of a column panel, accumulated in local scope and written
-once. Which rows it has and how it passes over the reduction is a ``Way``; the sketches that share
-tiles differ in that.
+once. Which rows it has and how it passes over the reduction is a ``TileTraversal``; the sketches
+that share tiles differ in that.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class TileTraversal:
     """How tiles take their rows, and how they pass over a block of the reduction."""
 
     rows: Callable[[Expr], Rows]
-    """Those of a tile by its number."""
+    """The rows of a tile, by its number."""
     passing: Callable[[Place, Rows, Callable[[Index], Stmt], Callable[[Stmt], Stmt] | None], Stmt]
     """The loops around an update; the last argument wraps each part after which sums begin anew."""
     parts: bool = False
@@ -87,12 +87,12 @@ def first_rows(
     return (lambda i: start + i >= tile * tm), bind, start
 
 
-def register_tile(nest: Nest, way: Way, place: Place) -> Stmt:
+def register_tile(nest: Nest, traversal: TileTraversal, place: Place) -> Stmt:
     """One register tile over one block of the reduction."""
     con, vl, bn = nest.con, nest.vl, nest.bn
     zero = T.const(0, con.acc_dtype)
     g, nb = place.g, place.nb
-    rows = way.rows(place.tile)
+    rows = traversal.rows(place.tile)
     # Indices are constants once loops are unrolled: LLVM keeps the tile in registers.
     acc = buffer(nest.tm * bn, con.acc_dtype, "acc", scope="local")
 
@@ -131,14 +131,14 @@ def register_tile(nest: Nest, way: Way, place: Place) -> Stmt:
         more = add(acc, sums, first)
         kept = each(lambda i, j, v: _keep(sums, acc, first, i * bn + j * vl + v))
         end = seq([when(place.kb > 0, more), when(place.kb == nest.kb - 1, end, kept)])
-    if not way.parts:
-        return seq([*begin, clear(acc), way.passing(place, rows, update, None), end])
+    if not traversal.parts:
+        return seq([*begin, clear(acc), traversal.passing(place, rows, update, None), end])
     total = buffer(nest.tm * bn, con.acc_dtype, "total", scope="local")
 
     def part(body: Stmt) -> Stmt:
         return seq([clear(acc), body, add(total, acc, imm(0))])
 
-    products = [clear(total), way.passing(place, rows, update, part)]
+    products = [clear(total), traversal.passing(place, rows, update, part)]
     whole = each(lambda i, j, v: store(acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
     return seq([*begin, stack(total), *products, whole, end])
 

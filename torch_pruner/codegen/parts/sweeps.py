@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import (
@@ -38,13 +38,14 @@ def store_outputs(spec: Graph, reader: Reader, outputs: Sequence[Buffer], index:
 Block = Callable[[Callable[[Expr], Index], int], Stmt]
 
 
-def over_blocks(shape: Shape, decisions: Mapping[str, int], block: Block) -> Stmt:
-    """Parallel loops over ``shape`` in vectors of ``vl`` elements along the innermost axis.
+def over_blocks(shape: Shape, vl: int, chunk: int, parallel: int, block: Block) -> Stmt:
+    """Loops over ``shape`` in vectors of ``vl`` elements along the innermost axis.
+
+    ``chunk`` vectors make a task, where tasks are ``parallel``.
 
     ``block(index, lanes)`` emits one vector: ``index(v)`` is the position of lane v. Remainders are
     blocks of one lane.
     """
-    vl, chunk, parallel = decisions["vl"], decisions["chunk"], decisions["par"]
     inner = shape[-1] if shape else 1
     lead: tuple[int, ...] = shape[:-1]
     if inner < 2 * vl:  # short rows: vectors may cross them

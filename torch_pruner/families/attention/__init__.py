@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.attention import form
+from torch_pruner.families.attention.form import AttentionDecisions
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.kinds import is_attention
 
@@ -20,6 +21,7 @@ class AttentionFamily(Family):
     """See the module."""
 
     name = "attention"
+    decisions = AttentionDecisions
 
     def matches(self, task: Task) -> bool:
         return is_attention(task.spec)
@@ -29,11 +31,16 @@ class AttentionFamily(Family):
 
         return AttentionSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+    def parameters(self, spec: Graph, decisions: AttentionDecisions[int]) -> Parameters:
         return Parameters(scratch=form.scratch(spec, decisions))
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: AttentionDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.attention.emit import emit
 

@@ -51,20 +51,21 @@ from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from torch_pruner.families.attention.form import AttentionDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for a kernel graph that is attention. Decisions: see ``tuner.sketch.attention``."""
+def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a kernel graph that is attention."""
     att = attention_of(spec)
     assert att is not None
-    inputs, (out,), scratch = parameters(takes)
+    inputs, (out,), scratch = parameters(signature)
     plan = attention_plan(spec, att, decisions)
     scores, query, sums, *rest = scratch
-    pack = decisions["pack"]
+    pack = decisions.pack
     values, keys, masks = rest[0] if pack else None, rest[1] if pack > 1 else None, rest[pack:]
     lanes, dtype = plan.lanes, str(scores.dtype)
     nest = Nest(
@@ -72,12 +73,12 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         att=att,
         plan=plan,
         reader=Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
-        vl=decisions["vl"],
-        nv=decisions["nv"],
-        tm=min(decisions["tm"], att.keys),
-        tr=math.gcd(decisions["tr"], lanes),
-        nc=min(decisions["nc"], plan.slots),
-        kb=min(decisions["kb"], att.keys),
+        vl=decisions.vl,
+        nv=decisions.nv,
+        tm=min(decisions.tm, att.keys),
+        tr=math.gcd(decisions.tr, lanes),
+        nc=min(decisions.nc, plan.slots),
+        kb=min(decisions.kb, att.keys),
         dtype=dtype,
         scores=scores,
         query=query,
@@ -96,7 +97,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         first=imm(0),
         end=imm(att.keys),
     )
-    return Emitted(_tasks(nest, decisions["order"]), inputs, [out], scratch)
+    return Emitted(_tasks(nest, decisions.order), inputs, [out], scratch)
 
 
 def _tasks(nest: Nest, order: int) -> Stmt:

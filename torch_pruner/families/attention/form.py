@@ -1,20 +1,34 @@
-"""What an attention kernel takes: scores, queries and sums of a tile, and copies."""
+"""Attention: decisions, and scratch for scores, queries and sums of a tile, and copies."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.graph.attention import attention_of, attention_plan
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.graph.ir import Graph
 
+N = TypeVar("N")
 
-def scratch(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
+
+class AttentionDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    vl: N  # lanes: elements of one vector
+    nv: N  # vectors of queries in a tile
+    tm: N  # keys of a tile of scores
+    tr: N  # queries of a tile of the second product
+    nc: N  # vectors of columns of a tile of the second product
+    kb: N  # keys of a block of the second product
+    order: N  # order of units: 0 head by head, 1 the heads of a tile of queries together
+    pack: N  # copies for each head: 0 none, 1 of values, 2 of values and keys
+    tasks: N  # parallel tasks
+
+
+def scratch(spec: Graph, decisions: AttentionDecisions[int]) -> tuple[BufferSpec, ...]:
     """Per parallel task: a tile's scores, queries and sums; copies of values, keys, masks."""
     att = attention_of(spec)
     assert att is not None
@@ -27,6 +41,6 @@ def scratch(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]
         BufferSpec((plan.tasks, att.keys, plan.lanes), dtype),
         BufferSpec((plan.tasks, att.depth, plan.lanes), dtype),
         BufferSpec((plan.tasks, plan.lanes, plan.slots * plan.column), dtype),
-        *copies[: decisions["pack"]],
+        *copies[: decisions.pack],
         *(BufferSpec((plan.tasks, att.keys, plan.lanes), spec.nodes[m].dtype) for m in plan.masks),
     )

@@ -1,9 +1,6 @@
 """The space of attention kernels: tiles of queries whose scores stay in a core's cache.
 
-Decisions: ``nv`` vectors of queries in a tile, ``tm`` keys of a score tile, ``tr`` queries and
-``nc`` vectors of columns of a tile of the second product, ``kb`` keys of one of its blocks,
-``order`` of units (0 head by head, 1 the heads of a tile of queries together, which share copies of
-masks), ``pack`` 1 copies the values of a head, 2 its keys, too, ``tasks`` in parallel.
+Decisions: see ``form``.
 """
 
 from __future__ import annotations
@@ -14,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.space import Decisions, Mask, Sketch, Symbols
+from torch_pruner.families.attention.form import AttentionDecisions
+from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.attention import attention_of, shared_masks
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ops import ITEMSIZE
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
 _EXP_CYCLES, _GATHER_CYCLES = 14.0, 20.0  # for one vector of scores
 
 
-class AttentionSketch(Sketch):
+class AttentionSketch(Sketch[AttentionDecisions[Array]]):
     """See the module."""
 
     name = "attention"
-    names = ("vl", "nv", "tm", "tr", "nc", "kb", "order", "pack", "tasks")
+    decisions = AttentionDecisions
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -58,20 +56,20 @@ class AttentionSketch(Sketch):
 
     def valid(self, decisions: Decisions) -> Mask:
         c, registers = self.columns(decisions), self.task.target.vector_registers
-        scores = c["tm"] * c["nv"] + c["nv"] + 1 <= registers
-        products = c["tr"] * c["nc"] + c["nc"] + 1 <= registers
-        divides = (c["nv"] * self.lanes) % c["tr"] == 0
-        units = self.att.groups * np.ceil(self.att.queries / (c["nv"] * self.lanes))
-        result: Mask = scores & products & divides & ((c["tasks"] == 1) | (units > 1))
+        scores = c.tm * c.nv + c.nv + 1 <= registers
+        products = c.tr * c.nc + c.nc + 1 <= registers
+        divides = (c.nv * self.lanes) % c.tr == 0
+        units = self.att.groups * np.ceil(self.att.queries / (c.nv * self.lanes))
+        result: Mask = scores & products & divides & ((c.tasks == 1) | (units > 1))
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, att, target, size = self.columns(decisions), self.att, self.task.target, self.itemsize
-        lanes = c["nv"] * self.lanes
+        lanes = c.nv * self.lanes
         tiles = np.ceil(att.queries / lanes)
         units = att.groups * tiles
         keys = np.minimum(att.keys, (att.queries + lanes) / 2) if att.causal else float(att.keys)
-        per_task = np.ceil(units / c["tasks"])
+        per_task = np.ceil(units / c.tasks)
 
         def step(rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
             """Cycles of one step of a register tile."""
@@ -80,42 +78,42 @@ class AttentionSketch(Sketch):
             return cycles
 
         halves = self.task.spec.nodes[att.out].dtype in ("bfloat16", "float16")
-        convert = np.where(c["pack"] < 2, c["tm"] * 1.0, 0.0) if halves else 0.0
-        score = np.ceil(keys / c["tm"]) * (att.depth * (step(c["tm"], c["nv"]) + convert) + 10)
-        vectors = keys * c["nv"]
+        convert = np.where(c.pack < 2, c.tm * 1.0, 0.0) if halves else 0.0
+        score = np.ceil(keys / c.tm) * (att.depth * (step(c.tm, c.nv) + convert) + 10)
+        vectors = keys * c.nv
         masks = _GATHER_CYCLES if self.masked else 0.0
-        shared = np.where(c["order"] == 1, max(1, att.batch[-1] if att.batch else 1), 1)
+        shared = np.where(c.order == 1, max(1, att.batch[-1] if att.batch else 1), 1)
         softmax = vectors * (_EXP_CYCLES + self._between() + 2 + masks / shared)
-        blocks = np.ceil(keys / c["kb"])
-        rounds = np.ceil(self.slots / c["nc"]) * np.ceil(lanes / c["tr"])
-        tile = c["tr"] * c["nc"]
-        product = rounds * (keys * step(c["tr"], c["nc"]) + blocks * (2 * tile + 10))
-        scattered = np.where((c["pack"] == 0) & (att.width * size < 1024), 1.15, 1.0)
-        vectors_of = np.select([c["pack"] == 0, c["pack"] == 1], [0, self.slots], 2 * self.slots)
-        copies = keys * vectors_of * 1.5 / np.where(c["order"] == 0, tiles, 1)
+        blocks = np.ceil(keys / c.kb)
+        rounds = np.ceil(self.slots / c.nc) * np.ceil(lanes / c.tr)
+        tile = c.tr * c.nc
+        product = rounds * (keys * step(c.tr, c.nc) + blocks * (2 * tile + 10))
+        scattered = np.where((c.pack == 0) & (att.width * size < 1024), 1.15, 1.0)
+        vectors_of = np.select([c.pack == 0, c.pack == 1], [0, self.slots], 2 * self.slots)
+        copies = keys * vectors_of * 1.5 / np.where(c.order == 0, tiles, 1)
         pack = copies + 1.2 * lanes * att.depth + 2.0 * lanes * self.slots
 
-        held = (att.depth + c["tm"]) * lanes * size  # S3
-        block = c["kb"] * (np.minimum(c["nc"] * self.lanes, att.width) + lanes) * size
+        held = (att.depth + c.tm) * lanes * size  # S3
+        block = c.kb * (np.minimum(c.nc * self.lanes, att.width) + lanes) * size
         slow = np.where(block > 0.8 * target.l1_bytes, 1.25, 1.0)
         score = score * np.where(held > 0.8 * target.l1_bytes, 1.25, 1.0)
         resident = att.keys * lanes * size
         spilled = np.where(resident > 0.7 * target.l2_bytes, 3 * keys * lanes * size / 10.0, 0.0)
         pair = att.keys * (att.depth + att.width) * size
-        far = (c["order"] == 1) | (pair + resident > 0.8 * target.l2_bytes)
+        far = (c.order == 1) | (pair + resident > 0.8 * target.l2_bytes)
         stream = np.where(far, 0.3 * pair / 10.0, 0.0)
         cycles = score + softmax + product * slow * scattered + pack + spilled + stream
-        parallel = c["tasks"] > 1
+        parallel = c.tasks > 1
         seconds = per_task * cycles / target.frequency_hz
         seconds = seconds + np.where(parallel, machine.LAUNCH_S + machine.TASK_S, 0.0)
         traffic = units * pair + 2.0 * att.groups * att.queries * att.width * size
         ops = units * 2.0 * lanes * keys * (att.depth + att.width)
         ones = np.ones(len(decisions))
         return Symbols(
-            np.maximum(c["tm"] * c["nv"], tile) + 5,
+            np.maximum(c.tm * c.nv, tile) + 5,
             tile * keys,
             held + block,
-            c["tasks"],
+            c.tasks,
             traffic,
             per_task,
             self.lanes * size * ones,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from torch_pruner.families.axpy.form import AxpyDecisions
 from torch_pruner.families.base import Family
 from torch_pruner.families.kinds import is_product
 
@@ -19,6 +20,7 @@ class AxpyFamily(Family):
     """See the module."""
 
     name = "axpy"
+    decisions = AxpyDecisions
 
     def matches(self, task: Task) -> bool:
         return is_product(task.spec) and self.space().fits(task)
@@ -29,7 +31,12 @@ class AxpyFamily(Family):
         return AxpySketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: AxpyDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.axpy.emit import emit
 

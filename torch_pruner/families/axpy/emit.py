@@ -30,33 +30,32 @@ from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.in_place.form import axpy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from torch_pruner.families.axpy.form import AxpyDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for a product of few rows. Decisions: see ``tuner.sketch.axpy``."""
+def emit(spec: Graph, decisions: AxpyDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a product of few rows."""
     con = axpy_of(spec)
     assert con is not None
-    inputs, (out,), scratch = parameters(takes)
+    inputs, (out,), scratch = parameters(signature)
     nest = Nest(
         spec,
         con,
         Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
-        decisions["vl"],
+        decisions.vl,
         tm=con.rows,
         nv=1,
-        ku=decisions["ku"],
-        parallel=bool(decisions["par"]),
+        ku=decisions.ku,
+        parallel=bool(decisions.par),
         ahead=False,
         panel=None,
         copied=None,
         sums=None,
         out=out,
     )
-    return Emitted(_tasks(nest, decisions["cv"]), inputs, [out], scratch)
+    return Emitted(_tasks(nest, decisions.cv), inputs, [out], scratch)
 
 
 def _tasks(nest: Nest, vectors: int) -> Stmt:

@@ -1,8 +1,6 @@
-"""The space of products of few rows that add up rows of their second operand where they lie, and
-the Symbol-based Analyzer's reading of it.
+"""The space of products that add up rows of their second operand where they lie, with estimates.
 
-Decisions: ``vl`` lanes, ``ku`` rows of the second operand that are added together, ``cv`` vectors
-of columns in a task, ``par``.
+The symbols are those of Pruner's Symbol-based Analyzer. Decisions: see ``form``.
 """
 
 from __future__ import annotations
@@ -13,14 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
+from torch_pruner.families.axpy.form import AxpyDecisions
 from torch_pruner.families.in_place.form import axpy_of
 from torch_pruner.families.in_place.space import WORTH
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.task import Task
 
@@ -29,11 +26,11 @@ _ROWS_AT_ONCE = 16
 _STREAM = 512.0  # bytes of a row that are read before its stream is known
 
 
-class AxpySketch(Sketch):
+class AxpySketch(Sketch[AxpyDecisions[Array]]):
     """See the module. What is read is never packed, constant or not."""
 
     name = "axpy"
-    names = ("vl", "ku", "cv", "par")
+    decisions = AxpyDecisions
     packs = False
 
     def __init__(self, task: Task) -> None:
@@ -61,58 +58,58 @@ class AxpySketch(Sketch):
         options = ([self.lanes], together, chunks, parallel)
         return tuple(np.array(d, dtype=np.int64) for d in options)
 
-    def _held(self, c: dict[str, Any]) -> Array:
+    def _held(self, c: AxpyDecisions[Array]) -> Array:
         """Bytes of the sums of a chunk."""
-        held: Array = self.con.rows * c["cv"] * self.lanes * self.itemsize
+        held: Array = self.con.rows * c.cv * self.lanes * self.itemsize
         return held
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
-        tasks = self.con.groups * self.vectors / c["cv"]
-        near = (self._held(c) <= self.task.target.l1_bytes / 2) | (c["cv"] == 1)
-        exact = np.ceil(self.con.depth / c["ku"]) <= _ADDED
-        result: Mask = near & exact & ((c["par"] == 0) | (tasks >= 2))
+        tasks = self.con.groups * self.vectors / c.cv
+        near = (self._held(c) <= self.task.target.l1_bytes / 2) | (c.cv == 1)
+        exact = np.ceil(self.con.depth / c.ku) <= _ADDED
+        result: Mask = near & exact & ((c.par == 0) | (tasks >= 2))
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, con, spec, target = self.columns(decisions), self.con, self.task.spec, self.task.target
         size, ones = ITEMSIZE[spec.nodes[con.b].dtype], np.ones(len(decisions))
-        steps = np.ceil(con.depth / c["ku"])
+        steps = np.ceil(con.depth / c.ku)
         after = set(range(con.anchor + 1, len(spec.nodes)))
         vector = steps * self._step_cycles(c)
         vector = vector + con.rows * (4 + machine.pointwise_cycles(spec, after))
-        tasks = con.groups * self.vectors / c["cv"]
-        run = c["cv"] * self.lanes * size
+        tasks = con.groups * self.vectors / c.cv
+        run = c.cv * self.lanes * size
         cold = run * con.depth / machine.memory_bytes_per_cycle(target)
         waiting = 0.1 + np.minimum(0.4, _STREAM / run)
-        cycles = c["cv"] * vector + steps * (con.rows * c["ku"] + 10) + cold * waiting + 100
+        cycles = c.cv * vector + steps * (con.rows * c.ku + 10) + cold * waiting + 100
         task_s = cycles / target.frequency_hz
-        seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], self.task.threads)
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, self.task.threads)
         weights = float(con.groups * con.n * con.depth * size)
         floor = weights / target.dram_bytes_per_s
         seconds = np.maximum(seconds, floor * WORTH + seconds * (1 - WORTH))
         rows_bytes = con.groups * con.rows * con.depth * self.itemsize
         return Symbols(
-            con.rows * c["ku"] + 3.0,
-            con.rows * c["ku"],
+            con.rows * c.ku + 3.0,
+            con.rows * c.ku,
             self._held(c),
             tasks,
-            weights + rows_bytes * self.vectors / c["cv"],
+            weights + rows_bytes * self.vectors / c.cv,
             rounds,
             run,
             2.0 * con.groups * con.rows * con.n * con.depth * ones,
             seconds,
         )
 
-    def _step_cycles(self, c: dict[str, Any]) -> Array:
-        """Of one vector of columns in one step: its rows times their elements, and the sums."""
+    def _step_cycles(self, c: AxpyDecisions[Array]) -> Array:
+        """Cycles of one vector of columns in one step: rows times their elements, and the sums."""
         con, target = self.con, self.task.target
         second = self.task.spec.nodes[con.b].dtype
-        fmas = con.rows * (c["ku"] + 1)
+        fmas = con.rows * (c.ku + 1)
         kept = target.vector_registers - 6  # elements of the first operand in registers
-        again = np.maximum(0, con.rows * c["ku"] - kept)
-        loads = c["ku"] + con.rows + again
-        widened = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.5}.get(second, 0.0) * c["ku"]
+        again = np.maximum(0, con.rows * c.ku - kept)
+        loads = c.ku + con.rows + again
+        widened = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.5}.get(second, 0.0) * c.ku
         cycles = np.maximum(fmas / target.fma_per_cycle, loads / machine.LOADS_PER_CYCLE)
         issued = fmas + loads + widened + con.rows + 2
         result: Array = np.maximum(cycles, issued / machine.ISSUED_PER_CYCLE)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.bf16_pairs import form
+from torch_pruner.families.bf16_pairs.form import Bf16PairsDecisions
 from torch_pruner.families.kinds import is_product
 
 if TYPE_CHECKING:
@@ -20,20 +21,26 @@ class Bf16PairsFamily(Family):
     """See the module."""
 
     name = "bf16_pairs"
+    decisions = Bf16PairsDecisions
 
     def matches(self, task: Task) -> bool:
         return is_product(task.spec) and self.space().fits(task)
 
     def space(self) -> type[Sketch]:
-        from torch_pruner.families.bf16_pairs.space import DotSketch
+        from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 
-        return DotSketch
+        return Bf16PairsSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
-        return form.parameters(spec, self.name, decisions)
+    def parameters(self, spec: Graph, decisions: Bf16PairsDecisions[int]) -> Parameters:
+        return form.parameters(spec, self.name, decisions.nv * form.COLUMNS)
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: Bf16PairsDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.bf16_pairs.emit import emit
 

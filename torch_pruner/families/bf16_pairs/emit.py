@@ -26,9 +26,10 @@ from torch_pruner.families.bf16_pairs.form import COLUMNS
 from torch_pruner.families.bf16_pairs.nest import fetcher, pair_nest, walk, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.families.bf16_pairs.form import Bf16PairsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -46,11 +47,11 @@ define <16 x float> @{_NAME}(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) alwa
 """
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for a product of matrices. Decisions: see ``tuner.sketch.pairs``."""
-    tm, nv, ku = decisions["tm"], decisions["nv"], decisions["ku"]
-    ahead = bool(decisions["ahead"])
-    nest, emitted = pair_nest(spec, "bf16_pairs", takes, tm, nv * COLUMNS, ahead)
+def emit(spec: Graph, decisions: Bf16PairsDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a product of matrices."""
+    tm, nv, ku = decisions.tm, decisions.nv, decisions.ku
+    ahead = bool(decisions.ahead)
+    nest, emitted = pair_nest(spec, "bf16_pairs", signature, tm, nv * COLUMNS, ahead)
     pairs = nest.form.depth // 2
     ku = min(ku, pairs)
     acc = buffer(tm * nest.block, "float32", "acc", scope="local")

@@ -1,7 +1,7 @@
 """Contractions of bfloat16 as instructions with pairs along the reduction take them.
 
-Two instructions: a dot product of pairs (sketch ``dot``), which steps through the reduction by 2,
-and a product of tiles (sketch ``tiles``), which steps by 32. Both want the second operand in panels
+Two instructions: a dot product of pairs (``bf16_pairs``), which steps through the reduction by 2,
+and a product of tiles (``bf16_tiles``), which steps by 32. Both want the second operand in panels
 ``[group][column block][k pair][column][2]`` and the first with its k contiguous and padded to whole
 steps: where it lies that way it is read in place, else the kernel copies it.
 """
@@ -9,7 +9,7 @@ steps: where it lies that way it is read in place, else the kernel copies it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import Contraction, constant_operand, contraction_of
@@ -18,12 +18,44 @@ from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.graph.strided import Strided, strided
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.graph.ir import Graph, Shape
 
 STEPS = {"bf16_pairs": 2, "bf16_tiles": 32}
 COLUMNS = 16  # of one vector or tile: pairs are 32 bits wide, vectors 512
+
+N = TypeVar("N")
+N_co = TypeVar("N_co", covariant=True)
+
+
+class Bf16PairsDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    tm: N  # rows of a register tile
+    nv: N  # vectors of 16 columns of a register tile
+    mc: N  # chunks of rows
+    order: N  # order of units: 0 panels outside, 1 chunks outside
+    ku: N  # unrolled steps of the reduction, of two elements each
+    tasks: N  # parallel tasks at most, among which units are shared out
+    ahead: N  # 1: the next panel of constants is fetched early
+
+
+class PairDecisions(Protocol[N_co]):
+    """The decisions that schedules of pairs and of tiles share. See ``Bf16PairsDecisions``."""
+
+    @property
+    def nv(self) -> N_co: ...
+
+    @property
+    def mc(self) -> N_co: ...
+
+    @property
+    def order(self) -> N_co: ...
+
+    @property
+    def tasks(self) -> N_co: ...
+
+    @property
+    def ahead(self) -> N_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +68,14 @@ class PairForm:
     constant: tuple[int, Graph] | None  # the second operand's input and views
 
     def panel(self, block: int) -> Shape:
-        """Of the packed second operand, in elements."""
+        """Shape of the packed second operand, in elements."""
         blocks = -(-self.con.n // block)
         return (self.con.groups, blocks, self.depth // 2, block * 2)
 
     @property
     def copy(self) -> Shape:
-        """Of the first operand's copy."""
+        """Shape of the first operand's copy."""
         return (self.con.groups, self.con.rows, self.depth)
-
-    def sums(self, decisions: Mapping[str, int]) -> Shape:
-        """Of the float32 sums that leave tile registers, for every parallel task."""
-        return (decisions["tasks"], decisions["rt"] * self.rows, decisions["nv"] * COLUMNS)
 
     @property
     def rows(self) -> int:
@@ -65,9 +93,9 @@ def takes_pairs(graph: Graph) -> bool:
     return con.form == "matmul" and halves and con.acc_dtype == "float32" and con.flops > 0
 
 
-def pair_form(graph: Graph, sketch: str) -> PairForm:
-    """The operands of ``graph`` (see ``takes_pairs``) for the sketch of that name."""
-    con, step = contraction_of(graph), STEPS[sketch]
+def pair_form(graph: Graph, family: str) -> PairForm:
+    """The operands of ``graph`` (see ``takes_pairs``) for the family of that name."""
+    con, step = contraction_of(graph), STEPS[family]
     (depth,) = con.k
     place = strided(graph, con.a)
     if place is not None and (depth % step or (depth > 1 and place.strides[-1] != 1)):
@@ -75,10 +103,13 @@ def pair_form(graph: Graph, sketch: str) -> PairForm:
     return PairForm(con, -(-depth // step) * step, place, constant_operand(graph, con))
 
 
-def parameters(spec: Graph, family: str, decisions: Mapping[str, int]) -> Parameters:
-    """Scratch in order: an operand packed at run time, as words; rows copied; sums of tiles."""
+def parameters(spec: Graph, family: str, block: int) -> Parameters:
+    """Parameters of panels of ``block`` columns, for the family of that name.
+
+    Scratch in order: an operand packed at run time, as words; rows copied.
+    """
     packs: dict[int, PackLayout] = {}
-    form, block = pair_form(spec, family), decisions["nv"] * COLUMNS
+    form = pair_form(spec, family)
     shape, scratch = form.panel(block), []
     if form.constant is not None:
         index, view = form.constant
@@ -87,6 +118,4 @@ def parameters(spec: Graph, family: str, decisions: Mapping[str, int]) -> Parame
         scratch.append(BufferSpec((*shape[:-1], block), "int32"))
     if form.place is None:
         scratch.append(BufferSpec(form.copy, "bfloat16"))
-    if family == "bf16_tiles":  # a line of the cache for every row: stacks are not aligned so well
-        scratch.append(BufferSpec(form.sums(decisions), "float32"))
     return Parameters(packs, tuple(scratch))

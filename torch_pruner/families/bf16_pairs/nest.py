@@ -34,8 +34,9 @@ from torch_pruner.families.bf16_pairs.form import COLUMNS, PairForm, pair_form
 from torch_pruner.graph.strided import Strided, strided
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from torch_pruner.families.bf16_pairs.form import PairDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -63,7 +64,7 @@ class PairNest:
         return -(-self.form.con.n // self.block)
 
     def first_row(self, tile: Expr) -> Expr:
-        """Of a tile; past the last one it is the last one again."""
+        """First row of a tile; past the last tile, that of the last one."""
         if self.form.con.rows % self.rows == 0 and self.tiles * self.rows == self.form.con.rows:
             return tile * self.rows
         return T.min(tile * self.rows, imm(self.form.con.rows - self.rows))
@@ -94,19 +95,19 @@ class PairNest:
 
 def pair_nest(
     spec: Graph,
-    sketch: str,
-    takes: Signature,
+    family: str,
+    signature: Signature,
     rows: int,
     block: int,
     ahead: bool,
 ) -> tuple[PairNest, Emitted]:
     """The nest of a kernel and the buffers of its emission, whose body is still empty."""
-    form = pair_form(spec, sketch)
-    inputs, (out,), scratch = parameters(takes)
+    form = pair_form(spec, family)
+    inputs, (out,), scratch = parameters(signature)
     rest = list(scratch)
-    sums = rest.pop() if sketch == "bf16_tiles" else None
+    sums = rest.pop() if family == "bf16_tiles" else None
     copy = rest.pop() if form.place is None else None
-    constant = next((k for k, p in enumerate(takes.packs) if p is not None), None)
+    constant = next((k for k, p in enumerate(signature.packs) if p is not None), None)
     panel = inputs[constant] if constant is not None else rest.pop()
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     tiles = -(-form.con.rows // rows)
@@ -117,7 +118,7 @@ def pair_nest(
 
 def walk(
     nest: PairNest,
-    decisions: Mapping[str, int],
+    decisions: PairDecisions[int],
     group: int,
     tile: Callable[[Expr, Expr, Expr, Expr, tuple[Expr, int]], Stmt],
     around: Callable[[Stmt], Stmt] = lambda body: body,
@@ -129,23 +130,23 @@ def walk(
     """
     con = nest.form.con
     row_blocks = -(-nest.tiles // group)
-    per_chunk = -(-row_blocks // min(decisions["mc"], row_blocks))
+    per_chunk = -(-row_blocks // min(decisions.mc, row_blocks))
     chunks = -(-row_blocks // per_chunk)
     units = con.groups * nest.blocks * chunks
-    tasks = min(decisions["tasks"], units)
+    tasks = min(decisions.tasks, units)
     per_task = -(-units // tasks)
     tasks = -(-units // per_task)
     kind = PARALLEL if tasks > 1 else SERIAL
 
     def unit(p: Expr, at: Expr) -> Stmt:
-        if decisions["order"] == 0:
+        if decisions.order == 0:
             g, nb, chunk = unlinear(at, (con.groups, nest.blocks, chunks))
         else:
             g, chunk, nb = unlinear(at, (con.groups, chunks, nest.blocks))
 
         def row_block(t: Expr) -> Stmt:
             rb = chunk * per_chunk + t
-            turn = (rb, row_blocks) if decisions["order"] == 0 else (t, per_chunk)
+            turn = (rb, row_blocks) if decisions.order == 0 else (t, per_chunk)
             body = tile(p, g, nb, rb, turn)
             return body if row_blocks % per_chunk == 0 else when(rb < row_blocks, body)
 

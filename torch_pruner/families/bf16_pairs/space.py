@@ -1,21 +1,24 @@
-"""The spaces of bfloat16 matmul with AVX512-BF16 (``dot``) and AMX (``tiles``), with estimates.
+"""The space of bfloat16 products with AVX512-BF16, and what that of AMX shares with it.
 
-Decisions: ``tm`` rows of a register tile, or ``rt`` tiles of up to 16 rows; ``nv`` vectors or tiles
-of 16 columns; ``mc`` row chunks; ``order`` of panels and chunks among units of work; ``ku``
-unrolling of the reduction; ``tasks`` that the units are dealt to; ``ahead`` fetching the next panel
-of constant operands early.
+Decisions: see ``form``.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.bf16_pairs.form import COLUMNS, pair_form, takes_pairs
+from torch_pruner.families.bf16_pairs.form import (
+    COLUMNS,
+    Bf16PairsDecisions,
+    PairDecisions,
+    pair_form,
+    takes_pairs,
+)
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 
 if TYPE_CHECKING:
@@ -25,8 +28,10 @@ if TYPE_CHECKING:
 DOT_FMAS = 4.0  # multiply-adds that take as long as one ``vdpbf16ps``
 _CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 
+P = TypeVar("P", bound=PairDecisions[Array])
 
-class PairSketch(Sketch):
+
+class PairSketch(Sketch[P]):
     """What the two have in common."""
 
     def __init__(self, task: Task) -> None:
@@ -35,14 +40,14 @@ class PairSketch(Sketch):
         self.con = self.form.con
 
     @abstractmethod
-    def _rows(self, c: dict[str, Array]) -> Array:
+    def _rows(self, c: P) -> Array:
         """Rows that are computed together."""
 
     @abstractmethod
-    def _registers(self, c: dict[str, Array]) -> Array: ...
+    def _registers(self, c: P) -> Array: ...
 
     @abstractmethod
-    def _block_cycles(self, c: dict[str, Array]) -> tuple[Array, Array]:
+    def _block_cycles(self, c: P) -> tuple[Array, Array]:
         """(instructions, cycles) of the reduction of one block, operands in the first cache."""
 
     def _shared_domains(self) -> tuple[list[int], ...]:
@@ -53,43 +58,43 @@ class PairSketch(Sketch):
         tasks = [1, threads, 4 * threads] if threads > 1 else [1]
         return chunks, order, [1, 2, 4], tasks, [0, 1] if constant else [0]
 
-    def _fits_work(self, c: dict[str, Array]) -> Mask:
+    def _fits_work(self, c: P) -> Mask:
         con = self.con
-        blocks = np.ceil(con.n / (c["nv"] * COLUMNS))
-        chunked = (c["mc"] == 1) | (c["mc"] <= np.ceil(con.rows / self._rows(c)))
-        shared = (c["tasks"] == 1) | (con.groups * blocks * c["mc"] >= 2)
-        serial = (c["tasks"] > 1) | (c["mc"] == 1)  # chunks only serve parallelism
-        ordered = (c["order"] == 0) | (c["mc"] > 1)
-        follows = (c["ahead"] == 0) | (con.groups * blocks > 1)  # there is a next panel
-        narrow = (c["nv"] == 1) | ((c["nv"] - 1) * COLUMNS < con.n)
+        blocks = np.ceil(con.n / (c.nv * COLUMNS))
+        chunked = (c.mc == 1) | (c.mc <= np.ceil(con.rows / self._rows(c)))
+        shared = (c.tasks == 1) | (con.groups * blocks * c.mc >= 2)
+        serial = (c.tasks > 1) | (c.mc == 1)  # chunks only serve parallelism
+        ordered = (c.order == 0) | (c.mc > 1)
+        follows = (c.ahead == 0) | (con.groups * blocks > 1)  # there is a next panel
+        narrow = (c.nv == 1) | ((c.nv - 1) * COLUMNS < con.n)
         result: Mask = chunked & shared & serial & ordered & follows & narrow
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, con, target = self.columns(decisions), self.con, self.task.target
         threads, form = self.task.threads, self.form
-        rows, block = self._rows(c), c["nv"] * COLUMNS
+        rows, block = self._rows(c), c.nv * COLUMNS
         row_blocks, blocks = np.ceil(con.rows / rows), np.ceil(con.n / block)
-        per_chunk = np.ceil(row_blocks / c["mc"])
-        units = con.groups * blocks * c["mc"]
+        per_chunk = np.ceil(row_blocks / c.mc)
+        units = con.groups * blocks * c.mc
 
         instructions, cycles = self._block_cycles(c)
         panel = 2.0 * form.depth * block
         held = panel + 2.0 * form.depth * rows
         near = held / machine.bytes_per_cycle(held, target)
-        epilogue = rows * c["nv"] * (6 + self._epilogue())
+        epilogue = rows * c.nv * (6 + self._epilogue())
         ragged = np.where(con.n % block == 0, 0.0, 6.0 * rows * block / blocks)
         block_cycles = np.maximum(cycles, near) + epilogue + ragged + 20
 
         # Constants come from memory: waiting for a panel is in part hidden by the work on it.
-        shares = np.where(c["order"] == 0, c["mc"], 1)
+        shares = np.where(c.order == 0, c.mc, 1)
         if form.constant is not None:
             cold = panel / machine.memory_bytes_per_cycle(target) / shares
-            exposed = cold * np.where(c["ahead"] == 1, 0.2, 0.6)
+            exposed = cold * np.where(c.ahead == 1, 0.2, 0.6)
         else:
             exposed = form.depth * block * 0.5  # packing
         unit_s = (per_chunk * block_cycles + exposed) / target.frequency_hz
-        tasks = np.minimum(c["tasks"], units)
+        tasks = np.minimum(c.tasks, units)
         task_s = np.ceil(units / tasks) * unit_s + self._task_cycles() / target.frequency_hz
         parallel = np.where(tasks > 1, 1, 0)
         seconds, rounds = machine.parallel_seconds(tasks, task_s, parallel, threads)
@@ -100,7 +105,7 @@ class PairSketch(Sketch):
         floor = weights / target.dram_bytes_per_s if form.constant is not None else 0.0
         ones = np.ones(len(decisions))
         a_bytes = 2.0 * con.rows * form.depth
-        traffic = con.groups * (blocks * panel + np.where(c["order"] == 0, blocks, 1) * a_bytes)
+        traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
         return Symbols(
             self._registers(c),
             instructions,
@@ -124,11 +129,11 @@ class PairSketch(Sketch):
         return machine.pointwise_cycles(self.task.spec, after)
 
 
-class DotSketch(PairSketch):
+class Bf16PairsSketch(PairSketch[Bf16PairsDecisions[Array]]):
     """Register tiles of float32 sums; one instruction adds 16 products of pairs."""
 
     name = "bf16_pairs"
-    names = ("tm", "nv", "mc", "order", "ku", "tasks", "ahead")
+    decisions = Bf16PairsDecisions
 
     @staticmethod
     def fits(task: Task) -> bool:
@@ -149,16 +154,16 @@ class DotSketch(PairSketch):
         )
         return result
 
-    def _rows(self, c: dict[str, Array]) -> Array:
-        return c["tm"]
+    def _rows(self, c: Bf16PairsDecisions[Array]) -> Array:
+        return c.tm
 
-    def _registers(self, c: dict[str, Array]) -> Array:
-        registers: Array = c["tm"] * c["nv"] + c["nv"] + 1
+    def _registers(self, c: Bf16PairsDecisions[Array]) -> Array:
+        registers: Array = c.tm * c.nv + c.nv + 1
         return registers
 
-    def _block_cycles(self, c: dict[str, Array]) -> tuple[Array, Array]:
+    def _block_cycles(self, c: Bf16PairsDecisions[Array]) -> tuple[Array, Array]:
         target, pairs = self.task.target, self.form.depth / 2
-        dots = c["tm"] * c["nv"]
+        dots = c.tm * c.nv
         step = np.maximum(dots * DOT_FMAS / target.fma_per_cycle, machine.FMA_LATENCY)
-        step = np.maximum(step, (c["tm"] + c["nv"]) / machine.LOADS_PER_CYCLE)
-        return dots * pairs, pairs * (step + (0.5 + 0.5 * c["ahead"]) / c["ku"])
+        step = np.maximum(step, (c.tm + c.nv) / machine.LOADS_PER_CYCLE)
+        return dots * pairs, pairs * (step + (0.5 + 0.5 * c.ahead) / c.ku)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
-from torch_pruner.families.bf16_pairs import form
+from torch_pruner.families.bf16_tiles import form
+from torch_pruner.families.bf16_tiles.form import Bf16TilesDecisions
 from torch_pruner.families.kinds import is_product
 from torch_pruner.target import tiles_allowed
 
@@ -21,20 +22,26 @@ class Bf16TilesFamily(Family):
     """See the module."""
 
     name = "bf16_tiles"
+    decisions = Bf16TilesDecisions
 
     def matches(self, task: Task) -> bool:
         return is_product(task.spec) and self.space().fits(task)
 
     def space(self) -> type[Sketch]:
-        from torch_pruner.families.bf16_tiles.space import TilesSketch
+        from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
 
-        return TilesSketch
+        return Bf16TilesSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
-        return form.parameters(spec, self.name, decisions)
+    def parameters(self, spec: Graph, decisions: Bf16TilesDecisions[int]) -> Parameters:
+        return form.parameters(spec, decisions)
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: Bf16TilesDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.bf16_tiles.emit import emit
 

@@ -29,9 +29,8 @@ from torch_pruner.families.bf16_pairs.form import COLUMNS, pair_form
 from torch_pruner.families.bf16_pairs.nest import PairNest, fetcher, pair_nest, walk, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.families.bf16_tiles.form import Bf16TilesDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -40,15 +39,15 @@ _PAIRS = 16  # of the reduction in one step
 _ROW_BYTES = 64
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for a product of matrices. Decisions: see ``tuner.sketch.pairs``."""
-    rt, ct = decisions["rt"], decisions["nv"]
+def emit(spec: Graph, decisions: Bf16TilesDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a product of matrices."""
+    rt, ct = decisions.rt, decisions.nv
     rows = pair_form(spec, "bf16_tiles").rows
     nest, emitted = pair_nest(
-        spec, "bf16_tiles", takes, rows, ct * COLUMNS, bool(decisions["ahead"])
+        spec, "bf16_tiles", signature, rows, ct * COLUMNS, bool(decisions.ahead)
     )
     steps = nest.form.depth // (2 * _PAIRS)
-    ku = min(decisions["ku"], steps)
+    ku = min(decisions.ku, steps)
     numel = rt * rows * nest.block
 
     def block(p: Expr, g: Expr, nb: Expr, rb: Expr, turn: tuple[Expr, int]) -> Stmt:
@@ -134,7 +133,7 @@ def _configured(rt: int, ct: int, rows: int, body: Stmt) -> Stmt:
 
 
 def _tile_number(rb: Expr, rt: int, i: int, tiles: int) -> Expr:
-    """Of tile ``i`` in block ``rb``; the last block may repeat the last tile."""
+    """The number of tile ``i`` in block ``rb``; the last block may repeat the last tile."""
     number = rb * rt + i
     return number if tiles % rt == 0 else T.min(number, imm(tiles - 1))
 

@@ -9,10 +9,12 @@ import numpy as np
 
 from torch_pruner.families.bf16_pairs.form import COLUMNS, takes_pairs
 from torch_pruner.families.bf16_pairs.space import PairSketch
+from torch_pruner.families.bf16_tiles.form import Bf16TilesDecisions
+from torch_pruner.families.space import Array
 from torch_pruner.target import tiles_allowed
 
 if TYPE_CHECKING:
-    from torch_pruner.families.space import Array, Decisions, Mask
+    from torch_pruner.families.space import Decisions, Mask
     from torch_pruner.task import Task
 
 
@@ -28,11 +30,11 @@ TILE_SETUP_CYCLES = 100.0  # of loading and releasing a task's tile configuratio
 TILE_REGISTERS = 8
 
 
-class TilesSketch(PairSketch):
+class Bf16TilesSketch(PairSketch[Bf16TilesDecisions[Array]]):
     """Tiles of 16 by 16 sums in AMX registers."""
 
     name = "bf16_tiles"
-    names = ("rt", "nv", "mc", "order", "ku", "tasks", "ahead")
+    decisions = Bf16TilesDecisions
 
     @staticmethod
     def fits(task: Task) -> bool:
@@ -50,20 +52,20 @@ class TilesSketch(PairSketch):
         result: Mask = (self._registers(c) <= TILE_REGISTERS) & self._fits_work(c)
         return result
 
-    def _rows(self, c: dict[str, Array]) -> Array:
-        rows: Array = c["rt"] * self.form.rows
+    def _rows(self, c: Bf16TilesDecisions[Array]) -> Array:
+        rows: Array = c.rt * self.form.rows
         return rows
 
-    def _registers(self, c: dict[str, Array]) -> Array:
-        registers: Array = c["rt"] * c["nv"] + c["rt"] + 1
+    def _registers(self, c: Bf16TilesDecisions[Array]) -> Array:
+        registers: Array = c.rt * c.nv + c.rt + 1
         return registers
 
-    def _block_cycles(self, c: dict[str, Array]) -> tuple[Array, Array]:
-        steps, tiles = self.form.depth / 32, c["rt"] * c["nv"]
+    def _block_cycles(self, c: Bf16TilesDecisions[Array]) -> tuple[Array, Array]:
+        steps, tiles = self.form.depth / 32, c.rt * c.nv
         height = self.form.rows / 16.0
-        loads = (c["rt"] * height + c["nv"]) * TILE_LOAD_CYCLES
+        loads = (c.rt * height + c.nv) * TILE_LOAD_CYCLES
         step = np.maximum(tiles * TILE_CYCLES * height, loads)
-        step = np.maximum(step, 52.0 / np.minimum(tiles, 4)) + 2 * c["ahead"] / c["ku"] + 1
+        step = np.maximum(step, 52.0 / np.minimum(tiles, 4)) + 2 * c.ahead / c.ku + 1
         return tiles * steps, steps * step
 
     def _task_cycles(self) -> float:

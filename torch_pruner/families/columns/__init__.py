@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
+from torch_pruner.families.columns.form import ColumnsDecisions
 from torch_pruner.families.kinds import ends_reduced, is_window
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class ColumnsFamily(Family):
     """See the module."""
 
     name = "columns"
+    decisions = ColumnsDecisions
 
     def matches(self, task: Task) -> bool:
         return is_window(task.spec) or ends_reduced(task.spec)
@@ -29,7 +31,12 @@ class ColumnsFamily(Family):
         return ColumnsSketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: ColumnsDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.columns.emit import emit
 

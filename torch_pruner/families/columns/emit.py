@@ -10,16 +10,17 @@ from torch_pruner.codegen.parts.sweeps import over_blocks
 from torch_pruner.codegen.tir.reader import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from torch_pruner.families.columns.form import ColumnsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """Decisions: ``vl`` lanes, ``chunk`` vectors per parallel task, ``par``."""
-    inputs, outputs, scratch = parameters(takes)
+def emit(spec: Graph, decisions: ColumnsDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a reduction over outer axes, or a window."""
+    inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     block = column_block(spec, reader, outputs)
-    body = over_blocks(spec.nodes[spec.outputs[0]].shape, decisions, block)
+    body = over_blocks(
+        spec.nodes[spec.outputs[0]].shape, decisions.vl, decisions.chunk, decisions.par, block
+    )
     return Emitted(body, inputs, outputs, scratch)

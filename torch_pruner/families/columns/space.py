@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
+from torch_pruner.families.columns.form import ColumnsDecisions
+from torch_pruner.families.space import Array
 from torch_pruner.families.sweeps import (
     Sweep,
     inner_axis_kept,
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
     from torch_pruner.families.space import Decisions, Symbols
 
 
-class ColumnsSketch(Sweep):
+class ColumnsSketch(Sweep[ColumnsDecisions[Array]]):
     """Every output element has its own accumulator; the output's innermost axis is vectorised."""
 
     name = "columns"
-    names = ("vl", "chunk", "par")
+    decisions = ColumnsDecisions
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.contraction import form
+from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.families.kinds import is_product
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class ContractionFamily(Family):
     """See the module."""
 
     name = "contraction"
+    decisions = ContractionDecisions
 
     def matches(self, task: Task) -> bool:
         return is_product(task.spec)
@@ -29,11 +31,16 @@ class ContractionFamily(Family):
 
         return ContractionSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+    def parameters(self, spec: Graph, decisions: ContractionDecisions[int]) -> Parameters:
         return form.parameters(spec, decisions)
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: ContractionDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.contraction.emit import emit
 

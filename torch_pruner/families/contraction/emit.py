@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.copies import copy_first, pack_panel, widen_block
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, panel_fetcher
-from torch_pruner.codegen.parts.row_tiles import Place, Rows, Way, first_rows, register_tile
+from torch_pruner.codegen.parts.row_tiles import (
+    Place,
+    Rows,
+    TileTraversal,
+    first_rows,
+    register_tile,
+)
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     Expr,
@@ -30,21 +36,22 @@ from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.graph.contraction import contraction_of, copies_first, is_widened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from torch_pruner.families.contraction.form import ContractionDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for a kernel graph with one contraction. Decisions: see ``tuner.sketch.contraction``."""
+def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a kernel graph with one contraction."""
     con = contraction_of(spec)
-    vl, tm, nv = decisions["vl"], decisions["tm"], decisions["nv"]
-    inputs, (out,), scratch = parameters(takes)
-    constant = next((k for k, p in enumerate(takes.packs) if p is not None), None)
+    vl, tm, nv = decisions.vl, decisions.tm, decisions.nv
+    inputs, (out,), scratch = parameters(signature)
+    constant = next((k for k, p in enumerate(signature.packs) if p is not None), None)
     widened = bool(is_widened(spec, con, constant is not None, decisions))
     rest = list(scratch)
-    sums = rest.pop() if decisions["kb"] > 1 else None
+    sums = rest.pop() if decisions.kb > 1 else None
     copied = rest.pop() if copies_first(spec, con, widened) else None
     panel = inputs[constant] if constant is not None else (rest.pop() if rest else None)
     nest = Nest(
@@ -54,14 +61,14 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         vl,
         tm,
         nv,
-        decisions["ku"],
-        bool(decisions["par"]),
-        bool(decisions["ahead"]) and constant is not None,
+        decisions.ku,
+        bool(decisions.par),
+        bool(decisions.ahead) and constant is not None,
         panel,
         copied,
         sums,
         out,
-        decisions["kb"],
+        decisions.kb,
     )
     if widened and constant is not None:
         nest.near = buffer(nest.block_depth * nest.bn, con.acc_dtype, "near")
@@ -70,12 +77,12 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         body.append(copy_first(nest))
     if constant is None and panel is not None:
         body.append(pack_panel(nest))
-    body.append(_compute(nest, decisions["mc"], decisions["order"]))
+    body.append(_compute(nest, decisions.mc, decisions.order))
     return Emitted(seq(body), inputs, [out], scratch)
 
 
 def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
-    con, near, way = nest.con, nest.near, _way(nest)
+    con, near, traversal = nest.con, nest.near, _traversal(nest)
     chunks, per_chunk = con.chunked(nest.tm, chunks)
 
     def task(p: Expr) -> Stmt:
@@ -89,7 +96,7 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
                 at = chunk * per_chunk + t
                 turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
                 place = Place(g, nb, vectors, block, at, turn, p * per_chunk + t)
-                body = register_tile(nest, way, place)
+                body = register_tile(nest, traversal, place)
                 return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
             def tiles(block: Expr) -> Stmt:
@@ -106,7 +113,7 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
     return loop(con.groups * nest.blocks * chunks, task, nest.kind, name="p")
 
 
-def _way(nest: Nest) -> Way:
+def _traversal(nest: Nest) -> TileTraversal:
     """Neighbouring rows, and a pass over the reduction with the next panel fetched meanwhile."""
     level = _level(nest)
 
@@ -124,7 +131,7 @@ def _way(nest: Nest) -> Way:
             return _reduce(nest, place.kb, update, ahead, needed)
         return _reduce(nest, place.kb, update, ahead, needed, level, part)
 
-    return Way(lambda tile: _rows(nest, tile), passing, level is not None)
+    return TileTraversal(lambda tile: _rows(nest, tile), passing, level is not None)
 
 
 def _rows(nest: Nest, tile: Expr) -> Rows:
@@ -177,10 +184,10 @@ def _reads_input(nest: Nest, rows: Rows) -> Callable[[Index], Expr | None]:
 
     def guard(offsets: Index) -> Expr | None:
         d = len(offsets) - 1
-        hop, gap, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], extent[d]
-        span = (tm - 1) * hop if d == len(place) - 1 else 0
-        highest = (con.m[d + 1] - 1) * hop - span + (conv.kernel[d] - 1) * gap - lo
-        first = place[d] * hop + offsets[d] * gap - lo
+        stride, dilation, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], extent[d]
+        span = (tm - 1) * stride if d == len(place) - 1 else 0
+        highest = (con.m[d + 1] - 1) * stride - span + (conv.kernel[d] - 1) * dilation - lo
+        first = place[d] * stride + offsets[d] * dilation - lo
         inside = [first + span >= 0] if lo > span else []
         inside += [first < size] if highest >= size else []
         return T.all(*inside) if inside else None

@@ -10,10 +10,11 @@ from torch_pruner.families.flow import Reuse, Role, Step, after
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from torch_pruner.families.contraction.form import ContractionDecisions
     from torch_pruner.families.contraction.space import ContractionSketch
-    from torch_pruner.families.space import Decisions
+    from torch_pruner.families.space import Array, Decisions
 
 _LOOP, _SERIAL = Reuse.LOOP, Reuse.SERIAL
 
@@ -27,12 +28,12 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     """Both operands on their way from memory, and the copy that packs the second one."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
     second = _second(sketch)
-    columns, panel = c["nv"] * c["vl"], con.depth * c["nv"] * c["vl"] * second
-    blocks, groups, chunks = np.ceil(con.n / columns), float(con.groups), c["mc"]
+    columns, panel = c.nv * c.vl, con.depth * c.nv * c.vl * second
+    blocks, groups, chunks = np.ceil(con.n / columns), float(con.groups), c.mc
     kernel = max(1.0, float(np.prod(con.k[:-1]))) if con.conv is not None else 1.0
     a_bytes = groups * con.rows * con.depth * size / kernel
     b_bytes = groups * con.n * con.depth * second
-    by_panels = c["order"] == 0  # all rows pass by one panel, then the next
+    by_panels = c.order == 0  # all rows pass by one panel, then the next
     steps = [
         Step(
             Role.ACTIVATION,
@@ -49,14 +50,14 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
             second,
             moved=groups * blocks * np.where(by_panels, 1.0, chunks) * panel,
             unique=b_bytes,
-            span=np.where(by_panels, c["tm"] * con.depth * size, b_bytes / groups),
+            span=np.where(by_panels, c.tm * con.depth * size, b_bytes / groups),
             stride=second,
             run=_runs(sketch, c),
             reuse=Reuse.LOOP,
         ),
     ]
     if not sketch.constant:
-        copied = np.where(c["pack"] == 1, b_bytes, 0.0)
+        copied = np.where(c.pack == 1, b_bytes, 0.0)
         steps.append(Step(Role.COPY, second, 2 * copied, copied, b_bytes, copied))
     return steps
 
@@ -64,32 +65,32 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
 def _tiling(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     """What stays in cache, what moves to registers, and the multiply-adds."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
-    second, width = _second(sketch), c["vl"] * size
-    columns = c["nv"] * c["vl"]
-    n_tiles = con.groups * con.row_tiles(c["tm"]) * np.ceil(con.n / columns)
-    panel, rows, tile = con.depth * columns * second, c["tm"] * con.depth * size, _tile(sketch, c)
-    registers = (c["tm"] * c["nv"] + c["nv"] + 1) * width
+    second, width = _second(sketch), c.vl * size
+    columns = c.nv * c.vl
+    n_tiles = con.groups * con.row_tiles(c.tm) * np.ceil(con.n / columns)
+    panel, rows, tile = con.depth * columns * second, c.tm * con.depth * size, _tile(sketch, c)
+    registers = (c.tm * c.nv + c.nv + 1) * width
     run, inner = _runs(sketch, c), con.k[-1] * size
-    block = panel / c["kb"]
-    held = block * (1 + c["ahead"])  # and the next one, where it is fetched early
-    loads = c["tm"] * size + columns * second  # for one step of the reduction
-    ops = 2.0 * n_tiles * c["tm"] * columns * con.depth
-    span = con.depth / c["ku"]
+    block = panel / c.kb
+    held = block * (1 + c.ahead)  # and the next one, where it is fetched early
+    loads = c.tm * size + columns * second  # for one step of the reduction
+    ops = 2.0 * n_tiles * c.tm * columns * con.depth
+    span = con.depth / c.ku
     return [
         Step(Role.PANEL, second, n_tiles * panel, panel, block + rows, held, second, run,
              reuse=_LOOP),
         Step(Role.PANEL, size, n_tiles * rows, rows, rows, rows, inner, inner, 0.0, _LOOP),
         Step(Role.TILE, size, n_tiles * tile, tile, tile, registers, size, width, 0.0, _SERIAL),
         Step(Role.COMPUTE, size, n_tiles * con.depth * loads, loads, span, tile, size,
-             c["nv"] * width, ops, _SERIAL),
+             c.nv * width, ops, _SERIAL),
     ]  # fmt: skip
 
 
 def _rest(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     """The epilogue with the operands that only it reads, and the outputs."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
-    spec, columns, tile = sketch.task.spec, c["nv"] * c["vl"], _tile(sketch, c)
-    n_tiles = con.groups * con.row_tiles(c["tm"]) * np.ceil(con.n / columns)
+    spec, columns, tile = sketch.task.spec, c.nv * c.vl, _tile(sketch, c)
+    n_tiles = con.groups * con.row_tiles(c.tm) * np.ceil(con.n / columns)
     run, ops = columns * size, after(sketch.task)
     steps = [Step(Role.EPILOGUE, size, n_tiles * tile, tile, tile, tile, size, run, ops)]
     for i in spec.inputs:
@@ -109,14 +110,14 @@ def _second(sketch: ContractionSketch) -> float:
     return float(ITEMSIZE[sketch.task.spec.nodes[sketch.con.b].dtype])
 
 
-def _tile(sketch: ContractionSketch, c: Mapping[str, Any]) -> Any:
+def _tile(sketch: ContractionSketch, c: ContractionDecisions[Array]) -> Any:
     """Bytes of a register tile."""
-    return c["tm"] * c["nv"] * c["vl"] * float(sketch.itemsize)
+    return c.tm * c.nv * c.vl * float(sketch.itemsize)
 
 
-def _runs(sketch: ContractionSketch, c: Mapping[str, Any]) -> Any:
+def _runs(sketch: ContractionSketch, c: ContractionDecisions[Array]) -> Any:
     """Bytes of the second operand that lie next to each other."""
-    return np.where(c["pack"] == 1, c["nv"], 1) * c["vl"] * _second(sketch)
+    return np.where(c.pack == 1, c.nv, 1) * c.vl * _second(sketch)
 
 
 def _feeds(sketch: ContractionSketch, i: int) -> bool:

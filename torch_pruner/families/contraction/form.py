@@ -1,8 +1,8 @@
-"""What a register-tiled contraction takes: panels, a copied input, sums between blocks."""
+"""Register-tiled contractions: decisions, panels, a copied input, sums between blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import (
@@ -16,31 +16,46 @@ from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.graph.ir import Graph
 
+N = TypeVar("N")
 
-def parameters(spec: Graph, decisions: Mapping[str, int]) -> Parameters:
+
+class ContractionDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    vl: N  # lanes: elements of one vector
+    tm: N  # rows of a register tile
+    nv: N  # vectors of a row of a register tile
+    mc: N  # chunks of rows
+    order: N  # order of parallel tasks: 0 panels outside, 1 chunks outside
+    ku: N  # unrolled positions of the reduction
+    pack: N  # 1: the second operand is packed into panels; constants always are
+    par: N  # 1: tasks in parallel
+    ahead: N  # 1: the next panel of constants is fetched early
+    kb: N  # blocks of the reduction; all tiles of a chunk pass by one before the next
+
+
+def parameters(spec: Graph, decisions: ContractionDecisions[int]) -> Parameters:
     """Scratch in order: a panel packed at run time, the input copied, sums between blocks."""
     packs: dict[int, PackLayout] = {}
     con = contraction_of(spec)
     static = constant_operand(spec, con)
     widened = bool(is_widened(spec, con, static is not None, decisions))
-    block = decisions["vl"] * decisions["nv"]
+    block = decisions.vl * decisions.nv
     shape = (con.groups, -(-con.n // block), con.depth, block)
     scratch: list[BufferSpec] = []
     if static is not None:
         index, view = static
         form = "matmul" if con.form == "conv_phases" else con.form  # the view has split phases
         packs[index] = PackLayout(view, form, con.groups, block, shape)
-    elif decisions["pack"] or con.n % block:  # unpacked panels must not reach past a row's end
+    elif decisions.pack or con.n % block:  # unpacked panels must not reach past a row's end
         scratch.append(BufferSpec(shape, con.acc_dtype if widened else spec.nodes[con.b].dtype))
     if copies_first(spec, con, widened):
         dtype = con.acc_dtype if widened else spec.nodes[con.a].dtype
         scratch.append(BufferSpec(copied_shape(spec, con), dtype))
-    if decisions["kb"] > 1:
-        chunks, tiles = con.chunked(decisions["tm"], decisions["mc"])
+    if decisions.kb > 1:
+        chunks, tiles = con.chunked(decisions.tm, decisions.mc)
         tasks = con.groups * shape[1] * chunks
-        scratch.append(BufferSpec((tasks, tiles, decisions["tm"], block), con.acc_dtype))
+        scratch.append(BufferSpec((tasks, tiles, decisions.tm, block), con.acc_dtype))
     return Parameters(packs, tuple(scratch))

@@ -1,10 +1,6 @@
-"""The space of register-tiled contractions, and the Symbol-based Analyzer's reading of it for CPUs.
+"""The space of register-tiled contractions, with the draft model's estimates for CPUs.
 
-Decisions: ``tm`` rows and ``nv`` vectors of ``vl`` elements of a register tile, ``mc`` row chunks,
-``order`` of panels and chunks among parallel tasks, ``ku`` unrolling of the reduction, ``pack`` a
-second operand that is not constant, ``par``, ``ahead`` fetching the next panel of constant operands
-early, ``kb`` blocks of the reduction: all tiles of a chunk pass by a block of the panel before the
-next.
+The symbols are those of Pruner's Symbol-based Analyzer. Decisions: see ``form``.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.contraction.flow import contraction_flow
+from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.contraction import (
     columns_adjacent,
@@ -42,11 +39,11 @@ FAR_ROW_CYCLES = 4.5  # of a step whose operand is a page away from the last one
 PACKED_COLUMN_CYCLES, PACKED_ROW_CYCLES = 1.5, 0.4  # of an element, across memory and along it
 
 
-class ContractionSketch(Sketch):
+class ContractionSketch(Sketch[ContractionDecisions[Array]]):
     """See the module. One sketch serves matmul and convolution of every kind."""
 
     name = "contraction"
-    names = ("vl", "tm", "nv", "mc", "order", "ku", "pack", "par", "ahead", "kb")
+    decisions = ContractionDecisions
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -98,18 +95,18 @@ class ContractionSketch(Sketch):
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
         con, registers = self.con, self.task.target.vector_registers
-        tiles = con.row_tiles(c["tm"])
-        blocks = np.ceil(con.n / (c["nv"] * c["vl"]))
-        filled = c["nv"] <= np.maximum(np.ceil(con.n / c["vl"]), 1)
-        fits = c["tm"] * c["nv"] + c["nv"] + 1 <= registers
-        chunked = (c["mc"] == 1) | (c["mc"] <= tiles)
-        direct = (c["pack"] == 1) | (con.n % (c["nv"] * c["vl"]) == 0)
-        tasks = con.groups * blocks * c["mc"]
-        shared = (c["par"] == 0) | (tasks >= 2)
-        serial = (c["par"] == 1) | (c["mc"] == 1)  # chunks only serve parallelism
-        ordered = (c["order"] == 0) | (c["mc"] > 1)
-        follows = (c["ahead"] == 0) | (con.groups * blocks > 1)  # there is a next panel
-        blocked = (c["kb"] == 1) | (c["pack"] == 1)  # a block of a panel lies in one piece
+        tiles = con.row_tiles(c.tm)
+        blocks = np.ceil(con.n / (c.nv * c.vl))
+        filled = c.nv <= np.maximum(np.ceil(con.n / c.vl), 1)
+        fits = c.tm * c.nv + c.nv + 1 <= registers
+        chunked = (c.mc == 1) | (c.mc <= tiles)
+        direct = (c.pack == 1) | (con.n % (c.nv * c.vl) == 0)
+        tasks = con.groups * blocks * c.mc
+        shared = (c.par == 0) | (tasks >= 2)
+        serial = (c.par == 1) | (c.mc == 1)  # chunks only serve parallelism
+        ordered = (c.order == 0) | (c.mc > 1)
+        follows = (c.ahead == 0) | (con.groups * blocks > 1)  # there is a next panel
+        blocked = (c.kb == 1) | (c.pack == 1)  # a block of a panel lies in one piece
         result: Mask = (
             fits & filled & chunked & direct & shared & serial & ordered & follows & blocked
         )
@@ -118,49 +115,49 @@ class ContractionSketch(Sketch):
     def symbols(self, decisions: Decisions) -> Symbols:
         c, con, target = self.columns(decisions), self.con, self.task.target
         spec, threads, size = self.task.spec, self.task.threads, self.itemsize
-        bn = c["nv"] * c["vl"]
-        tiles, blocks = con.row_tiles(c["tm"]), np.ceil(con.n / bn)
-        per_chunk = np.ceil(tiles / c["mc"])
-        tasks = con.groups * blocks * c["mc"]
+        bn = c.nv * c.vl
+        tiles, blocks = con.row_tiles(c.tm), np.ceil(con.n / bn)
+        per_chunk = np.ceil(tiles / c.mc)
+        tasks = con.groups * blocks * c.mc
 
-        registers = c["tm"] * c["nv"] + c["nv"] + 1  # S1
-        fmas = c["tm"] * c["nv"]
+        registers = c.tm * c.nv + c.nv + 1  # S1
+        fmas = c.tm * c.nv
         second = spec.nodes[con.b].dtype
 
         widened = is_widened(spec, con, self.constant, c)
         panel = con.depth * bn * np.where(widened, size, ITEMSIZE[second])
-        rows_bytes = c["tm"] * size * (con.depth if con.conv is None else con.k[-1] * 2)
-        held = (panel + rows_bytes) / c["kb"]  # S3
+        rows_bytes = c.tm * size * (con.depth if con.conv is None else con.k[-1] * 2)
+        held = (panel + rows_bytes) / c.kb  # S3
         kernel = max(1.0, float(np.prod(con.k[:-1])))
         a_bytes = con.rows * con.depth * size / kernel  # each input element once
-        busy = self._tile_cycles(c, c["nv"])
+        busy = self._tile_cycles(c, c.nv)
         spilled = np.where(
             held > 0.8 * target.l1_bytes,
             np.maximum(0, panel / machine.bytes_per_cycle(held, target) - 0.6 * busy),
             0,
         )
         tile_cycles = self._busiest(c, busy, self._tile_cycles(c, self._last(c))) + spilled
-        rows_reread = np.where(c["order"] == 0, a_bytes / c["mc"], rows_bytes)
-        chunk_bytes = panel + a_bytes / c["mc"] / con.groups
+        rows_reread = np.where(c.order == 0, a_bytes / c.mc, rows_bytes)
+        chunk_bytes = panel + a_bytes / c.mc / con.groups
         stream = chunk_bytes / machine.bytes_per_cycle(panel + rows_reread, target) * 0.3
 
         # Constants come from memory: waiting for a panel is in part hidden by the work on it.
         cold = con.depth * bn * ITEMSIZE[second] / machine.memory_bytes_per_cycle(target)
-        cold = cold / np.where(c["order"] == 0, c["mc"], 1)
+        cold = cold / np.where(c.order == 0, c.mc, 1)
         if self.constant:  # for every task anew
-            stream = stream + np.where(widened, con.depth * c["nv"] * WIDEN_CYCLES, 0.0)
-        exposed = cold * np.where(c["ahead"] == 1, 0.1, 0.6) if self.far else 0.0
+            stream = stream + np.where(widened, con.depth * c.nv * WIDEN_CYCLES, 0.0)
+        exposed = cold * np.where(c.ahead == 1, 0.1, 0.6) if self.far else 0.0
 
         task_s = (per_chunk * tile_cycles + stream + exposed) / target.frequency_hz
-        seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], threads)
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, threads)
         seconds = seconds + self._preparation(c, widened)
         foreign = self._foreign(c) * a_bytes * con.groups
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target) + self._revisits(c)
-        traffic = con.groups * (blocks * panel + np.where(c["order"] == 0, blocks, 1) * a_bytes)
+        traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
         weights = con.groups * con.n * con.depth * ITEMSIZE[second]
         floor = weights / target.dram_bytes_per_s if self.far else 0.0
         ones = np.ones(len(decisions))
-        columns = np.ceil(con.n / c["vl"]) * c["vl"]
+        columns = np.ceil(con.n / c.vl) * c.vl
         return Symbols(
             registers,
             fmas * con.depth,
@@ -168,27 +165,27 @@ class ContractionSketch(Sketch):
             tasks,
             traffic,
             rounds,
-            np.where(c["pack"] == 1, bn, c["vl"]) * ITEMSIZE[second],
-            2.0 * con.groups * columns * tiles * c["tm"] * con.depth,
+            np.where(c.pack == 1, bn, c.vl) * ITEMSIZE[second],
+            2.0 * con.groups * columns * tiles * c.tm * con.depth,
             np.maximum(seconds, floor * ones),
         )
 
-    def _last(self, c: dict[str, Array]) -> Array:
+    def _last(self, c: ContractionDecisions[Array]) -> Array:
         """Vectors of the last panel."""
-        vectors = np.ceil(self.con.n / c["vl"])
-        last: Array = vectors - (np.ceil(vectors / c["nv"]) - 1) * c["nv"]
+        vectors = np.ceil(self.con.n / c.vl)
+        last: Array = vectors - (np.ceil(vectors / c.nv) - 1) * c.nv
         return last
 
-    def _tile_cycles(self, c: dict[str, Array], vectors: Array) -> Array:
-        """Of one tile of so many vectors, operands in the first cache."""
-        con, tm = self.con, c["tm"]
+    def _tile_cycles(self, c: ContractionDecisions[Array], vectors: Array) -> Array:
+        """Cycles of one tile of so many vectors, operands in the first cache."""
+        con, tm = self.con, c.tm
         crossing = np.where(con.by_line(tm), 0.0, 0.0 if con.in_line else 0.12)
-        cut = np.where(con.n % c["vl"] != 0, 6.0 * c["vl"] * tm, 0.0)
+        cut = np.where(con.n % c.vl != 0, 6.0 * c.vl * tm, 0.0)
         cut = np.where(vectors == self._last(c), cut, 0.0)
-        work = tm * vectors * (c["vl"] / self.lanes)  # in whole vectors
+        work = tm * vectors * (c.vl / self.lanes)  # in whole vectors
         steps = con.depth * self._share_inside[tm.astype(np.int64)]
         cycles = steps * self._step_cycles(c, vectors) * (1 + crossing)
-        carried = (c["kb"] - 1) * (work * 4 + 60)
+        carried = (c.kb - 1) * (work * 4 + 60)
         result: Array = cycles + work * (2 + self._epilogue()) + 20 + cut + carried
         return result
 
@@ -202,77 +199,77 @@ class ContractionSketch(Sketch):
         extent = self.task.spec.nodes[con.a].shape[2:]
         for tm in (t for t in range(1, 17) if con.by_line(t)):
             for d, (size, lo) in enumerate(zip(extent, conv.lo, strict=True)):
-                rows, hop = con.m[d + 1], conv.stride[d]
+                rows, stride = con.m[d + 1], conv.stride[d]
                 count = tm if d == len(extent) - 1 else 1
-                first = np.minimum(np.arange(0, rows, count), rows - count) * hop - lo
+                first = np.minimum(np.arange(0, rows, count), rows - count) * stride - lo
                 at = first[:, None] + np.arange(conv.kernel[d]) * conv.dilation[d]
-                shares[tm] *= np.mean((at + (count - 1) * hop >= 0) & (at < size))
+                shares[tm] *= np.mean((at + (count - 1) * stride >= 0) & (at < size))
         return shares
 
-    def _busiest(self, c: dict[str, Array], whole: Array, last: Array) -> Array:
+    def _busiest(self, c: ContractionDecisions[Array], whole: Array, last: Array) -> Array:
         """Cycles of a tile in the mean over the panels of the thread with most to do.
 
         Tasks are dealt in order; the last panel, which may be narrower, comes last.
         """
-        blocks = np.ceil(self.con.n / (c["nv"] * c["vl"]))
+        blocks = np.ceil(self.con.n / (c.nv * c.vl))
         mean = ((blocks - 1) * whole + last) / blocks
-        threads = np.where(c["par"] == 1, self.task.threads, 1)
-        rounds = np.ceil(blocks * c["mc"] / threads)
-        full = np.minimum(rounds, (blocks - 1) * c["mc"])
+        threads = np.where(c.par == 1, self.task.threads, 1)
+        rounds = np.ceil(blocks * c.mc / threads)
+        full = np.minimum(rounds, (blocks - 1) * c.mc)
         first = (full * whole + (rounds - full) * last) / rounds
-        result: Array = np.where((c["order"] == 1) | (self.con.groups > 1), mean, first)
+        result: Array = np.where((c.order == 1) | (self.con.groups > 1), mean, first)
         return result
 
-    def _foreign(self, c: dict[str, Array]) -> Array:
+    def _foreign(self, c: ContractionDecisions[Array]) -> Array:
         """Share of the first operand that a thread reads and another one has written.
 
         Kernels that divide rows divide them alike: what a core reads lies in its own cache.
         """
         threads = self.task.threads
-        alike = (c["order"] == 1) & (c["mc"] % threads == 0)
-        alike = alike | (c["par"] == 0) | (self.con.groups >= threads)
+        alike = (c.order == 1) & (c.mc % threads == 0)
+        alike = alike | (c.par == 0) | (self.con.groups >= threads)
         share: Array = np.where(alike, 0.0, 1 - 1 / threads)
         return share
 
-    def _revisits(self, c: dict[str, Array]) -> Array:
+    def _revisits(self, c: ContractionDecisions[Array]) -> Array:
         """Seconds lost by writing an output panel after panel, when it has left the cache between.
 
         Of every line of it a pass writes a part. Measured inside networks: 64 to 256 channels of
         56x56 positions lose 8 %, 16 to 96 channels of 112x112 two thirds.
         """
         con, target = self.con, self.task.target
-        blocks = np.ceil(con.n / (c["nv"] * c["vl"]))
+        blocks = np.ceil(con.n / (c.nv * c.vl))
         written = con.groups * con.rows * con.n * ITEMSIZE[self.task.spec.nodes[con.anchor].dtype]
-        region = np.where(c["order"] == 1, written / con.groups / c["mc"], float(written))
+        region = np.where(c.order == 1, written / con.groups / c.mc, float(written))
         size = target.l2_bytes
         per_cycle = np.where(region > 0.8 * size, 1.1, 10.0)
         cycles = np.where((blocks > 1) & (region > 0.3 * size), written / per_cycle, 0.0)
-        cores = np.where(c["par"] == 1, self.task.threads, 1)
+        cores = np.where(c.par == 1, self.task.threads, 1)
         seconds: Array = cycles / cores / target.frequency_hz
         return seconds
 
-    def _step_cycles(self, c: dict[str, Array], vectors: Array) -> Array:
-        """Of one position of the reduction."""
+    def _step_cycles(self, c: ContractionDecisions[Array], vectors: Array) -> Array:
+        """Cycles of one position of the reduction."""
         con, target = self.con, self.task.target
-        fmas, bn = c["tm"] * vectors, vectors * c["vl"]
-        row_loads = fmas if con.form == "depthwise" else c["tm"]
+        fmas, bn = c.tm * vectors, vectors * c.vl
+        row_loads = fmas if con.form == "depthwise" else c.tm
         load_cycles = (row_loads + vectors) / machine.LOADS_PER_CYCLE
-        direct = (c["pack"] == 0) & ~np.bool_(columns_adjacent(self.task.spec, self.con))
+        direct = (c.pack == 0) & ~np.bool_(columns_adjacent(self.task.spec, self.con))
         load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
-        issued = fmas + row_loads + vectors + (1 + c["ahead"]) / c["ku"]
-        pipes = target.fma_per_cycle * (self.lanes / c["vl"])
+        issued = fmas + row_loads + vectors + (1 + c.ahead) / c.ku
+        pipes = target.fma_per_cycle * (self.lanes / c.vl)
         fma_cycles = np.maximum(fmas / pipes, machine.FMA_LATENCY)
         fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
         second = self.task.spec.nodes[con.b].dtype
         convert: Array | float = 0.0
         if second in ("bfloat16", "float16"):
-            convert = 0.5 * (vectors + c["tm"])
+            convert = 0.5 * (vectors + c.tm)
         elif second == "int8" and con.acc_dtype == "float32":  # widened, then converted
             convert = 1.0 * vectors
         convert = np.where(is_widened(self.task.spec, con, self.constant, c), 0.0, convert)
-        overhead = (0.5 + 0.5 * c["ahead"]) / c["ku"]
+        overhead = (0.5 + 0.5 * c.ahead) / c.ku
         # Measured on 512 x 2048 x 512: rows of a page or more apart, read in place, cost a third.
-        far = (c["pack"] == 0) & np.bool_(con.n * ITEMSIZE[second] >= PAGE and not self.constant)
+        far = (c.pack == 0) & np.bool_(con.n * ITEMSIZE[second] >= PAGE and not self.constant)
         far = far & ~direct & (con.depth > 1)
         busy = np.maximum(fma_cycles + convert, load_cycles)
         step: Array = busy + overhead + np.where(far, FAR_ROW_CYCLES, 0.0)
@@ -288,10 +285,10 @@ class ContractionSketch(Sketch):
         after = set(range(self.con.anchor + 1, len(self.task.spec.nodes)))
         return machine.pointwise_cycles(self.task.spec, after)
 
-    def _preparation(self, c: dict[str, Array], widened: Mask) -> Array:
+    def _preparation(self, c: ContractionDecisions[Array], widened: Mask) -> Array:
         """Seconds for copies made before the loop: first operand, packed second one."""
         con, target, spec = self.con, self.task.target, self.task.spec
-        cores = np.where(c["par"] == 1, self.task.threads, 1)
+        cores = np.where(c.par == 1, self.task.threads, 1)
         elements = float(np.prod(copied_shape(spec, con)))
         copied = copies_first(spec, con, widened)
         cycles = np.where(copied, elements * self.itemsize / 16.0, 0.0)
@@ -301,6 +298,6 @@ class ContractionSketch(Sketch):
                 if columns_adjacent(self.task.spec, self.con)
                 else PACKED_COLUMN_CYCLES
             )
-            cycles = cycles + np.where(c["pack"] == 1, con.groups * con.n * con.depth * each, 0.0)
+            cycles = cycles + np.where(c.pack == 1, con.groups * con.n * con.depth * each, 0.0)
         seconds: Array = cycles / cores / target.frequency_hz
-        return seconds + np.where((cycles > 0) & (c["par"] == 1), machine.LAUNCH_S, 0.0)
+        return seconds + np.where((cycles > 0) & (c.par == 1), machine.LAUNCH_S, 0.0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.depthwise import form
+from torch_pruner.families.depthwise.form import DepthwiseDecisions
 from torch_pruner.families.kinds import is_depthwise
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class DepthwiseFamily(Family):
     """See the module."""
 
     name = "depthwise"
+    decisions = DepthwiseDecisions
 
     def matches(self, task: Task) -> bool:
         return is_depthwise(task.spec, constant=True)
@@ -29,11 +31,16 @@ class DepthwiseFamily(Family):
 
         return DepthwiseSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+    def parameters(self, spec: Graph, decisions: DepthwiseDecisions[int]) -> Parameters:
         return form.parameters(spec, decisions)
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: DepthwiseDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.depthwise.emit import emit
 

@@ -37,8 +37,9 @@ from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.graph.contraction import Contraction, ConvShape, contraction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
+    from torch_pruner.families.depthwise.form import DepthwiseDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -92,17 +93,17 @@ class _Strip:
     inside: bool
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for a depthwise convolution. Decisions: see ``tuner.sketch.depthwise``."""
+def emit(spec: Graph, decisions: DepthwiseDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a depthwise convolution."""
     con = contraction_of(spec)
     assert con.conv is not None
-    inputs, (out,), scratch = parameters(takes)
-    weights = next(b for b, p in zip(inputs, takes.packs, strict=True) if p is not None)
+    inputs, (out,), scratch = parameters(signature)
+    weights = next(b for b, p in zip(inputs, signature.packs, strict=True) if p is not None)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
-    vl, tw, th, nv, order = (decisions[n] for n in ("vl", "tw", "th", "nv", "order"))
-    kind = PARALLEL if decisions["par"] else SERIAL
+    vl, tw, th, nv, chunks, order, parallel = decisions
+    kind = PARALLEL if parallel else SERIAL
     nest = _Nest(spec, con, con.conv, reader, weights, out, vl, tw, th, nv, order, kind)
-    return Emitted(_compute(nest, decisions["mc"]), inputs, [out], scratch)
+    return Emitted(_compute(nest, chunks), inputs, [out], scratch)
 
 
 def _compute(nest: _Nest, chunks: int) -> Stmt:
@@ -247,7 +248,7 @@ def _lines(
     if nest.th == 1:
         yield _line_by_line(nest, outer, taps)
         return
-    stride, gap, lo = conv.stride[-2], conv.dilation[-2], conv.lo[-2]
+    stride, dilation, lo = conv.stride[-2], conv.dilation[-2], conv.lo[-2]
     kernel, size = conv.kernel[-2], nest.extent[-2]
     last = nest.con.m[-2] - 1
     for far in itertools.product(*(range(k) for k in conv.kernel[:-2])):
@@ -256,11 +257,11 @@ def _lines(
             position = outer[d] * conv.stride[d] + r * conv.dilation[d] - conv.lo[d]
             place.append(position)
             inside += [position >= 0, position < nest.extent[d]]
-        for y in range((nest.th - 1) * stride + (kernel - 1) * gap + 1):
+        for y in range((nest.th - 1) * stride + (kernel - 1) * dilation + 1):
             wanted = [
-                (h, (y - h * stride) // gap)
+                (h, (y - h * stride) // dilation)
                 for h in range(nest.th)
-                if (y - h * stride) % gap == 0 and 0 <= (y - h * stride) // gap < kernel
+                if (y - h * stride) % dilation == 0 and 0 <= (y - h * stride) // dilation < kernel
             ]
             if not wanted:
                 continue
@@ -289,13 +290,13 @@ def _line_by_line(
         d = len(offsets)
         if d == len(outer):
             return taps(place, offsets, 0)
-        hop, gap, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], nest.extent[d]
+        stride, dilation, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], nest.extent[d]
         kernel, highest = conv.kernel[d], (nest.con.m[d + 1] - 1) * conv.stride[d] - lo
 
         def line(r: Expr) -> Stmt:
-            at = outer[d] * hop + r * gap - lo
+            at = outer[d] * stride + r * dilation - lo
             guards = [at >= 0] if lo > 0 else []
-            guards += [at < size] if highest + (kernel - 1) * gap >= size else []
+            guards += [at < size] if highest + (kernel - 1) * dilation >= size else []
             body = visit((*place, at), (*offsets, r))
             return when(T.all(*guards), body) if guards else body
 

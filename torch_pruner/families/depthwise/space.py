@@ -1,8 +1,6 @@
 """The space of depthwise convolutions: register tiles over positions, vectors over channels.
 
-Decisions: ``tw`` columns, ``th`` lines and ``nv`` vectors of a register tile, ``mc`` chunks of
-lines, ``order`` of the loops around it (0: channels, lines, strips; 1: lines, channels, strips; 2:
-lines, strips, channels), ``par``.
+Decisions: see ``form``.
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.space import Decisions, Mask, Sketch, Symbols
+from torch_pruner.families.depthwise.form import DepthwiseDecisions
+from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 _MAX_UNROLLED = 72  # vector multiply-adds of one tile: more take seconds to compile
 
 
-class DepthwiseSketch(Sketch):
+class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
     """Depthwise convolutions with constant weights, read in place, borders included."""
 
     name = "depthwise"
-    names = ("vl", "tw", "th", "nv", "mc", "order", "par")
+    decisions = DepthwiseDecisions
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -56,64 +55,64 @@ class DepthwiseSketch(Sketch):
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
-        tile = c["tw"] * c["th"] * c["nv"]
+        tile = c.tw * c.th * c.nv
         fits = tile + 2 <= self.task.target.vector_registers
         # Tiles of two lines are unrolled over all offsets, for each border anew: kept short.
-        fits &= (c["th"] == 1) | (tile * self.con.depth <= _MAX_UNROLLED)
-        tasks = self._tasks(c["mc"], c["nv"], c["order"])
-        result: Mask = fits & np.where(c["par"] == 1, tasks >= 2, c["mc"] == 1)
+        fits &= (c.th == 1) | (tile * self.con.depth <= _MAX_UNROLLED)
+        tasks = self._tasks(c)
+        result: Mask = fits & np.where(c.par == 1, tasks >= 2, c.mc == 1)
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, con, conv, target = self.columns(decisions), self.con, self.conv, self.task.target
         threads, vectors = self.task.threads, np.maximum(con.n / self.lanes, 1.0)
         height, width = con.m[-2] if len(con.m) > 2 else 1, con.m[-1]
-        strips, tall = np.ceil(width / c["tw"]), np.ceil(height / c["th"])
+        strips, tall = np.ceil(width / c.tw), np.ceil(height / c.th)
         images = self.lines / height
-        tiles = images * strips * tall * np.ceil(vectors / c["nv"])
+        tiles = images * strips * tall * np.ceil(vectors / c.nv)
 
-        registers = c["tw"] * c["th"] * c["nv"] + 2  # S1; weights are folded into the arithmetic
-        fmas = c["tw"] * c["th"] * c["nv"] * con.depth
-        stride, gap = conv.stride[-1], conv.dilation[-1]
+        registers = c.tw * c.th * c.nv + 2  # S1; weights are folded into the arithmetic
+        fmas = c.tw * c.th * c.nv * con.depth
+        stride, dilation = conv.stride[-1], conv.dilation[-1]
         far = math.prod(con.k[:-2])
         kernel_lines = con.k[-2] if len(con.k) > 1 else 1
         down = conv.stride[-2] if len(con.k) > 1 else 1
-        rows = np.minimum((c["th"] - 1) * down + kernel_lines, c["th"] * kernel_lines)
-        span = np.minimum((c["tw"] - 1) * stride + con.k[-1] * 1.0, c["tw"] * con.k[-1])
-        loads = far * rows * span * c["nv"] + con.depth * c["nv"]
+        rows = np.minimum((c.th - 1) * down + kernel_lines, c.th * kernel_lines)
+        span = np.minimum((c.tw - 1) * stride + con.k[-1] * 1.0, c.tw * con.k[-1])
+        loads = far * rows * span * c.nv + con.depth * c.nv
         work = np.maximum(fmas / target.fma_per_cycle, loads / machine.LOADS_PER_CYCLE)
         latency = con.depth * machine.FMA_LATENCY  # chains of one accumulator
         after = set(range(con.anchor + 1, len(self.task.spec.nodes)))
         epilogue = 2.0 + machine.pointwise_cycles(self.task.spec, after)
-        cycles = np.maximum(work, latency) + c["tw"] * c["th"] * c["nv"] * epilogue
+        cycles = np.maximum(work, latency) + c.tw * c.th * c.nv * epilogue
         cycles = cycles + 8 + 2 * far * rows
 
-        line = self.itemsize * con.m[-1] * stride * gap
+        line = self.itemsize * con.m[-1] * stride * dilation
         held = np.select(  # S3: what a core reads again for the next line
-            [c["order"] < 2], [line * rows * c["nv"] * self.lanes], line * rows * con.n
+            [c.order < 2], [line * rows * c.nv * self.lanes], line * rows * con.n
         )
-        again = np.where(c["order"] == 0, 1.0, 1.0 + 0.1 * (rows / (c["th"] * down) - 1))
+        again = np.where(c.order == 0, 1.0, 1.0 + 0.1 * (rows / (c.th * down) - 1))
         moved = machine.input_bytes(self.task.spec) + machine.output_bytes(self.task.spec)
         reads = loads * tiles * self.lanes * self.itemsize
         memory = again * moved / machine.bytes_per_cycle(np.full(len(decisions), moved), target)
         # Lines that are read in pieces of less than a page defeat the hardware's prefetcher.
-        pieces = np.where(c["order"] == 2, 1.0, 1.0 + 0.5 / c["nv"])
+        pieces = np.where(c.order == 2, 1.0, 1.0 + 0.5 / c.nv)
         total = tiles * cycles + reads / machine.bytes_per_cycle(held, target) * 0.3
         total = np.maximum(total, memory * pieces)
-        tasks = self._tasks(c["mc"], c["nv"], c["order"])
+        tasks = self._tasks(c)
         seconds, rounds = machine.parallel_seconds(
-            tasks, total / tasks / target.frequency_hz, c["par"], threads
+            tasks, total / tasks / target.frequency_hz, c.par, threads
         )
         ones = np.ones(len(decisions))
         return Symbols(
             registers, fmas, held, tasks * ones, ones * moved, rounds,
-            np.where(c["order"] == 2, con.n, c["nv"] * self.lanes) * self.itemsize * ones,
+            np.where(c.order == 2, con.n, c.nv * self.lanes) * self.itemsize * ones,
             ones * con.flops, seconds,
         )  # fmt: skip
 
-    def _tasks(self, chunks: Decisions, vectors: Decisions, order: Decisions) -> Decisions:
-        blocks = np.maximum(self.con.n // (vectors * self.lanes), 1)
-        tasks: Decisions = chunks * np.where(order == 0, blocks, 1)
+    def _tasks(self, c: DepthwiseDecisions[Array]) -> Array:
+        blocks = np.maximum(self.con.n // (c.nv * self.lanes), 1)
+        tasks: Array = c.mc * np.where(c.order == 0, blocks, 1)
         return tasks
 
     def default(self) -> Decisions:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
+from torch_pruner.families.elementwise.form import ElementwiseDecisions
 from torch_pruner.families.kinds import is_elementwise
 
 if TYPE_CHECKING:
@@ -19,17 +20,23 @@ class ElementwiseFamily(Family):
     """See the module."""
 
     name = "elementwise"
+    decisions = ElementwiseDecisions
 
     def matches(self, task: Task) -> bool:
         return is_elementwise(task.spec)
 
     def space(self) -> type[Sketch]:
-        from torch_pruner.families.elementwise.space import InjectiveSketch
+        from torch_pruner.families.elementwise.space import ElementwiseSketch
 
-        return InjectiveSketch
+        return ElementwiseSketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: ElementwiseDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.elementwise.emit import emit
 

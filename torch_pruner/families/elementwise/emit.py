@@ -11,15 +11,16 @@ from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, Stmt, loop
 from torch_pruner.codegen.tir.reader import Index, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from torch_pruner.families.elementwise.form import ElementwiseDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """Decisions: ``vl`` lanes, ``chunk`` rows per parallel task, ``par``."""
-    inputs, outputs, scratch = parameters(takes)
+def emit(spec: Graph, decisions: ElementwiseDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a kernel without a reduction."""
+    inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     shape = spec.nodes[spec.outputs[0]].shape
 
@@ -31,13 +32,13 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
     if (cat := joined_innermost(spec)) is not None:
 
         def lines(count: int, vectors: int, body: Callable[[Expr], Stmt]) -> Stmt:
-            return blocked(count, max(1, decisions["chunk"] // vectors), decisions["par"], body)
+            return blocked(count, max(1, decisions.chunk // vectors), decisions.par, body)
 
         def one(index: Index) -> Stmt:
             return store_outputs(spec, reader, outputs, index)
 
         return Emitted(
-            over_parts(spec, reader, cat, decisions["vl"], one, lines), inputs, outputs, scratch
+            over_parts(spec, reader, cat, decisions.vl, one, lines), inputs, outputs, scratch
         )
-    body = over_blocks(shape, decisions, block)
+    body = over_blocks(shape, decisions.vl, decisions.chunk, decisions.par, block)
     return Emitted(body, inputs, outputs, scratch)

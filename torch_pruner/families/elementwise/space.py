@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
+from torch_pruner.families.elementwise.form import ElementwiseDecisions
+from torch_pruner.families.space import Array
 from torch_pruner.families.sweeps import (
     Sweep,
 )
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
     from torch_pruner.families.space import Decisions, Symbols
 
 
-class InjectiveSketch(Sweep):
+class ElementwiseSketch(Sweep[ElementwiseDecisions[Array]]):
     """Kernels without a reduction."""
 
     name = "elementwise"
-    names = ("vl", "chunk", "par")
+    decisions = ElementwiseDecisions
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.gradient import form
+from torch_pruner.families.gradient.form import GradientDecisions
 from torch_pruner.families.kinds import is_product
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class GradientFamily(Family):
     """See the module."""
 
     name = "gradient"
+    decisions = GradientDecisions
 
     def matches(self, task: Task) -> bool:
         return is_product(task.spec) and self.space().fits(task)
@@ -29,11 +31,16 @@ class GradientFamily(Family):
 
         return GradientSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+    def parameters(self, spec: Graph, decisions: GradientDecisions[int]) -> Parameters:
         return Parameters(scratch=form.scratch(spec, decisions))
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: GradientDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.gradient.emit import emit
 

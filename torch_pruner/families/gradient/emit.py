@@ -12,45 +12,52 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest
-from torch_pruner.codegen.parts.row_tiles import Place, Rows, Way, first_rows, register_tile
+from torch_pruner.codegen.parts.row_tiles import (
+    Place,
+    Rows,
+    TileTraversal,
+    first_rows,
+    register_tile,
+)
 from torch_pruner.codegen.tir.builders import SERIAL, Expr, S, Stmt, T, index_var, loop, seq, when
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.families.gradient.form import Gradient, gradient_of
 from torch_pruner.graph.contraction import dealt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from torch_pruner.families.gradient.form import GradientDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for the gradient of a convolution's weights. Decisions: see ``tuner.sketch.gradient``."""
+def emit(spec: Graph, decisions: GradientDecisions[int], signature: Signature) -> Emitted:
+    """TIR for the gradient of a convolution's weights."""
     found = gradient_of(spec)
     assert found is not None
-    inputs, (out,), scratch = parameters(takes)
+    inputs, (out,), scratch = parameters(signature)
     nest = Nest(
         spec,
         found.con,
         Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
-        decisions["vl"],
-        decisions["tm"],
-        decisions["nv"],
+        decisions.vl,
+        decisions.tm,
+        decisions.nv,
         1,
-        bool(decisions["par"]),
+        bool(decisions.par),
         ahead=False,
         panel=None,
         copied=None,
         sums=scratch[0] if scratch else None,
         out=out,
-        kb=found.lines // decisions["lb"],
+        kb=found.lines // decisions.lb,
     )
-    return Emitted(_tasks(nest, found, decisions["mc"]), inputs, [out], scratch)
+    return Emitted(_tasks(nest, found, decisions.mc), inputs, [out], scratch)
 
 
 def _tasks(nest: Nest, gradient: Gradient, chunks: int) -> Stmt:
-    tiles, way = gradient.tiles(nest.tm), _way(nest, gradient)
+    tiles, traversal = gradient.tiles(nest.tm), _traversal(nest, gradient)
     chunks, each = dealt(tiles, chunks)
 
     def task(p: Expr) -> Stmt:
@@ -60,7 +67,7 @@ def _tasks(nest: Nest, gradient: Gradient, chunks: int) -> Stmt:
             def tile(kb: Expr, t: Expr) -> Stmt:
                 at = chunk * each + t
                 place = Place(imm(0), nb, vectors, kb, at, (t, each), p * each + t)
-                body = register_tile(nest, way, place)
+                body = register_tile(nest, traversal, place)
                 return body if tiles % each == 0 else when(at < tiles, body)
 
             def block(kb: Expr) -> Stmt:
@@ -75,7 +82,7 @@ def _tasks(nest: Nest, gradient: Gradient, chunks: int) -> Stmt:
     return loop(chunks * nest.blocks, task, nest.kind, name="p")
 
 
-def _way(nest: Nest, gradient: Gradient) -> Way:
+def _traversal(nest: Nest, gradient: Gradient) -> TileTraversal:
     """Tiles of channels, tap after tap, and a pass over the lines of a block."""
     con, tm = nest.con, nest.tm
     pieces = (-(-gradient.channels // tm), *con.m[1:])
@@ -92,7 +99,7 @@ def _way(nest: Nest, gradient: Gradient) -> Way:
             lines, lambda n: _line(nest, gradient, tap, place.kb * lines + n, update), name="line"
         )
 
-    return Way(rows, passing)
+    return TileTraversal(rows, passing)
 
 
 def _line(
@@ -103,12 +110,12 @@ def _line(
     image, *outer = unlinear(line, (con.k[-1], *con.k[:-2]))
     inside = []
     for d, at in enumerate(outer):
-        start, gap, extent, (low, high) = _reach(nest, tap, d)
+        start, dilation, extent, (low, high) = _reach(nest, tap, d)
         if low:
-            inside.append(start + at * gap >= 0)
+            inside.append(start + at * dilation >= 0)
         if high:
-            inside.append(start + at * gap < extent)
-    start, gap, extent, (low, high) = _reach(nest, tap, len(outer))
+            inside.append(start + at * dilation < extent)
+    start, dilation, extent, (low, high) = _reach(nest, tap, len(outer))
 
     def position(w: Expr) -> Stmt:
         return update((*outer, w, image))
@@ -118,8 +125,8 @@ def _line(
         body = loop(width, position, name="w")
     else:
         # Positions from the first that reads the input to the last one, of none to all of the line.
-        first = T.max(imm(0), T.floordiv(gap - 1 - start, imm(gap))) if low else imm(0)
-        end = T.floordiv(extent - 1 - start, imm(gap)) + 1 if high else imm(width)
+        first = T.max(imm(0), T.floordiv(dilation - 1 - start, imm(dilation))) if low else imm(0)
+        end = T.floordiv(extent - 1 - start, imm(dilation)) + 1 if high else imm(width)
         begin, count, w = (index_var(name) for name in ("begin", "count", "w"))
         bound = T.min(end, imm(width)) if high else end
         body = seq(
@@ -139,7 +146,7 @@ def _reach(nest: Nest, tap: Index, d: int) -> tuple[Expr, int, int, tuple[bool, 
     """
     con, conv = nest.con, nest.con.conv
     assert conv is not None
-    hop, gap, lo = conv.stride[d], conv.dilation[d], conv.lo[d]
+    stride, dilation, lo = conv.stride[d], conv.dilation[d], conv.lo[d]
     extent = nest.spec.nodes[con.a].shape[2 + d]
-    last = (con.m[1 + d] - 1) * hop + (con.k[d] - 1) * gap - lo
-    return tap[d] * hop - lo, gap, extent, (lo > 0, last >= extent)
+    last = (con.m[1 + d] - 1) * stride + (con.k[d] - 1) * dilation - lo
+    return tap[d] * stride - lo, dilation, extent, (lo > 0, last >= extent)

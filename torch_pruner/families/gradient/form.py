@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from torch_pruner.graph.contraction import constant_operand, contraction_of, dealt, is_narrow
 from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
+
+N = TypeVar("N")
+
+
+class GradientDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    vl: N  # lanes: elements of one vector
+    tm: N  # channels of the input in a register tile
+    nv: N  # vectors of the output's channels in a register tile
+    mc: N  # chunks of tiles
+    lb: N  # lines of positions in a block of the reduction
+    par: N  # 1: tasks in parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,7 @@ class Gradient:
 
     @property
     def channels(self) -> int:
-        """Of the convolution's input: rows of the product at one tap."""
+        """Channels of the convolution's input: rows of the product at one tap."""
         return self.con.m[0]
 
     @property
@@ -71,14 +82,14 @@ def gradient_of(graph: Graph) -> Gradient | None:
     return Gradient(con)
 
 
-def scratch(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
+def scratch(spec: Graph, decisions: GradientDecisions[int]) -> tuple[BufferSpec, ...]:
     """Scratch: sums of the tiles of every task, between blocks of lines."""
     found = gradient_of(spec)
     if found is None:
         raise ValueError("no gradient of a convolution's weights with channels last")
-    if decisions["lb"] == found.lines:
+    if decisions.lb == found.lines:
         return ()
-    tm, block = decisions["tm"], decisions["vl"] * decisions["nv"]
-    chunks, tiles = dealt(found.tiles(tm), decisions["mc"])
+    tm, block = decisions.tm, decisions.vl * decisions.nv
+    chunks, tiles = dealt(found.tiles(tm), decisions.mc)
     tasks = chunks * -(-found.con.n // block)
     return (BufferSpec((tasks, tiles, tm, block), found.con.acc_dtype),)

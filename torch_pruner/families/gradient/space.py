@@ -1,7 +1,6 @@
-"""The space of gradients of convolutions' weights, and the Symbol-based Analyzer's reading of it.
+"""The space of gradients of convolutions' weights, with the draft model's estimates.
 
-Decisions: ``tm`` channels of the input and ``nv`` vectors of the output's in a register tile,
-``mc`` chunks of tiles, ``lb`` lines of positions in a block of the reduction, ``par``.
+The symbols are those of Pruner's Symbol-based Analyzer. Decisions: see ``form``.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.flow import LINE_BYTES
-from torch_pruner.families.gradient.form import gradient_of
-from torch_pruner.families.space import Decisions, Mask, Sketch, Symbols
+from torch_pruner.families.gradient.form import GradientDecisions, gradient_of
+from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -26,11 +25,11 @@ _STORED_CYCLES = 2.0  # of an element of the result, which columns scatter
 _HIDDEN = 0.6  # of the work, behind which loads from the second cache disappear
 
 
-class GradientSketch(Sketch):
+class GradientSketch(Sketch[GradientDecisions[Array]]):
     """Float32 gradients of dense convolutions' weights whose operands lie channels last."""
 
     name = "gradient"
-    names = ("vl", "tm", "nv", "mc", "lb", "par")
+    decisions = GradientDecisions
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -67,55 +66,53 @@ class GradientSketch(Sketch):
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
-        tiles = self.gradient.tiles(c["tm"])
-        fits = c["tm"] * c["nv"] + c["nv"] + 1 <= self.task.target.vector_registers
-        tasks = np.ceil(self.con.n / (c["nv"] * self.lanes)) * c["mc"]
-        shared = np.where(c["par"] == 1, tasks >= 2, c["mc"] == 1)
-        result: Mask = fits & (c["mc"] <= tiles) & shared
+        tiles = self.gradient.tiles(c.tm)
+        fits = c.tm * c.nv + c.nv + 1 <= self.task.target.vector_registers
+        tasks = np.ceil(self.con.n / (c.nv * self.lanes)) * c.mc
+        shared = np.where(c.par == 1, tasks >= 2, c.mc == 1)
+        result: Mask = fits & (c.mc <= tiles) & shared
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, of, con, target = self.columns(decisions), self.gradient, self.con, self.task.target
-        size, width, bn = self.itemsize, of.width, c["nv"] * self.lanes
-        tiles, panels, blocks = of.tiles(c["tm"]), np.ceil(con.n / bn), of.lines / c["lb"]
-        per_chunk, tasks = np.ceil(tiles / c["mc"]), panels * c["mc"]
+        size, width, bn = self.itemsize, of.width, c.nv * self.lanes
+        tiles, panels, blocks = of.tiles(c.tm), np.ceil(con.n / bn), of.lines / c.lb
+        per_chunk, tasks = np.ceil(tiles / c.mc), panels * c.mc
 
-        registers = c["tm"] * c["nv"] + c["nv"] + 1  # S1
-        positions = c["lb"] * width
-        rows_bytes = positions * LINE_BYTES * np.ceil(c["tm"] * size / LINE_BYTES)
+        registers = c.tm * c.nv + c.nv + 1  # S1
+        positions = c.lb * width
+        rows_bytes = positions * LINE_BYTES * np.ceil(c.tm * size / LINE_BYTES)
         panel_bytes = positions * bn * size
         held = rows_bytes + panel_bytes  # S3
         images = of.lines * width * of.channels * size  # of the first operand, whole
-        around = images * np.minimum(1.0, (c["lb"] + con.m[1] - 1) / of.lines)
-        sums_bytes = per_chunk * c["tm"] * bn * size
+        around = images * np.minimum(1.0, (c.lb + con.m[1] - 1) / of.lines)
+        sums_bytes = per_chunk * c.tm * bn * size
 
         ones = np.ones(len(decisions))
-        last = np.ceil(con.n / self.lanes) - (panels - 1) * c["nv"]
-        full, cut = (
-            machine.tile_step_cycles(c["tm"], v, ones, ones, target) for v in (c["nv"], last)
-        )
+        last = np.ceil(con.n / self.lanes) - (panels - 1) * c.nv
+        full, cut = (machine.tile_step_cycles(c.tm, v, ones, ones, target) for v in (c.nv, last))
         step = ((panels - 1) * full + cut) / panels
-        busy = positions * step * self._share_inside + 4 * c["lb"]
+        busy = positions * step * self._share_inside + 4 * c.lb
         near = held <= 0.8 * target.l1_bytes
         moved = rows_bytes / machine.bytes_per_cycle(around, target)
         moved = moved + np.where(near, 0.0, panel_bytes / machine.bytes_per_cycle(held, target))
-        kept = 2 * c["tm"] * bn * size / machine.bytes_per_cycle(sums_bytes, target) + 20
+        kept = 2 * c.tm * bn * size / machine.bytes_per_cycle(sums_bytes, target) + 20
         kept = np.where(blocks > 1, kept, 0.0)
         tile = blocks * (busy + np.maximum(0.0, moved - _HIDDEN * busy) + kept)
         after = set(range(con.anchor + 1, len(self.task.spec.nodes)))
         stored = _STORED_CYCLES * self.lanes + machine.pointwise_cycles(self.task.spec, after)
-        tile = tile + c["tm"] * c["nv"] * stored + 20
+        tile = tile + c.tm * c.nv * stored + 20
 
         second = of.lines * width * con.n * size
-        stream = (images / c["mc"] + second / panels) / machine.bytes_per_cycle(
+        stream = (images / c.mc + second / panels) / machine.bytes_per_cycle(
             ones * (images + second), target
         )
         task_s = (per_chunk * tile + 0.3 * stream) / target.frequency_hz
-        seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], self.task.threads)
-        traffic = panels * images + c["mc"] * second
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, self.task.threads)
+        traffic = panels * images + c.mc * second
         return Symbols(
-            registers, c["tm"] * c["nv"] * con.depth, held, tasks * ones, traffic, rounds,
-            bn * size, 2.0 * con.n * tiles * c["tm"] * con.depth, seconds,
+            registers, c.tm * c.nv * con.depth, held, tasks * ones, traffic, rounds,
+            bn * size, 2.0 * con.n * tiles * c.tm * con.depth, seconds,
         )  # fmt: skip
 
     @cached_property

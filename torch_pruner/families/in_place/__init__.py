@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.in_place import form
+from torch_pruner.families.in_place.form import InPlaceDecisions
 from torch_pruner.families.kinds import is_product
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class InPlaceFamily(Family):
     """See the module."""
 
     name = "in_place"
+    decisions = InPlaceDecisions
 
     def matches(self, task: Task) -> bool:
         return is_product(task.spec) and self.space().fits(task)
@@ -29,11 +31,16 @@ class InPlaceFamily(Family):
 
         return InPlaceSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+    def parameters(self, spec: Graph, decisions: InPlaceDecisions[int]) -> Parameters:
         return Parameters(scratch=form.scratch(spec))
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: InPlaceDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.in_place.emit import emit
 

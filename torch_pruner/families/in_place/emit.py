@@ -38,8 +38,9 @@ from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from torch_pruner.families.in_place.form import InPlaceDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -47,20 +48,20 @@ _PART = 256  # products of a lane, after which its sum is begun anew
 _LINE = 64  # bytes
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for a product of few rows. Decisions: see ``tuner.sketch.in_place``."""
+def emit(spec: Graph, decisions: InPlaceDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a product of few rows."""
     found = in_place_of(spec)
     assert found is not None
-    inputs, (out,), scratch = parameters(takes)
+    inputs, (out,), scratch = parameters(signature)
     nest = Nest(
         spec,
         found.con,
         Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
-        decisions["vl"],
+        decisions.vl,
         tm=found.con.rows,
         nv=1,
-        ku=decisions["nv"],
-        parallel=bool(decisions["par"]),
+        ku=decisions.nv,
+        parallel=bool(decisions.par),
         ahead=False,
         panel=None,
         copied=scratch[0] if scratch else None,
@@ -72,9 +73,9 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
     return Emitted(body, inputs, [out], scratch)
 
 
-def _tasks(nest: Nest, decisions: Mapping[str, int]) -> Stmt:
+def _tasks(nest: Nest, decisions: InPlaceDecisions[int]) -> Stmt:
     """Blocks of columns in the order in which they lie, ``nb`` of a group to a task."""
-    tasks, each = dealt(nest.blocks, -(-nest.blocks // decisions["nb"]))
+    tasks, each = dealt(nest.blocks, -(-nest.blocks // decisions.nb))
 
     def task(p: Expr) -> Stmt:
         g, share = unlinear(p, (nest.con.groups, tasks))
@@ -89,9 +90,9 @@ def _tasks(nest: Nest, decisions: Mapping[str, int]) -> Stmt:
     return loop(nest.con.groups * tasks, task, nest.kind, name="p")
 
 
-def _block(nest: Nest, decisions: Mapping[str, int], g: Expr, nb: Expr) -> Stmt:
+def _block(nest: Nest, decisions: InPlaceDecisions[int], g: Expr, nb: Expr) -> Stmt:
     """A vector of columns: their sums, then the epilogue."""
-    con, vl, together = nest.con, nest.vl, decisions["nc"]
+    con, vl, together = nest.con, nest.vl, decisions.nc
     tiles = nest.tm * together
     # Indices are constants once loops are unrolled: LLVM keeps these in registers.
     acc = buffer(tiles * nest.ku * vl, con.acc_dtype, "acc", scope="local")
@@ -100,9 +101,7 @@ def _block(nest: Nest, decisions: Mapping[str, int], g: Expr, nb: Expr) -> Stmt:
 
     def columns(q: Expr) -> Stmt:
         first = nb * vl + q * together
-        part = _Columns(
-            nest, together, decisions["ahead"], g, first, q * together, acc, total, sums
-        )
+        part = _Columns(nest, together, decisions.ahead, g, first, q * together, acc, total, sums)
         body = part.summed()
         return body if con.n % vl == 0 else when(first < con.n, body)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.graph.contraction import contraction_of, copied_shape
 from torch_pruner.graph.ops import FLOATS
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
 MAX_ROWS = 8
+
+N = TypeVar("N")
+
+
+class InPlaceDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    vl: N  # lanes: elements of one vector
+    nv: N  # vectors of the reduction that are summed side by side
+    nc: N  # columns that are summed together
+    nb: N  # blocks of ``vl`` columns in a task
+    ahead: N  # bytes from a read to its fetch; of several columns: not 0 fetches the next ones
+    par: N  # 1: tasks in parallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
-"""The space of products of few rows that read their second operand where it lies along the
-reduction, and the Symbol-based Analyzer's reading of it.
+"""The space of products of few rows that read their second operand where it lies, with estimates.
 
-Decisions: ``vl`` lanes, ``nv`` vectors of the reduction and ``nc`` columns summed together, ``nb``
-blocks of ``vl`` columns in a task, ``ahead`` bytes that are fetched before they are read (of
-several columns: whether the next ones are), ``par``.
+It lies along the reduction. The symbols are those of Pruner's Symbol-based Analyzer. Decisions: see
+``form``.
 """
 
 from __future__ import annotations
@@ -14,14 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.in_place.form import in_place_of
+from torch_pruner.families.in_place.form import InPlaceDecisions, in_place_of
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from torch_pruner.task import Task
 
 _ACROSS_CYCLES = 2.0  # of a step that adds half of a vector to the other
@@ -31,11 +27,11 @@ _STREAM = 512.0  # bytes of a column that are read before its stream is known
 WORTH = 0.97
 
 
-class InPlaceSketch(Sketch):
+class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
     """See the module. What is read is never packed, constant or not."""
 
     name = "in_place"
-    names = ("vl", "nv", "nc", "nb", "ahead", "par")
+    decisions = InPlaceDecisions
     packs = False
 
     def __init__(self, task: Task) -> None:
@@ -62,17 +58,17 @@ class InPlaceSketch(Sketch):
         options = ([self.lanes], several, together, blocks, ahead, parallel)
         return tuple(np.array(d, dtype=np.int64) for d in options)
 
-    def _tasks(self, c: dict[str, Any]) -> Array:
-        tasks: Array = self.con.groups * np.ceil(self.blocks / c["nb"])
+    def _tasks(self, c: InPlaceDecisions[Array]) -> Array:
+        tasks: Array = self.con.groups * np.ceil(self.blocks / c.nb)
         return tasks
 
     def valid(self, decisions: Decisions) -> Mask:
         c, rows = self.columns(decisions), self.con.rows
-        used = rows * c["nc"] * c["nv"] + c["nc"] + 1
-        smallest = (c["nv"] == 1) & (c["nc"] == 1)
+        used = rows * c.nc * c.nv + c.nc + 1
+        smallest = (c.nv == 1) & (c.nc == 1)
         fits = (used <= self.task.target.vector_registers) | smallest
-        shared = np.where(c["par"] == 1, self._tasks(c) >= 2, c["nb"] == 1)
-        either = (c["nc"] == 1) | np.isin(c["ahead"], (0, 4096))  # of several: no distance
+        shared = np.where(c.par == 1, self._tasks(c) >= 2, c.nb == 1)
+        either = (c.nc == 1) | np.isin(c.ahead, (0, 4096))  # of several: no distance
         result: Mask = fits & shared & either
         return result
 
@@ -80,21 +76,21 @@ class InPlaceSketch(Sketch):
         c, con, spec, target = self.columns(decisions), self.con, self.task.spec, self.task.target
         size, acc = ITEMSIZE[spec.nodes[con.b].dtype], ITEMSIZE[con.acc_dtype]
         ones, depth = np.ones(len(decisions)), con.k[-1]
-        tiles = con.rows * c["nc"]
-        registers = tiles * c["nv"] + c["nc"] + 1  # S1
+        tiles = con.rows * c.nc
+        registers = tiles * c.nv + c.nc + 1  # S1
 
-        steps = np.ceil(depth / (c["nv"] * self.lanes))
+        steps = np.ceil(depth / (c.nv * self.lanes))
         step = self._step_cycles(c)
-        across = tiles * np.log2(self.lanes) * _ACROSS_CYCLES + tiles * c["nv"]
+        across = tiles * np.log2(self.lanes) * _ACROSS_CYCLES + tiles * c.nv
         columns = steps * step + across + _COLUMN_CYCLES
         after = set(range(con.anchor + 1, len(spec.nodes)))
         written = con.rows * (4 + machine.pointwise_cycles(spec, after))
-        block = np.minimum(self.lanes, con.n) / c["nc"] * columns + written
+        block = np.minimum(self.lanes, con.n) / c.nc * columns + written
 
         tasks = self._tasks(c)
         cold = self.lanes * depth * size / machine.memory_bytes_per_cycle(target)
-        task_s = c["nb"] * (block + cold * self._waiting(c)) / target.frequency_hz
-        seconds, rounds = machine.parallel_seconds(tasks, task_s, c["par"], self.task.threads)
+        task_s = c.nb * (block + cold * self._waiting(c)) / target.frequency_hz
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, self.task.threads)
         if self.found.copied:
             elements = con.groups * con.rows * depth
             seconds = seconds + elements * acc / 16.0 / target.frequency_hz
@@ -103,8 +99,8 @@ class InPlaceSketch(Sketch):
         seconds = np.maximum(seconds, floor * WORTH + seconds * (1 - WORTH))
         return Symbols(
             registers,
-            tiles * c["nv"],
-            con.rows * depth * acc + c["nc"] * c["nv"] * self.lanes * size,  # S3
+            tiles * c.nv,
+            con.rows * depth * acc + c.nc * c.nv * self.lanes * size,  # S3
             tasks,
             (weights + con.groups * con.rows * depth * acc) * ones,
             rounds,
@@ -113,7 +109,7 @@ class InPlaceSketch(Sketch):
             seconds,
         )
 
-    def _waiting(self, c: dict[str, Any]) -> Array:
+    def _waiting(self, c: InPlaceDecisions[Array]) -> Array:
         """Share of the time that the second operand takes from memory and nothing else happens.
 
         Measured on a Zen 3: one row of float32 is read ahead by the processor itself, best as
@@ -123,21 +119,21 @@ class InPlaceSketch(Sketch):
         spec, con = self.task.spec, self.con
         size = ITEMSIZE[spec.nodes[con.b].dtype]
         work = con.rows - 1 + ITEMSIZE[con.acc_dtype] / size - 1
-        alone = min(0.8, 0.1 + 0.1 * work) - 0.01 * np.log2(c["nc"]) * (work == 0)
+        alone = min(0.8, 0.1 + 0.1 * work) - 0.01 * np.log2(c.nc) * (work == 0)
         short = _STREAM / (con.k[-1] * size) * (1 + 0.5 * work)
-        waiting: Array = np.where(c["ahead"] > 0, 0.2 - 0.1 * min(work, 1.0), alone)
-        return waiting + np.where(c["nc"] > 1, short, 0.0)
+        waiting: Array = np.where(c.ahead > 0, 0.2 - 0.1 * min(work, 1.0), alone)
+        return waiting + np.where(c.nc > 1, short, 0.0)
 
-    def _step_cycles(self, c: dict[str, Any]) -> Array:
-        """Of ``nv`` vectors of the reduction of the columns that are summed together."""
+    def _step_cycles(self, c: InPlaceDecisions[Array]) -> Array:
+        """Cycles of ``nv`` vectors of the reduction of the columns that are summed together."""
         con, target = self.con, self.task.target
-        fmas = con.rows * c["nc"] * c["nv"]
-        loads = (con.rows + c["nc"]) * c["nv"]
+        fmas = con.rows * c.nc * c.nv
+        loads = (con.rows + c.nc) * c.nv
         second = self.task.spec.nodes[con.b].dtype
-        vectors = c["nc"] * c["nv"]
+        vectors = c.nc * c.nv
         widened = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.5}.get(second, 0.0) * vectors
-        fetched = np.where(c["ahead"] > 0, c["nc"] * np.maximum(1, c["nv"] / 2), 0.0)
-        shared = np.where(c["nc"] > 1, con.rows * c["nv"], 0.0)  # else a part of the product
+        fetched = np.where(c.ahead > 0, c.nc * np.maximum(1, c.nv / 2), 0.0)
+        shared = np.where(c.nc > 1, con.rows * c.nv, 0.0)  # else a part of the product
         issued = fmas + vectors + shared + widened + fetched + 2
         cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
         cycles = np.maximum(cycles, (loads + fetched) / machine.LOADS_PER_CYCLE)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
 from torch_pruner.families.kinds import is_reduction
+from torch_pruner.families.lane_per_row.form import LanePerRowDecisions
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -19,17 +20,23 @@ class LanePerRowFamily(Family):
     """See the module."""
 
     name = "lane_per_row"
+    decisions = LanePerRowDecisions
 
     def matches(self, task: Task) -> bool:
         return is_reduction(task.spec) and self.space().fits(task)
 
     def space(self) -> type[Sketch]:
-        from torch_pruner.families.lane_per_row.space import AbreastSketch
+        from torch_pruner.families.lane_per_row.space import LanePerRowSketch
 
-        return AbreastSketch
+        return LanePerRowSketch
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: LanePerRowDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.lane_per_row.emit import emit
 

@@ -32,8 +32,9 @@ from torch_pruner.codegen.tir.values import store
 from torch_pruner.graph.rows import RowDomain, full_node, passes, row_domain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from torch_pruner.families.lane_per_row.form import LanePerRowDecisions
     from torch_pruner.graph.ir import Graph, Node
     from torch_pruner.graph.signature import Signature
 
@@ -58,13 +59,13 @@ class _Abreast:
         return merge(row, along, self.domain.axes, len(self.domain.shape))
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """Decisions: ``vl`` lanes, ``nv`` vectors of rows per task, ``par``."""
-    inputs, outputs, scratch = parameters(takes)
+def emit(spec: Graph, decisions: LanePerRowDecisions[int], signature: Signature) -> Emitted:
+    """TIR for rows that are neighbours in memory."""
+    inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     named = dict(zip(spec.outputs, outputs, strict=True))
     state = _Abreast(spec, row_domain(spec), reader, named)
-    vl, nv = decisions["vl"], decisions["nv"]
+    vl, nv = decisions.vl, decisions.nv
     *outer, across = state.kept
     lines = math.prod(outer)
     parts: list[Stmt] = []
@@ -85,7 +86,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
             return _block(state, tuple(line), at * (vectors * lanes) + first, vectors, lanes)
 
         total = lines * count
-        parts.append(blocked(total, max(1, total // TASKS), decisions["par"], block))
+        parts.append(blocked(total, max(1, total // TASKS), decisions.par, block))
         done += count * vectors * lanes
     return Emitted(seq(parts), inputs, outputs, scratch)
 

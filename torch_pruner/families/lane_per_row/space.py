@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.space import Decisions, Sketch, Symbols
+from torch_pruner.families.lane_per_row.form import LanePerRowDecisions
+from torch_pruner.families.space import Array, Decisions, Sketch, Symbols
 from torch_pruner.families.sweeps import (
     innermost,
     lanes_of,
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 
-class AbreastSketch(Sketch):
+class LanePerRowSketch(Sketch[LanePerRowDecisions[Array]]):
     """Rows that are neighbours in memory, each reduced by a lane of its own; ``nv`` vectors of them
     make a task."""
 
     name = "lane_per_row"
-    names = ("vl", "nv", "par")
+    decisions = LanePerRowDecisions
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -53,8 +54,8 @@ class AbreastSketch(Sketch):
 
     def symbols(self, decisions: Decisions) -> Symbols:
         task, rows, spec = self.task, self.rows, self.task.spec
-        target, vectors = task.target, decisions[:, 1].astype(np.float64)
-        parallel = decisions[:, 2]
+        c, target = self.columns(decisions), task.target
+        vectors, parallel = c.nv, c.par
         sweeps = len(passes(spec))
         wide = any(full_node(spec, o, rows.shape) is not None for o in spec.outputs)
         whole = whole_nodes(spec, rows)

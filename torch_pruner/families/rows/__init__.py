@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.kinds import is_reduction
 from torch_pruner.families.rows import form
+from torch_pruner.families.rows.form import RowsDecisions
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -20,6 +21,7 @@ class RowsFamily(Family):
     """See the module."""
 
     name = "rows"
+    decisions = RowsDecisions
 
     def matches(self, task: Task) -> bool:
         return is_reduction(task.spec) and not any(n.op.startswith("arg") for n in task.spec.nodes)
@@ -29,11 +31,16 @@ class RowsFamily(Family):
 
         return RowsSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+    def parameters(self, spec: Graph, decisions: RowsDecisions[int]) -> Parameters:
         return Parameters(scratch=form.scratch(spec, decisions))
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: RowsDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.rows.emit import emit
 

@@ -34,8 +34,9 @@ from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.rows import RowDomain, full_node, row_domain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from torch_pruner.families.rows.form import RowsDecisions
     from torch_pruner.graph.ir import Graph, Node
     from torch_pruner.graph.signature import Signature
 
@@ -58,9 +59,9 @@ class _Row:
         return merge(row, along, self.domain.axes, len(self.domain.shape))
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """Decisions: ``vl`` lanes, ``lanes`` accumulators, ``chunk`` rows per task, ``par``."""
-    inputs, outputs, scratch = parameters(takes)
+def emit(spec: Graph, decisions: RowsDecisions[int], signature: Signature) -> Emitted:
+    """TIR for rows that are reduced, and perhaps finished."""
+    inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     domain = row_domain(spec)
     chunk, tasks = row_tasks(spec, decisions)
@@ -70,8 +71,8 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         domain,
         reader,
         dict(zip(spec.outputs, outputs, strict=True)),
-        decisions["vl"],
-        decisions["lanes"],
+        decisions.vl,
+        decisions.lanes,
         kept,
         imm(0),
         set(),
@@ -81,7 +82,7 @@ def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted
         state.task = T.floordiv(p, chunk) if tasks > 1 else imm(0)
         return _emit_row(state, unlinear(p, tuple(domain.shape[a] for a in domain.kept)))
 
-    body = blocked(domain.rows, chunk, decisions["par"], row)
+    body = blocked(domain.rows, chunk, decisions.par, row)
     return Emitted(body, inputs, outputs, scratch)
 
 

@@ -1,26 +1,35 @@
-"""What a row kernel takes: a row of scratch for what is kept between passes."""
+"""Row kernels: decisions, and a row of scratch for what is kept between passes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.graph.rows import row_domain
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.graph.ir import Graph
 
+N = TypeVar("N")
 
-def row_tasks(spec: Graph, decisions: Mapping[str, int]) -> tuple[int, int]:
+
+class RowsDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    vl: N  # lanes: elements of one vector
+    lanes: N  # vectors that accumulate side by side
+    chunk: N  # rows of a parallel task
+    par: N  # 1: tasks in parallel
+
+
+def row_tasks(spec: Graph, decisions: RowsDecisions[int]) -> tuple[int, int]:
     """(rows of one parallel task, number of tasks) of a row kernel."""
     rows = row_domain(spec).rows
-    chunk = max(1, min(decisions["chunk"], rows)) if decisions["par"] else rows
+    chunk = max(1, min(decisions.chunk, rows)) if decisions.par else rows
     return chunk, -(-rows // chunk)
 
 
-def scratch(spec: Graph, decisions: Mapping[str, int]) -> tuple[BufferSpec, ...]:
+def scratch(spec: Graph, decisions: RowsDecisions[int]) -> tuple[BufferSpec, ...]:
     """One row of scratch per parallel task for every value kept between passes."""
     domain = row_domain(spec)
     tasks = row_tasks(spec, decisions)[1]

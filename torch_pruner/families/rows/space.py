@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
+from torch_pruner.families.rows.form import RowsDecisions
+from torch_pruner.families.space import Array
 from torch_pruner.families.sweeps import (
     GATHERED_CYCLES,
     Sweep,
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
     from torch_pruner.families.space import Decisions, Symbols
 
 
-class RowsSketch(Sweep):
+class RowsSketch(Sweep[RowsDecisions[Array]]):
     """Rows reduced by vector lanes; ``lanes`` vectors accumulate side by side."""
 
     name = "rows"
-    names = ("vl", "lanes", "chunk", "par")
+    decisions = RowsDecisions
 
     @cached_property
     def rows(self) -> RowDomain:
@@ -45,7 +47,7 @@ class RowsSketch(Sweep):
 
     def symbols(self, decisions: Decisions) -> Symbols:
         spec, rows = self.task.spec, self.rows
-        lanes = decisions[:, 1].astype(np.float64)
+        lanes = self.columns(decisions).lanes
         vectors = math.ceil(rows.width / self.vl)
         ops = machine.pointwise_cycles(spec, set(range(len(spec.nodes))))
         folds = len(rows.reductions)

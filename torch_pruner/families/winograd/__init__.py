@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.kinds import is_product
 from torch_pruner.families.winograd import form
+from torch_pruner.families.winograd.form import WinogradDecisions
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -20,6 +21,7 @@ class WinogradFamily(Family):
     """See the module."""
 
     name = "winograd"
+    decisions = WinogradDecisions
 
     def matches(self, task: Task) -> bool:
         return is_product(task.spec) and self.space().fits(task)
@@ -29,11 +31,16 @@ class WinogradFamily(Family):
 
         return WinogradSketch
 
-    def parameters(self, spec: Graph, decisions: Any) -> Parameters:
+    def parameters(self, spec: Graph, decisions: WinogradDecisions[int]) -> Parameters:
         return form.parameters(spec, decisions)
 
     def emit(
-        self, spec: Graph, decisions: Any, signature: Signature, *, host: bool = False
+        self,
+        spec: Graph,
+        decisions: WinogradDecisions[int],
+        signature: Signature,
+        *,
+        host: bool = False,
     ) -> Emitted:
         from torch_pruner.families.winograd.emit import emit
 

@@ -3,7 +3,7 @@
 The nest is: parallel over chunks of tiles and shares of the columns; blocks of tiles; transform of
 a block's inputs; column panels; positions; register tiles over all channels; and, panel by panel,
 the results of a block from the products of all positions, through the epilogue. What passes between
-the three steps stays in a core's cache. See ``graph.winograd`` for the algorithm.
+the three steps stays in a core's cache. See ``form`` for the algorithm.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from torch_pruner.families.winograd.form import Winograd, places, winograd_of
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch_pruner.families.winograd.form import Matrix
+    from torch_pruner.families.winograd.form import Matrix, WinogradDecisions
     from torch_pruner.graph.contraction import ConvShape
     from torch_pruner.graph.ir import Graph, Shape
     from torch_pruner.graph.signature import Signature
@@ -82,20 +82,20 @@ class _Nest:
         return self.tm * self.tb
 
 
-def emit(spec: Graph, decisions: Mapping[str, int], takes: Signature) -> Emitted:
-    """TIR for a convolution of three taps. Decisions: see ``tuner.sketch.winograd``."""
+def emit(spec: Graph, decisions: WinogradDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a convolution of three taps."""
     plan = winograd_of(spec)
     assert plan is not None
-    inputs, (out,), (transformed, products) = parameters(takes)
-    weights = next(b for b, p in zip(inputs, takes.packs, strict=True) if p is not None)
+    inputs, (out,), (transformed, products) = parameters(signature)
+    weights = next(b for b, p in zip(inputs, signature.packs, strict=True) if p is not None)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
-    vl, tm, nv, tb, ku = (decisions[n] for n in ("vl", "tm", "nv", "tb", "ku"))
+    vl, tm, nv, tb, chunks, shares, ku, ahead, parallel = decisions
     nest = _Nest(
-        spec, plan, reader, vl, tm, nv, tb, ku, bool(decisions["ahead"]), weights, transformed,
+        spec, plan, reader, vl, tm, nv, tb, ku, bool(ahead), weights, transformed,
         products, out,
     )  # fmt: skip
-    kind = PARALLEL if decisions["par"] else SERIAL
-    body = _compute(nest, decisions["mc"], decisions["nc"], kind)
+    kind = PARALLEL if parallel else SERIAL
+    body = _compute(nest, chunks, shares, kind)
     return Emitted(body, inputs, [out], [transformed, products])
 
 
@@ -137,7 +137,7 @@ class _Tile:
     def source(self, place: Shape) -> list[Expr]:
         """Position of an input of the tile."""
         plan, conv = self.nest.plan, self.nest.conv
-        every = zip(self.begin, place, plan.gap, conv.lo, strict=True)
+        every = zip(self.begin, place, plan.dilation, conv.lo, strict=True)
         return [b + i * g - lo for b, i, g, lo in every]
 
     def inside(self, place: Shape) -> list[Expr]:
@@ -145,7 +145,7 @@ class _Tile:
         nest, plan, found = self.nest, self.nest.plan, []
         extent = nest.spec.nodes[plan.con.a].shape[2:]
         for d, position in enumerate(self.source(place)):
-            offset = place[d] * plan.gap[d] - nest.conv.lo[d]
+            offset = place[d] * plan.dilation[d] - nest.conv.lo[d]
             found += [position >= 0] if offset < 0 else []
             found += [position < extent[d]] if plan.last(d) + offset >= extent[d] else []
         return found
@@ -153,12 +153,12 @@ class _Tile:
     def result(self, place: Shape) -> tuple[list[Expr], list[Expr]]:
         """Position of a result, and conditions under which it exists, where it may not."""
         plan = self.nest.plan
-        spot = [b + i * g for b, i, g in zip(self.begin, place, plan.gap, strict=True)]
+        spot = [b + i * g for b, i, g in zip(self.begin, place, plan.dilation, strict=True)]
         extent = plan.con.m[1:]
         cut = [
             spot[d] < extent[d]
             for d in range(len(spot))
-            if plan.last(d) + place[d] * plan.gap[d] >= extent[d]
+            if plan.last(d) + place[d] * plan.dilation[d] >= extent[d]
         ]
         return spot, cut
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ from torch_pruner.graph.packing import PackLayout, operand_form
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch_pruner.graph.ir import Graph, Shape
 
 Array = npt.NDArray[Any]
@@ -38,6 +36,22 @@ _INPUT: Matrix = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
 _WEIGHT: Matrix = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 _OUTPUT: Matrix = ((1, 1, 1, 0), (0, 1, -1, -1))
 MAX_DEPTH = 1024  # channels that are summed in one go without losing digits
+
+N = TypeVar("N")
+
+
+class WinogradDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    vl: N  # lanes: elements of one vector
+    tm: N  # rows of a register tile: tiles of the convolution
+    nv: N  # vectors of a row of a register tile
+    tb: N  # register tiles of a block
+    mc: N  # chunks of blocks among parallel tasks
+    nc: N  # shares of the columns among parallel tasks; each transforms the inputs anew
+    ku: N  # unrolled channels of the reduction
+    ahead: N  # 1: the next weights are fetched early
+    par: N  # 1: tasks in parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +74,14 @@ class Winograd:
     def grid(self) -> Shape:
         """Images and tiles along each dimension."""
         counts = []
-        for extent, step, gap in zip(self.con.m[1:], self.step, self.gap, strict=True):
-            whole, rest = divmod(extent, step * gap)
-            counts.append(whole * gap + min(gap, rest))
+        for extent, step, dilation in zip(self.con.m[1:], self.step, self.dilation, strict=True):
+            whole, rest = divmod(extent, step * dilation)
+            counts.append(whole * dilation + min(dilation, rest))
         return (self.con.m[0], *counts)
 
     @property
-    def gap(self) -> Shape:
-        """Distance of neighbouring inputs of a tile, and of its results."""
+    def dilation(self) -> Shape:
+        """Distance of neighbouring inputs of a tile, and of its results; 1 where it has one."""
         assert self.con.conv is not None
         pairs = zip(self.con.conv.dilation, self.step, strict=True)
         return tuple(d if s > 1 else 1 for d, s in pairs)
@@ -77,8 +91,10 @@ class Winograd:
 
         Tiles of a dilated convolution interleave.
         """
-        step, gap = self.step[d], self.gap[d]
-        return tile * step if gap == 1 else tile // gap * (step * gap) + tile % gap
+        step, dilation = self.step[d], self.dilation[d]
+        if dilation == 1:
+            return tile * step
+        return tile // dilation * (step * dilation) + tile % dilation
 
     def last(self, d: int) -> int:
         """The largest that ``first`` gives."""
@@ -90,7 +106,7 @@ class Winograd:
 
     @property
     def flops(self) -> int:
-        """Of the products; direct convolution takes up to 2.25 times as many."""
+        """Operations of the products; direct convolution takes up to 2.25 times as many."""
         return 2 * self.tiles * self.positions * self.channels * self.con.n
 
     def blocked(self, rows: int, chunks: int) -> tuple[int, int]:
@@ -154,18 +170,18 @@ def places(shape: Shape) -> list[Shape]:
     return list(itertools.product(*(range(n) for n in shape)))
 
 
-def parameters(spec: Graph, decisions: Mapping[str, int]) -> Parameters:
+def parameters(spec: Graph, decisions: WinogradDecisions[int]) -> Parameters:
     """Scratch in order, for each task: transformed inputs of a block, and a panel's products."""
     packs: dict[int, PackLayout] = {}
     plan = winograd_of(spec)
     constant = None if plan is None else constant_operand(spec, plan.con)
     if plan is None or constant is None:
         raise ValueError("no convolution of three neighbouring taps and constant weights")
-    (index, view), block = constant, decisions["vl"] * decisions["nv"]
+    (index, view), block = constant, decisions.vl * decisions.nv
     shape = (1, -(-plan.con.n // block), plan.positions * plan.channels, block)
     packs[index] = PackLayout(view, "winograd", 1, block, shape)
-    rows = decisions["tm"] * decisions["tb"]
-    tasks = plan.blocked(rows, decisions["mc"])[0] * decisions["nc"]
+    rows = decisions.tm * decisions.tb
+    tasks = plan.blocked(rows, decisions.mc)[0] * decisions.nc
     scratch = tuple(
         BufferSpec((tasks, plan.positions, rows, width), plan.con.acc_dtype)
         for width in (plan.channels, block)

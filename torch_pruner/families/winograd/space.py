@@ -1,9 +1,6 @@
-"""The space of convolutions by minimal filtering: blocks of tiles, register tiles, shares of work.
+"""The space of convolutions by minimal filtering: blocks of tiles, register tiles, shares.
 
-Decisions: ``tm`` rows (tiles of the convolution) and ``nv`` vectors of a register tile, ``tb``
-register tiles in a block, ``mc`` chunks of blocks and ``nc`` shares of the columns among parallel
-tasks (each share transforms the inputs anew), ``ku`` unrolling of the reduction, ``ahead`` fetching
-the next weights early, ``par``.
+Decisions: see ``form``.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
-from torch_pruner.families.winograd.form import additions, winograd_of
+from torch_pruner.families.winograd.form import WinogradDecisions, additions, winograd_of
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -25,11 +22,11 @@ if TYPE_CHECKING:
 _BORDER = 1.5  # a tile at the border asks for every input whether it exists
 
 
-class WinogradSketch(Sketch):
-    """See the module; the algorithm is in ``graph.winograd``."""
+class WinogradSketch(Sketch[WinogradDecisions[Array]]):
+    """See the module; the algorithm is in ``form``."""
 
     name = "winograd"
-    names = ("vl", "tm", "nv", "tb", "mc", "nc", "ku", "ahead", "par")
+    decisions = WinogradDecisions
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -64,52 +61,50 @@ class WinogradSketch(Sketch):
         c, plan = self.columns(decisions), self.plan
         registers = self.task.target.vector_registers
         fits = self._registers(c) <= registers
-        fits &= c["tm"] * c["tb"] <= plan.tiles
-        fits &= (plan.con.n // self.lanes) % (c["nv"] * c["nc"]) == 0
-        fits &= (c["mc"] == 1) | (c["mc"] <= self._blocks(c))
-        result: Mask = fits & np.where(
-            c["par"] == 1, self._chunks(c) * c["nc"] >= 2, c["mc"] * c["nc"] == 1
-        )
+        fits &= c.tm * c.tb <= plan.tiles
+        fits &= (plan.con.n // self.lanes) % (c.nv * c.nc) == 0
+        fits &= (c.mc == 1) | (c.mc <= self._blocks(c))
+        result: Mask = fits & np.where(c.par == 1, self._chunks(c) * c.nc >= 2, c.mc * c.nc == 1)
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, plan, target = self.columns(decisions), self.plan, self.task.target
         con, spec, threads = plan.con, self.task.spec, self.task.threads
-        rows, bn = c["tm"] * c["tb"], c["nv"] * self.lanes
-        panels = con.n / bn / c["nc"]
+        rows, bn = c.tm * c.tb, c.nv * self.lanes
+        panels = con.n / bn / c.nc
         chunks, blocks = self._chunks(c), self._blocks(c)
 
-        fmas = c["tm"] * c["nv"]
-        step = machine.tile_step_cycles(c["tm"], c["nv"], 1 + c["ahead"], c["ku"], target)
+        fmas = c.tm * c.nv
+        step = machine.tile_step_cycles(c.tm, c.nv, 1 + c.ahead, c.ku, target)
         tile = plan.channels * step + fmas * 2 + 20
         slice_bytes = plan.channels * bn * self.size  # weights of one position
         inputs = plan.positions * rows * plan.channels * self.size
         products = plan.positions * rows * bn * self.size
-        multiply = plan.positions * c["tb"] * tile
+        multiply = plan.positions * c.tb * tile
         # Per position a slice of weights and one of inputs come near; the rest passes by again.
         near = rows * plan.channels * self.size + slice_bytes
         again = inputs / machine.bytes_per_cycle(inputs + products, target)
         weights = plan.positions * con.n * plan.channels * self.size
-        share = weights / c["nc"]
+        share = weights / c.nc
         held = share + inputs + products
         far = plan.positions * slice_bytes / machine.bytes_per_cycle(held, target)
-        waiting = np.maximum(0.0, again + far - np.where(c["ahead"] == 1, 0.7, 0.4) * multiply)
+        waiting = np.maximum(0.0, again + far - np.where(c.ahead == 1, 0.7, 0.4) * multiply)
         spilled = np.where(near > 0.8 * target.l1_bytes, 0.3 * multiply, 0.0)
-        panel = multiply + waiting + spilled + rows * c["nv"] * self._result_cycles()
+        panel = multiply + waiting + spilled + rows * c.nv * self._result_cycles()
         block = self._transform_cycles() * rows + panels * panel
 
         cold = share / machine.memory_bytes_per_cycle(target)
-        cold = cold * np.where(c["ahead"] == 1, 0.3, 0.6)
+        cold = cold * np.where(c.ahead == 1, 0.3, 0.6)
         task_s = (np.ceil(blocks / chunks) * block + cold) / target.frequency_hz
-        seconds, rounds = machine.parallel_seconds(chunks * c["nc"], task_s, c["par"], threads)
+        seconds, rounds = machine.parallel_seconds(chunks * c.nc, task_s, c.par, threads)
         a_bytes = con.m[0] * math.prod(spec.nodes[con.a].shape[1:]) * self.size
-        alike = (c["par"] == 0) | ((c["nc"] == 1) & (chunks % threads == 0))
+        alike = (c.par == 0) | ((c.nc == 1) & (chunks % threads == 0))
         foreign = np.where(alike, 0.0, 1 - 1 / threads) * a_bytes
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target)
         ones = np.ones(len(decisions))
         return Symbols(
             self._registers(c), fmas * plan.channels, near + products / plan.positions,
-            chunks * c["nc"], chunks * c["nc"] * share + c["nc"] * a_bytes, rounds, bn * self.size,
+            chunks * c.nc, chunks * c.nc * share + c.nc * a_bytes, rounds, bn * self.size,
             2.0 * blocks * rows * plan.positions * plan.channels * con.n,
             np.maximum(seconds, weights / target.dram_bytes_per_s * ones),
         )  # fmt: skip
@@ -117,27 +112,27 @@ class WinogradSketch(Sketch):
     def default(self) -> Decisions:
         return self.best_predicted(20_000)
 
-    def _registers(self, c: dict[str, Array]) -> Array:
-        registers: Array = c["tm"] * c["nv"] + c["nv"] + 1
+    def _registers(self, c: WinogradDecisions[Array]) -> Array:
+        registers: Array = c.tm * c.nv + c.nv + 1
         return registers
 
-    def _blocks(self, c: dict[str, Array]) -> Array:
-        blocks: Array = np.ceil(self.plan.tiles / (c["tm"] * c["tb"]))
+    def _blocks(self, c: WinogradDecisions[Array]) -> Array:
+        blocks: Array = np.ceil(self.plan.tiles / (c.tm * c.tb))
         return blocks
 
-    def _chunks(self, c: dict[str, Array]) -> Array:
+    def _chunks(self, c: WinogradDecisions[Array]) -> Array:
         """Parallel chunks of blocks, none of them empty (see ``Winograd.blocked``)."""
         blocks = self._blocks(c)
-        each = np.ceil(blocks / np.minimum(c["mc"], blocks))
+        each = np.ceil(blocks / np.minimum(c.mc, blocks))
         chunks: Array = np.ceil(blocks / each)
         return chunks
 
     def _transform_cycles(self) -> float:
-        """Of all channels of one tile: loads, additions, stores."""
+        """Cycles of all channels of one tile: loads, additions, stores."""
         plan, spec, con = self.plan, self.task.spec, self.plan.con
         work = 2.0 * plan.positions + additions(plan.input_transform())
         inner = math.prod(
-            max(0, g - 2 * gap) / g for g, gap in zip(plan.grid[1:], plan.gap, strict=True)
+            max(0, g - 2 * d) / g for g, d in zip(plan.grid[1:], plan.dilation, strict=True)
         )
         before = machine.pointwise_cycles(spec, self._before()) * plan.positions
         border = (inner + (1 - inner) * _BORDER) if any(con.conv.lo) else 1.0  # type: ignore[union-attr]
@@ -155,7 +150,7 @@ class WinogradSketch(Sketch):
         return found
 
     def _result_cycles(self) -> float:
-        """Of one vector of a tile's results."""
+        """Cycles of one vector of a tile's results."""
         plan = self.plan
         after = set(range(plan.con.anchor + 1, len(self.task.spec.nodes)))
         results = math.prod(plan.step)
