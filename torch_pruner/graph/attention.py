@@ -18,7 +18,7 @@ from torch_pruner.graph.ops import FLOATS, OpKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-# Measured (docs/design.md): with fewer queries a vector of queries is mostly padding.
+# Measured (docs/experiments.md): with fewer queries a vector of queries is mostly padding.
 MIN_QUERIES = 16
 MIN_KEYS, MIN_WIDTH = 16, 16
 # Where tiles multiply bfloat16 many times faster, scores in memory cost less than doing without.
