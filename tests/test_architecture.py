@@ -184,7 +184,7 @@ def test_the_picture_has_no_cycle() -> None:
 def test_no_forbidden_import(module: Path) -> None:
     forbidden = FORBIDDEN.get(_package_of(module), set())
     found = [(n, line) for n, line in _imported_names(module) if n.split(".")[0] in forbidden]
-    assert not found, f"{module.name} must not import these (docs/design.md, 'must not')"
+    assert not found, f"{module.name} must not import these (docs/architecture.md, 'must not')"
 
 
 def _code_lines(text: str) -> set[int]:

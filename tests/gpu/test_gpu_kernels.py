@@ -1,6 +1,6 @@
 """GPU kernels without a GPU: numbers on the host, machine code from NVRTC where it is installed.
 
-The same schedule runs as loops (see ``codegen.gpu.grid``), so indices, guards, tiles, stages,
+The same schedule runs as loops (see ``codegen.parts.gpu.grid``), so indices, guards, tiles, stages,
 fragments and reductions are checked against the reference at sizes that divide and that do not.
 """
 

@@ -1,4 +1,4 @@
-"""The spaces of kernels on GPUs: what ``codegen.gpu`` emits, with Pruner's symbols of each point.
+"""The spaces of kernels on GPUs: what ``gpu_*`` families emit, with Pruner's symbols of each point.
 
 Level 0 is a thread with its registers, level 1 a multiprocessor with its shared memory, level 2 the
 card with its memory. The latency is Pruner's (ASPLOS 2025, section 4.1, equation 1): operations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 WARP = 32
-PAD = 8  # elements after each line of a tile: see codegen.gpu.product
+PAD = 8  # elements after each line of a tile: see gpu_product.emit
 REGISTERS = 255  # of a thread, at most
 OWN = 40  # registers for addresses and counters
 TRANSACTION = 32  # bytes of a sector

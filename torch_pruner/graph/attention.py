@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Takes = Callable[[Graph, "Attention"], bool]  # whether kernels of a device take an attention
 
-# Measured (docs/design.md): with fewer queries a vector of queries is mostly padding.
+# Measured (docs/experiments.md): with fewer queries a vector of queries is mostly padding.
 MIN_QUERIES = 16
 MIN_KEYS, MIN_WIDTH = 16, 16
 # Where tiles multiply bfloat16 many times faster, scores in memory cost less than doing without.

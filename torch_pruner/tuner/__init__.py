@@ -58,7 +58,7 @@ def _mlp(seed: int) -> CostModel:
 
 def _moa(seed: int, weights: Weights | None = None) -> CostModel:
     """Without weights the residual model: at a few dozen trials a task, training the network from
-    nothing ranked no better and cost more (docs/design.md has the figures).
+    nothing ranked no better and cost more (docs/experiments.md has the figures).
     """
     if weights is None:
         return _residual(seed)

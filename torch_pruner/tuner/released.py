@@ -2,7 +2,7 @@
 
 One row per buffer that a kernel writes; the latency of a kernel is the sum over its rows of the
 slower of computing and moving. The release counts elements where the paper says bytes, and has no
-penalty for occupancy or alignment (docs/design.md says what ours does instead). Formulas: the
+penalty for occupancy or alignment (docs/algorithm.md says what ours does instead). Formulas: the
 paper's equation 1 with the penalties of the release's "version 6".
 """
 
