@@ -97,7 +97,7 @@ class FamilyContract:
             "from torch_pruner.families import sources\n"
             "from torch_pruner.graph.ir import Graph\n"
             "source, spec, decisions = json.loads(sys.stdin.read())\n"
-            "family = getattr(sources._module(source), source['name'])()\n"
+            "family = sources.family_at(source)\n"
             "family.signature(Graph.from_json(spec), decisions)\n"
             "print([m for m in ('torch', 'tvm', 'tvm_ffi') if m in sys.modules])\n"
         )

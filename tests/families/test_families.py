@@ -30,7 +30,7 @@ from torch_pruner.tuner.measure.local import LocalExecutor
 pytestmark = pytest.mark.tvm
 
 CPU = replace(TargetSpec.from_dict({"kind": "llvm", "mcpu": "sapphirerapids"}, 2), bf16_tiles=True)
-CARD = TargetSpec.of_card(CARDS["h200"])
+CARD = TargetSpec.cuda(CARDS["h200"])
 SPECS = {
     "attention": attention(Case()),
     "depthwise": G.convolution(16),
@@ -138,14 +138,14 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 from tests.families.toy import Toy
-from torch_pruner.families import sources, use_family
+from torch_pruner.families import own_sources, use_family
 
 class Own(Toy):
     name = "own"
 
 if __name__ == "__main__":
     use_family(Own())
-    print(sources.sources()[0]["file"] == __file__, sources.sources()[0]["module"])
+    print(own_sources()[0]["file"] == __file__, own_sources()[0]["module"])
 """
 
 
@@ -157,12 +157,12 @@ def test_a_class_of_a_script_is_found_by_its_file(tmp_path: Path) -> None:
     assert done.stdout.split() == ["True", sources.SCRIPT]
     given = [{"module": sources.SCRIPT, "file": str(file), "name": "Own"}]
     try:
-        sources.use(given)
-        sources.use(given)  # the second time there is nothing to do
+        families.use_sources(given)
+        families.use_sources(given)  # the second time there is nothing to do
         assert [f.name for f in families.own()] == ["own"]
-        assert sources.sources() == given
+        assert families.own_sources() == given
     finally:
-        sources.use([])
+        families.use_sources([])
         sys.modules.pop(sources.SCRIPT, None)
     assert families.own() == []
 

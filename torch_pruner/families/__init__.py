@@ -11,7 +11,11 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from torch_pruner.families.sources import family_at, source_of
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch_pruner.families.base import Family
     from torch_pruner.families.space import Sketch
     from torch_pruner.graph.ir import Graph
@@ -89,8 +93,6 @@ def use_family(family: Family) -> None:
     Raises:
         ValueError: Another family has the name, or other processes could not find the class.
     """
-    from torch_pruner.families.sources import source_of
-
     if family in _own_families:
         return
     if knows(family.name):
@@ -108,6 +110,24 @@ def drop_family(family: Family) -> None:
     """Undo ``use_family``; nothing happens if it was not used."""
     if family in _own_families:
         _own_families.remove(family)
+
+
+def own_sources() -> list[dict[str, str]]:
+    """Where the families of ``use_family`` are defined, the one added first first."""
+    return [source_of(family) for family in reversed(_own_families)]
+
+
+def use_sources(sources: Sequence[Mapping[str, str]]) -> None:
+    """Make exactly the families of ``sources`` the own ones of this process.
+
+    Raises whatever importing them raises.
+    """
+    if list(sources) == own_sources():
+        return
+    wanted = [family_at(source) for source in sources]
+    _own_families.clear()
+    for family in wanted:
+        use_family(family)
 
 
 def use_space(space: type[Sketch]) -> None:

@@ -12,10 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_pruner import families
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from types import ModuleType
 
     from torch_pruner.families.base import Family
@@ -43,23 +41,10 @@ def source_of(family: Family) -> dict[str, str]:
     return {"module": module, "file": file, "name": kind.__qualname__}
 
 
-def sources() -> list[dict[str, str]]:
-    """The sources of the families that ``use_family`` added here, the first one first."""
-    return [source_of(family) for family in reversed(families.own())]
-
-
-def use(given: Sequence[Mapping[str, str]]) -> None:
-    """Make exactly the families of ``given`` the own ones of this process.
-
-    Raises whatever importing them raises.
-    """
-    if list(given) == sources():
-        return
-    wanted = [getattr(_module(source), source["name"])() for source in given]
-    for family in families.own():
-        families.drop_family(family)
-    for family in wanted:
-        families.use_family(family)
+def family_at(source: Mapping[str, str]) -> Family:
+    """A family of that source, made anew. Raises whatever importing it raises."""
+    family: Family = getattr(_module(source), source["name"])()
+    return family
 
 
 def _module(source: Mapping[str, str]) -> ModuleType:

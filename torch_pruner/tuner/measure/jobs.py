@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.families.sources import sources
+from torch_pruner import families
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus, Task
 
@@ -83,7 +83,7 @@ def groups(batch: MeasureBatch, jobs: Sequence[int], flush_bytes: int) -> list[l
 
 def families_message() -> Message:
     """What a worker is told before a task: the families that are not the package's own."""
-    return {"cmd": "families", "families": sources()}
+    return {"cmd": "families", "families": families.own_sources()}
 
 
 def task_message(name: str, task: Task, seed: int) -> Message:

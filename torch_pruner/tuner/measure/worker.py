@@ -25,7 +25,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
-from torch_pruner.families import sources
+from torch_pruner import families
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
@@ -291,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def use_families(given: Sequence[Mapping[str, str]]) -> None:
     """Use the parent's families; candidates of what cannot be imported fail to build."""
     try:
-        sources.use(given)
+        families.use_sources(given)
     except Exception:
         traceback.print_exc()
 
