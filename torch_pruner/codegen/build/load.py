@@ -18,7 +18,7 @@ from torch_pruner.config import set_thread_defaults, use_one_thread
 from torch_pruner.log import logger
 from torch_pruner.versions import check_tvm_versions
 
-Entry = Callable[[int], Any]
+Entry = Callable[[int], object]
 
 log = logger(__name__)
 

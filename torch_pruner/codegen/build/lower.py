@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.tir.builders import (
     Buffer,
     Expr,
+    GlobalVar,
+    IRModule,
     PrimFunc,
     S,
     Stmt,
@@ -58,25 +60,35 @@ class Call:
     args: tuple[Place, ...]
 
 
+class Compiled(Protocol):
+    """Machine code in memory: its entries by name, each a function of a table's address."""
+
+    def __getitem__(self, name: str) -> Callable[[int], None]: ...
+
+    def export_library(self, path: str, *, cc: str) -> None: ...
+
+
 def program_module(
     kernels: Mapping[str, ScheduledKernel], programs: Mapping[str, Sequence[Call]], slots: int
-) -> Any:
+) -> IRModule:
     """An IRModule with parts of kernels as private functions and a public function per program."""
     parts = {
-        name: [(tvm.ir.GlobalVar(f"{name}_{i}"), part) for i, part in enumerate(parts_of(kernel))]
+        name: [(GlobalVar(f"{name}_{i}"), part) for i, part in enumerate(parts_of(kernel))]
         for name, kernel in kernels.items()
     }
-    functions: dict[Any, PrimFunc] = {var: part.func for of in parts.values() for var, part in of}
+    functions: dict[GlobalVar, PrimFunc] = {
+        var: part.func for of in parts.values() for var, part in of
+    }
     for entry, calls in programs.items():
-        functions[tvm.ir.GlobalVar(entry)] = _entry(entry, calls, kernels, parts, slots)
-    return tvm.IRModule(functions)
+        functions[GlobalVar(entry)] = _entry(entry, calls, kernels, parts, slots)
+    return IRModule(functions)
 
 
 def _entry(
     entry: str,
     calls: Sequence[Call],
     kernels: Mapping[str, ScheduledKernel],
-    parts: Mapping[str, Sequence[tuple[Any, Part]]],
+    parts: Mapping[str, Sequence[tuple[GlobalVar, Part]]],
     slots: int,
 ) -> PrimFunc:
     address = T.Var("table", "int64")
@@ -87,7 +99,7 @@ def _entry(
         S.DeclBuffer(table, data=table_ptr),
     ]
 
-    def called(call: Call, function: Any) -> Callable[[Expr | None], Stmt]:
+    def called(call: Call, function: GlobalVar) -> Callable[[Expr | None], Stmt]:
         def statement(number: Expr | None) -> Stmt:
             pointers = [
                 _pointer(table, a, dtype)
@@ -117,7 +129,7 @@ def _pointer(table: Buffer, argument: Place, dtype: str) -> Expr:
     return as_pointer(address, dtype)
 
 
-def compile_module(module: Any, target: TargetSpec) -> Any:
+def compile_module(module: IRModule, target: TargetSpec) -> Compiled:
     """Machine code for a module, in memory. Raises ``CompileError`` with TVM's message."""
     try:
         # Storage rewrite would merge the accumulators into one block too large for the stack;
@@ -125,14 +137,15 @@ def compile_module(module: Any, target: TargetSpec) -> Any:
         # definition).
         config = {"tirx.disable_storage_rewrite": True, "tirx.disable_cse_tir": True}
         with tvm.transform.PassContext(config=config):
-            return tvm.tirx.build(
+            built: Compiled = tvm.tirx.build(
                 spill(module), tvm.target.Target(target.tvm_target() | _LLVM_OPTIONS)
             )
+            return built
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
         raise exc.CompileError("kernels", "TVM refused the generated code", log=str(err)) from err
 
 
-def export_library(library: Any, path: Path) -> None:
+def export_library(library: Compiled, path: Path) -> None:
     """Link into a shared library.
 
     Raises ``CompileError`` when there is no C compiler or it fails.
@@ -158,7 +171,7 @@ class LoadedKernel:
     """A kernel that runs in this process on numpy arrays."""
 
     kernel: ScheduledKernel
-    _library: Any
+    _library: Compiled
     _entry: Callable[[int], None]
 
     def bind(self, arrays: Sequence[Array]) -> Callable[[], None]:

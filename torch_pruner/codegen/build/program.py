@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner import families
 from torch_pruner.codegen.build.lower import Call, compile_module, export_library, program_module
 from torch_pruner.codegen.build.weight_checksum import checksum_functions
-from torch_pruner.codegen.tir.builders import tvm
+from torch_pruner.codegen.tir.builders import IRModule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from torch_pruner.codegen.build.lower import Compiled
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.memory import Place
     from torch_pruner.target import TargetSpec
@@ -24,7 +25,7 @@ def build_program(
     calls: Mapping[str, Sequence[tuple[str, tuple[Place, ...]]]],
     slots: int,
     target: TargetSpec,
-) -> Any:
+) -> Compiled:
     """Machine code with one entry per key of ``calls``, and ``CHECKSUMS``; ``kernels`` by workload.
 
     Raises ``CompileError``.
@@ -41,10 +42,10 @@ def build_program(
         for entry, sequence in calls.items()
     }
     module = program_module(scheduled, programs, slots)
-    module.update(tvm.IRModule(checksum_functions()))
+    module.update(IRModule(checksum_functions()))
     return compile_module(module, target)
 
 
-def link(library: Any, path: Path) -> None:
+def link(library: Compiled, path: Path) -> None:
     """Write a compiled program as a shared library. Raises ``CompileError``."""
     export_library(library, path)

@@ -10,7 +10,7 @@ loop.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import tvm_ffi
 
@@ -89,8 +89,14 @@ def _again(around: S.AttrStmt, body: Stmt) -> Stmt:
     return S.AttrStmt(around.node, around.attr_key, around.value, body)
 
 
+class _Visitor(Protocol):
+    """What goes through a statement; it hands over its nodes and itself."""
+
+    def default_visit(self, node: Stmt) -> object: ...
+
+
 def _parallel_inside(stmt: Stmt) -> bool:
-    def visit(loop: S.For, visitor: Any) -> Any:
+    def visit(loop: S.For, visitor: _Visitor) -> object:
         if loop.kind == PARALLEL:
             return tvm_ffi.VisitInterrupt(1)
         return visitor.default_visit(loop)

@@ -15,13 +15,14 @@ from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,
     VECTORIZED,
+    GlobalVar,
+    IRModule,
     PrimFunc,
     S,
     T,
     as_pointer,
     pointer,
     seq,
-    tvm,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def renewer(
     target: TargetSpec, threads: int
 ) -> Callable[[Sequence[npt.NDArray[Any]]], Callable[[], None]]:
     """Compiles the program; the result makes a call without arguments for given arrays."""
-    entry = compile_module(tvm.IRModule({tvm.ir.GlobalVar("renew"): _program(threads)}), target)
+    entry = compile_module(IRModule({GlobalVar("renew"): _program(threads)}), target)
     function = entry["renew"]
 
     def bind(arrays: Sequence[npt.NDArray[Any]]) -> Callable[[], None]:

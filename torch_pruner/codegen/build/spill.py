@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import tvm_ffi
 
@@ -19,6 +19,7 @@ from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Call,
     Expr,
+    IRModule,
     S,
     Stmt,
     T,
@@ -32,14 +33,14 @@ from torch_pruner.codegen.tir.reader import POSITION
 from torch_pruner.codegen.tir.vmath import KEEP
 
 
-def spill(module: Any) -> Any:
+def spill(module: IRModule) -> IRModule:
     """The module with the computed variables of its functions in stack buffers."""
     functions = {}
     for name, func in module.functions.items():
         frame = _Frame()
         _visit(func.body, frame)
         functions[name] = func.with_body(seq([*frame.buffers, *frame.stmts]))
-    return tvm.IRModule(functions, attrs=module.attrs)
+    return IRModule(functions, attrs=module.attrs)
 
 
 @dataclass(slots=True)

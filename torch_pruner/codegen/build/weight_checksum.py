@@ -14,7 +14,6 @@ Results are a checksum for each block, then for each block 0 if all facts are tr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
@@ -24,6 +23,7 @@ from torch_pruner.codegen.tir.builders import (
     Buffer,
     Expr,
     ForKind,
+    GlobalVar,
     PrimFunc,
     S,
     Stmt,
@@ -35,7 +35,6 @@ from torch_pruner.codegen.tir.builders import (
     prefetch,
     seq,
     stack,
-    tvm,
     when,
 )
 from torch_pruner.codegen.tir.values import store
@@ -54,10 +53,10 @@ AHEAD = 16  # lines of a turn: each lies in another page, where no processor loo
 _MOST = 1 << 30  # elements that a buffer of unknown length is declared with
 
 
-def checksum_functions() -> dict[Any, PrimFunc]:
+def checksum_functions() -> dict[GlobalVar, PrimFunc]:
     """The entries ``CHECKSUMS`` as functions of the address of a table (see the module)."""
     kinds = zip(CHECKSUMS, (SERIAL, PARALLEL), strict=True)
-    return {tvm.ir.GlobalVar(name): _function(name, kind) for name, kind in kinds}
+    return {GlobalVar(name): _function(name, kind) for name, kind in kinds}
 
 
 @dataclass(slots=True)

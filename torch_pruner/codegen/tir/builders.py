@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # what stands in `tirx.pyi`; see there
 
     from torch_pruner.codegen.tir import tirx as S
     from torch_pruner.codegen.tir import tirx as T
-    from torch_pruner.codegen.tir.tirx import Call
+    from torch_pruner.codegen.tir.tirx import Call, GlobalVar, IRModule
 else:
     from tvm import tirx as T
-    from tvm.ir import Call
+    from tvm.ir import Call, GlobalVar, IRModule
     from tvm.tirx import stmt as S
 
 Expr = T.Expr
@@ -39,10 +39,10 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 )
 
 __all__ = [
-    "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind", "PrimFunc",
-    "S", "Stmt", "T", "Var", "as_pointer", "buffer", "imm", "importing", "index_dtype", "index_var",
-    "indexing", "intrinsic", "loop", "on_cpu", "pointer", "prefetch", "seq", "stack", "tvm",
-    "vector", "when", "widened", "workspace",
+    "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind",
+    "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "Var", "as_pointer", "buffer", "imm",
+    "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu", "pointer",
+    "prefetch", "seq", "stack", "tvm", "vector", "when", "widened", "workspace",
 ]  # fmt: skip
 
 _index_dtype: ContextVar[str] = ContextVar("index_dtype", default="int32")

@@ -17,7 +17,7 @@ from tvm.s_tir.stmt import SBlock
 
 from torch_pruner.codegen.parts.kernel import ScheduledKernel
 from torch_pruner.codegen.tir import scalar
-from torch_pruner.codegen.tir.builders import T, on_cpu, tvm
+from torch_pruner.codegen.tir.builders import IRModule, PrimFunc, T, on_cpu, tvm
 from torch_pruner.families.metaschedule.plain import apply as plain_apply
 from torch_pruner.families.metaschedule.workload import to_prim_func
 from torch_pruner.graph.ops import OpKind
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PREPROC = "meta_schedule.layout_rewrite_preproc"  # marks a block that lays weights out anew
 
 
-def workload_module(spec: Graph, *, plain: bool = False) -> Any:
+def workload_module(spec: Graph, *, plain: bool = False) -> IRModule:
     """The module that a trace applies to, and that MetaSchedule searches.
 
     ``plain``: with TVM's own arithmetic where it has such. A trace of either module fits the other.
@@ -42,7 +42,7 @@ def workload_module(spec: Graph, *, plain: bool = False) -> Any:
     func = to_prim_func(spec, apply).with_attr("global_symbol", "main")
     if free := layout_free(spec):
         func = func.with_attr("layout_free_buffers", free)
-    return tvm.IRModule({"main": func})
+    return IRModule({"main": func})
 
 
 def layout_free(spec: Graph) -> list[int]:
@@ -73,7 +73,7 @@ def candidate_of(schedule: Any) -> Candidate:
     return Candidate("metaschedule", decisions, trace_text(schedule.trace))
 
 
-def _layouts(func: Any) -> dict[str, int]:
+def _layouts(func: PrimFunc) -> dict[str, int]:
     """Extents and strides of the inputs that are rewritten before anything is computed."""
     rewrites: list[Any] = []
 

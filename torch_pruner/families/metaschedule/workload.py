@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tvm import te
 
 from torch_pruner.codegen.tir import scalar
-from torch_pruner.codegen.tir.builders import Expr, T
+from torch_pruner.codegen.tir.builders import Expr, PrimFunc, T
 from torch_pruner.codegen.tir.reader import reshape_index, safe_position, view_index
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ir import const_value
@@ -38,7 +38,7 @@ Order: TypeAlias = "Shape | None"  # None for the order of the node's own axes
 Apply: TypeAlias = "Callable[[str, Sequence[Expr], str], Expr]"
 
 
-def to_prim_func(spec: Graph, apply: Apply = scalar.apply) -> Any:
+def to_prim_func(spec: Graph, apply: Apply = scalar.apply) -> PrimFunc:
     """Parameters: the inputs of ``spec`` by index, then its outputs. Takes every operator that
     ``apply`` has, which ``scalar.apply`` is all of them.
     """
@@ -53,7 +53,8 @@ def to_prim_func(spec: Graph, apply: Apply = scalar.apply) -> Any:
         fresh = isinstance(value, te.Tensor) and spec.nodes[i].op != "input"
         fresh = fresh and i not in spec.outputs[:k]
         outputs.append(value if fresh else _compute(spec.nodes[i], f"out{k}", value))
-    return te.create_prim_func([*inputs, *outputs])
+    func: PrimFunc = te.create_prim_func([*inputs, *outputs])
+    return func
 
 
 def _stage(

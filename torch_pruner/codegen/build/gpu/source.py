@@ -6,13 +6,22 @@ TVM's preamble pulls in the CUDA C++ library, which takes longer to parse than a
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_pruner import exc
 from torch_pruner.codegen.build.gpu.image import Launch
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core, tf32
-from torch_pruner.codegen.tir.builders import PrimFunc, S, Stmt, T, pointer, tvm
+from torch_pruner.codegen.tir.builders import (
+    GlobalVar,
+    IRModule,
+    PrimFunc,
+    S,
+    Stmt,
+    T,
+    pointer,
+    tvm,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,13 +79,13 @@ def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str,
     device = {"kind": "cuda", "arch": arch, "max_threads_per_block": 1024}
     target = tvm.target.Target(device, host={"kind": "llvm"})
     functions = {
-        tvm.ir.GlobalVar(name): _of_pointers(kernel.func).with_attr({"global_symbol": name})
+        GlobalVar(name): _of_pointers(kernel.func).with_attr({"global_symbol": name})
         for name, kernel in kernels.items()
     }
     config = {"tirx.disable_storage_rewrite": True, "tirx.disable_cse_tir": True}
     try:
         with tvm.transform.PassContext(config=config):
-            module = spill(tvm.IRModule(functions))
+            module = spill(IRModule(functions))
             printed = _lowered(module, target)
             built = tvm.get_global_func("target.build.cuda")(printed, target)
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
@@ -103,7 +112,7 @@ def _of_pointers(func: PrimFunc) -> PrimFunc:
     return T.PrimFunc(pointers, body).with_attr({"tirx.noalias": True})
 
 
-def _lowered(module: Any, target: Any) -> Any:
+def _lowered(module: IRModule, target: object) -> IRModule:
     """The device functions of a module, ready to be printed.
 
     TVM's own pipeline also plans barriers, and refuses kernels where it would want one in a branch;
@@ -126,7 +135,8 @@ def _lowered(module: Any, target: Any) -> Any:
         passes.StmtSimplify(),
         passes.LowerIntrin(),
     ]
-    return tvm.ir.transform.Sequential(lower)(module)
+    lowered: IRModule = tvm.ir.transform.Sequential(lower)(module)
+    return lowered
 
 
 def _on_device(func: PrimFunc) -> bool:
