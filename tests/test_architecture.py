@@ -241,6 +241,15 @@ def test_only_emitters_of_families_import_tvm(module: Path) -> None:
         assert not tvm, "TVM is for emit.py, resolved when it is used"
 
 
+def test_the_list_of_devices_alone_knows_their_names() -> None:
+    """Else a device would be more than a file and a line."""
+    seams = {f"torch_pruner.devices.{name}" for name in ("base", "aten", "dtypes")}
+    seams |= {"torch_pruner.devices", "torch_pruner.devices.forked_threads"}
+    for module in (m for m in MODULES if _package_of(m) != "devices"):
+        found = {n for n, _ in _imported_names(module) if n.startswith("torch_pruner.devices")}
+        assert found <= seams, module
+
+
 @pytest.mark.parametrize("module", [m for m in MODULES if _package_of(m) != "cli"], ids=str)
 def test_only_the_command_line_prints(module: Path) -> None:
     calls = [n for n in ast.walk(_tree(module)) if isinstance(n, ast.Call)]

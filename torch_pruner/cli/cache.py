@@ -280,9 +280,9 @@ def _misses(tasks: list[TaskExplanation], config: Config) -> list[Miss]:
     """For each task that is not cached, what is nearest to it in the cache."""
     import torch
 
-    from torch_pruner.compiler.context import Context
+    from torch_pruner.devices import device_for
 
-    context = Context.make(config, config.threads or torch.get_num_threads())
+    context = device_for(torch.device("cpu"), config).context(config)
     store = KernelStore.open(config.cache_root, max_bytes=config.cache_max_bytes)
     misses = []
     for task in tasks:

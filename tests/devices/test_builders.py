@@ -1,0 +1,86 @@
+"""What measurement workers build with: on the CPU, in a fleet, for the pretended card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import fakes
+from tests.contracts.builder import BuilderContract
+from tests.families import kernels as K
+from tests.gpu.pretend_gpu import CARD, PretendBuilder
+from torch_pruner import families
+from torch_pruner.codegen.build.lower import Call, compile_module, export_library, program_module
+from torch_pruner.compiler.kernels import draft
+from torch_pruner.graph.memory import Place
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate, Task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch_pruner.tuner.measure.builder import Builder
+
+pytestmark = pytest.mark.tvm
+
+
+class OfTheCpu(BuilderContract):
+    @pytest.fixture
+    def task(self) -> Task:
+        return Task("linear", K.linear(5, 24, 40), TargetSpec.detect(1), 1)
+
+    @pytest.fixture
+    def good(self, task: Task) -> Candidate:
+        return draft(task)
+
+
+class TestTvmBuilder(OfTheCpu):
+    @pytest.fixture
+    def builder(self) -> Builder:
+        from torch_pruner.tuner.measure._tvm import TvmBuilder
+
+        return TvmBuilder()
+
+
+class TestLibraryBuilder(OfTheCpu):
+    @pytest.fixture
+    def builder(self, task: Task, good: Candidate, tmp_path: Path) -> Builder:
+        from torch_pruner.tuner.measure.rpc_server import LibraryBuilder, library_name
+
+        kernel = families.named(good.sketch).schedule(task.spec, good, task.target)
+        count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
+        calls = {"main": [Call("kernel", tuple(Place(k) for k in range(count)))]}
+        library = compile_module(program_module({"kernel": kernel}, calls, count), task.target)
+        export_library(library, tmp_path / library_name(task.spec, good))
+        return LibraryBuilder(tmp_path)
+
+
+class TestCudaBuilder(BuilderContract):
+    @pytest.fixture
+    def builder(self) -> Builder:
+        return PretendBuilder()
+
+    @pytest.fixture
+    def task(self) -> Task:
+        return Task("linear", K.linear(5, 24, 40), TargetSpec.cuda(CARD), 1)
+
+    @pytest.fixture
+    def good(self, task: Task) -> Candidate:
+        return draft(task)
+
+
+class TestFakeBuilder(OfTheCpu):
+    """What stands in for one where misdeeds are tested."""
+
+    @pytest.fixture
+    def builder(self) -> Builder:
+        return fakes.FakeBuilder()
+
+    @pytest.fixture
+    def good(self) -> Candidate:
+        return fakes.candidate()
+
+    @pytest.fixture
+    def bad(self) -> Candidate:
+        return fakes.candidate(fakes.BUILD_RAISES)
