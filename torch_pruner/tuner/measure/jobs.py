@@ -1,4 +1,4 @@
-"""What an executor knows of its workers and of the candidates they are busy with."""
+"""The state of an executor: its workers, and the candidates they are busy with."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def groups(batch: MeasureBatch, jobs: Sequence[int], flush_bytes: int) -> list[l
 
 
 def task_message(name: str, task: Task, seed: int) -> Message:
-    """What defines a task to a worker."""
+    """The message that defines a task to a worker."""
     return {
         "cmd": "task",
         "task": name,
