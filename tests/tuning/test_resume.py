@@ -170,8 +170,9 @@ def empty(cache: Path) -> None:
 def flip_a_bit(cache: Path) -> None:
     for blob in blobs(cache):
         data = bytearray(blob.read_bytes())
-        data[len(data) // 2] ^= 1
-        rewrite(blob, bytes(data))
+        if data:  # a verdict has no bytes
+            data[len(data) // 2] ^= 1
+            rewrite(blob, bytes(data))
 
 
 def remove(cache: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shared libraries as files named by the sha256 of their bytes.
+"""Bytes as files named by their sha256; most are shared libraries.
 
 In: bytes. Out: paths of files whose bytes have just been hashed. A file appears under its name
 complete or not at all. Knows no index: who refers to a blob is the caller's business, and so is
@@ -94,7 +94,7 @@ class BlobDir:
         return path
 
     def verify(self, digest: str) -> str:
-        """What is wrong with the bytes of a blob, in words; "" if nothing is, or it is gone."""
+        """The problem with the bytes of a blob, in words; "" if there is none, or it is gone."""
         try:
             with _opened(self.path(digest)) as fd:
                 found = _hash_fd(fd)

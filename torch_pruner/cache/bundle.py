@@ -273,7 +273,7 @@ def _split(data: bytes, count: int) -> Iterator[str]:
 
 
 def _stamp(archive: zipfile.ZipFile) -> Stamp:
-    """What tells one state of one file from others."""
+    """Device, inode, size and time of a file, by which one state of it is told from others."""
     assert archive.fp is not None
     found = os.fstat(archive.fp.fileno())
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

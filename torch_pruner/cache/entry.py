@@ -1,4 +1,4 @@
-"""What the cache says about a key: a kernel's best schedule, or what is kept of a graph.
+"""The entries of the cache: of a kernel, its best schedule; of a graph, what is kept of it.
 
 Values only. ``from_text`` raises ValueError for anything that ``to_text`` could not have written,
 so damage is found where it is read and not where it is used.
@@ -99,7 +99,7 @@ class KernelEntry:
 
 
 class ArtifactKind(StrEnum):
-    """What the store keeps of a graph."""
+    """The kinds of artifacts that the store keeps of a graph."""
 
     LIBRARY = "library"  # the machine code of its kernels
     CAPTURED = "captured"  # the program that capturing it gave, as text
@@ -108,7 +108,7 @@ class ArtifactKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What is to be kept of a graph.
+    """Something to be kept of a graph.
 
     Attributes:
         kind: what it is.
@@ -133,7 +133,7 @@ class ArtifactEntry:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """What its row is called, see ``artifact_digest``."""
+        """The name of its row, see ``artifact_digest``."""
         return artifact_digest(self.kind, self.key)
 
     def to_text(self) -> str:
@@ -164,7 +164,7 @@ def artifact_digest(kind: ArtifactKind, key: GraphKey) -> str:
 
 
 def keep_best(old: KernelEntry | None, new: KernelEntry, *, chosen: bool = False) -> KernelEntry:
-    """What to store when ``new`` meets ``old``: the better schedule, and all that both know.
+    """The entry to store when ``new`` meets ``old``: the better schedule, and all that both know.
 
     What a search has ``chosen`` is better than what it met on its way, which was timed at one
     moment, perhaps a lucky one, and the choice in a race. So it replaces what is there, and what

@@ -87,7 +87,7 @@ def is_digest(text: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What both keys share: canonical JSON both ways, a digest, and the difference of two keys."""
+    """The base of both keys: canonical JSON both ways, a digest, the difference of two keys."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""What a cost model learned, as one file for each kind of target beside the kernels.
+"""Files of cost models' weights, one for each kind of target, beside the kernels.
 
 In: bytes. Out: the same bytes, or None. A file appears complete or not at all; whoever writes last
 wins. What the bytes mean, and whether they are sound, is the reader's business.

@@ -1,4 +1,4 @@
-"""Where the cache is, and whether this process may use it.
+"""The directories of a cache, and whether this process may use them.
 
 In: a directory or nothing. Out: a directory with our layout, private to its user, and whether it
 can be written. What another user could have filled is not used, because libraries are loaded from
@@ -144,7 +144,7 @@ def prepare(layout: Layout, *, read_only: bool) -> bool:
 
 
 def checksums_of(layout: Layout, *, read_only: bool) -> RowChecksums:
-    """How the rows of a cache are signed. Its directories were made by ``prepare``."""
+    """The checksums and signatures of a cache, whose directories ``prepare`` has made."""
     key = userkey.load(layout.root, create=not read_only)
     return RowChecksums(key, own=key is not None and userkey.is_own(layout.home))
 

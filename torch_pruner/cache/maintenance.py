@@ -46,7 +46,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What is sound, by table (and "blobs"), and what is not, in words."""
+    """The number of sound rows of each table (and of "blobs"), and each problem in words."""
 
     sound: dict[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was removed. ``in_use`` counts artifacts that had to stay in a cache too large."""
+    """How much was removed. ``in_use`` counts artifacts that had to stay in a cache too large."""
 
     kernels: int = 0
     artifacts: int = 0

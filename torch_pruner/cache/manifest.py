@@ -1,4 +1,4 @@
-"""What a bundle says about itself, and whether it is what it says.
+"""The manifest of a bundle: read, and checked against the archive.
 
 In: an archive. Out: its manifest, which names every other member with its size and sha256. Checks
 the manifest's form, its signature (an HMAC of its bytes) where one is asked for, and the names of
@@ -31,7 +31,10 @@ MEMBERS = (KERNELS, ARTIFACTS, RECORDS)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a bundle was made on: the device's fingerprint as JSON, its digest, and versions."""
+    """The device that a bundle was made on, its digest, and the versions that made it.
+
+    ``device``: the fingerprint as JSON.
+    """
 
     device: Mapping[str, Any]
     digest: str
@@ -40,7 +43,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle says about itself. ``files``: (sha256, bytes) of every other member."""
+    """The contents of a bundle in numbers. ``files``: (sha256, bytes) of every other member."""
 
     origin: Origin
     made_by: str
@@ -150,7 +153,7 @@ def _device(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """What is shown on terminals. Raises ValueError for characters that would command one."""
+    """``text``, to be shown on terminals. Raises ValueError for characters that command one."""
     if not text.isprintable():
         raise ValueError(f"its manifest is damaged: {text[:40]!r}")
     return text

@@ -1,4 +1,4 @@
-"""Where a store reads and writes: on the disk, and in memory once the disk fails.
+"""Reads and writes on the disk, and in memory once the disk fails.
 
 In: functions of an index with its blobs. Out: what they return, whatever the disk does. While all
 is well there is the disk alone; after the first failed write, an index in memory takes the writes

@@ -21,7 +21,7 @@ class UnsignedRow(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RowChecksums:
-    """How the rows of one index are signed, and which of them are taken.
+    """Signs the rows of one index, and decides which of them are taken.
 
     Attributes:
         key: the user's; without one, rows get a checksum only.

@@ -1,4 +1,4 @@
-"""What can still be read of a damaged index, carried over into a fresh one.
+"""Carries over what can still be read of a damaged index into a fresh one.
 
 In: the file that was moved aside. Out: rows of the new index. Rows are taken as they are: whoever
 reads one checks its checksum. A damaged page costs what lies on it, since every table is read from

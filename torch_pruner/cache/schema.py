@@ -49,7 +49,7 @@ def create(conn: sqlite3.Connection, journal: str) -> sqlite3.Connection:
 
 
 def problem(conn: sqlite3.Connection) -> str:
-    """How what a database holds differs from what ``create`` makes; "" if it does not."""
+    """The first difference between a database and what ``create`` makes; "" if there is none."""
     if (found := version(conn)) != SCHEMA_VERSION:
         return f"{FOREIGN} version {found}"
     objects = set(conn.execute(_OBJECTS).fetchall())

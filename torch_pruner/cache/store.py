@@ -45,7 +45,7 @@ DEFAULT_MAX_BYTES: Final = 10 << 30
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """How much is stored, how often this object was asked, and why it is degraded, if it is."""
+    """The amount that is stored, how often this object was asked, and why it is degraded, if so."""
 
     root: str
     kernels: int
@@ -185,7 +185,7 @@ class KernelStore:
         self._drop("kernels", key.digest())
 
     def drop(self, kind: ArtifactKind, key: GraphKey) -> None:
-        """Forget an artifact, likewise."""
+        """Forget an artifact. If the root cannot be written, hide it here."""
         self._drop("artifacts", artifact_digest(kind, key))
 
     def nearest(self, key: KernelKey) -> KernelKey | None:
@@ -197,12 +197,12 @@ class KernelStore:
         return self._fallback.find(lambda indexed: indexed.nearest(key))
 
     def add_records(self, key: KernelKey, records: Sequence[TuningRecord]) -> None:
-        """Append what was measured for ``key``. A candidate keeps its record; ok beats failed."""
+        """Append measurements of ``key``. A candidate keeps its record; ok beats failed."""
         checked = [sound(record) for record in records]
         self._fallback.write(lambda indexed: indexed.add_records(key, checked))
 
     def records(self, key: KernelKey) -> list[TuningRecord]:
-        """What was measured for ``key``, in the order it was added, each candidate once."""
+        """The measurements of ``key`` in the order they were added, each candidate once."""
         merged: dict[str, TuningRecord] = {}
         for found in self._fallback.collect(lambda indexed: indexed.records(key), key.digest()):
             for record in found:

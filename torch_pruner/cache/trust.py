@@ -30,7 +30,7 @@ class Doubt:
 
 
 def doubt(path: Path) -> Doubt | None:
-    """What speaks against ``path``; None if nothing does, or nothing is there."""
+    """The reason not to trust ``path``; None if there is none, or nothing is there."""
     try:
         return doubt_of(path, os.lstat(path))
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def doubt(path: Path) -> Doubt | None:
 
 
 def doubt_of(path: Path, found: os.stat_result) -> Doubt | None:
-    """The same of something whose status is known."""
+    """The reason not to trust ``path``, whose status is ``found``; None if there is none."""
     if stat.S_ISLNK(found.st_mode):
         return Doubt(path, "it is a symbolic link, and none is followed there")
     if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
@@ -52,7 +52,7 @@ def doubt_of(path: Path, found: os.stat_result) -> Doubt | None:
 
 
 def doubts(home: Path, *, index: Path, blobs: Path, locks: Path) -> Iterator[Doubt]:
-    """What speaks against the contents of a cache's version directory, the outermost first."""
+    """The reasons not to trust a cache's version directory, the outermost first."""
     if found := doubt(home):
         yield found
         return

@@ -35,7 +35,7 @@ _log = log.logger(__name__)
 
 
 def directory() -> Path | None:
-    """Where the key lies; None for a user without a home."""
+    """The directory of the key; None for a user without a home."""
     with contextlib.suppress(RuntimeError):  # platformdirs: the home directory is unknown
         path = platformdirs.user_data_path("torch_pruner", appauthor=False)
         if path.is_absolute():

@@ -277,7 +277,7 @@ def _removed(args: argparse.Namespace, report: PruneReport) -> int:
 
 
 def _misses(tasks: list[TaskExplanation], config: Config) -> list[Miss]:
-    """For each task that is not cached, what is nearest to it in the cache."""
+    """The reason for each task that is not cached, with the nearest entry of the cache."""
     import torch
 
     from torch_pruner.devices import device_for
@@ -310,7 +310,7 @@ def _reason(
 
 
 def _expand(differs: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Of fields that hold a JSON object (target, numerics), only the attributes that differ."""
+    """Fields that hold a JSON object (target, numerics) reduced to the attributes that differ."""
     expanded: dict[str, tuple[Any, Any]] = {}
     for name, (wanted, found) in differs.items():
         if name not in ("target", "numerics"):

@@ -1,4 +1,4 @@
 """Kernel graphs and schedule decisions in, TIR and shared libraries out.
 
-The only package that imports TVM.
+Most of it imports TVM; ``build.load`` needs its runtime alone.
 """

@@ -2,8 +2,8 @@
 
 It looks kernels up, has the missing ones tuned, builds, and publishes.
 
-This is the one place where graph, tuner, code generation and cache meet. It knows no torch: tensors
-are addresses, vendor kernels are behind ``Vendor``, and whoever calls owns the memory.
+It knows no torch: tensors are addresses, vendor kernels are behind ``Vendor``, and whoever calls
+owns the memory.
 """
 
 from __future__ import annotations

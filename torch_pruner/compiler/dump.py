@@ -1,4 +1,4 @@
-"""What a bug report needs, as files in ``debug_dir``: the graph, its kernels and how each runs."""
+"""Writes what a bug report needs to ``debug_dir``: the graph, its kernels and how each runs."""
 
 from __future__ import annotations
 

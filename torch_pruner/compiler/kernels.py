@@ -49,7 +49,7 @@ class Vendor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a kernel runs. ``latency_s`` is infinite when it was never timed."""
+    """The chosen way to run a kernel. ``latency_s`` is infinite when it was never timed."""
 
     candidate: Candidate
     source: Source
@@ -115,7 +115,7 @@ def choose(
 def look_up(
     tasks: Sequence[Task], config: Config, store: KernelStore, context: Context
 ) -> dict[str, Choice]:
-    """What the cache knows well enough: tuned with at least the effort that is asked for.
+    """Kernels that the cache knows well enough: tuned with at least the effort that is asked for.
 
     Under ``on_miss="fallback"`` whatever was completed will do.
     """
@@ -287,7 +287,7 @@ def _kept(
 
 
 def _as_stored(choice: Choice, stored: KernelEntry) -> Choice:
-    """What the next process will find: another one may have stored a better schedule meanwhile."""
+    """The entry that the next process will find: another may have stored a better one meanwhile."""
     candidate = Candidate.from_json(stored.candidate)
     if candidate == choice.candidate:
         return choice
@@ -355,7 +355,7 @@ def worth_vendor(task: Task) -> bool:
 
 
 def report(task: Task, choice: Choice) -> TaskReport:
-    """What the report says about a kernel."""
+    """The report's line about a kernel."""
     return TaskReport(
         name=task.name,
         workload=task.workload,
@@ -380,7 +380,7 @@ def _publish(
     effort: str,
     chosen: bool = False,
 ) -> KernelEntry:
-    """What is then stored."""
+    """Store a kernel's entry; the entry that is there afterwards."""
     assert choice.source != "cache"
     entry = KernelEntry(
         key=context.kernel_key(task.workload),

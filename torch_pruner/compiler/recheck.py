@@ -77,7 +77,7 @@ def recheck(store: KernelStore, config: Config) -> Recheck:
 
 
 def _input(entry: KernelEntry) -> MeasureInput | None:
-    """What to run; None for what is not ours to run."""
+    """The task and schedule to run; None for what is not ours to run."""
     candidate = Candidate.from_json(entry.candidate)
     target = TargetSpec.resolve("auto", entry.key.threads)
     if (

@@ -172,19 +172,19 @@ class TuningSession:
             scheduler.report(i, len(results), best_s)
 
     def _trials_left(self) -> float:
-        """Of the graph's budget, after this session's trials and those of its history."""
+        """The trials of the graph's budget that are left after this session's and its history's."""
         if self.budget.trials is None:
             return math.inf
         return self.budget.trials - sum(run.progress.trials for run in self._runs)
 
     def _searching_s(self) -> float:
-        """Of the budget's time, less what the finals will take."""
+        """Seconds of the budget less those that the finals will take."""
         assert self.budget.time_s is not None
         finals = sum(len(f) + 2 for run in self._runs if (f := run.finalists()))
         return max(0.5 * self.budget.time_s, self._ends_s() - finals * self._trial_s)
 
     def _ends_s(self) -> float:
-        """Of the budget's time, less what building will take: a process builds one by one."""
+        """Seconds of the budget less those of building, which is done one by one."""
         assert self.budget.time_s is not None
         building = 2 * self.to_build * self._build_s
         return max(0.5 * self.budget.time_s, self.budget.time_s - building)
@@ -197,7 +197,7 @@ class TuningSession:
     def _executed(
         self, run: TaskRun, batch: Sequence[Candidate], race: bool
     ) -> list[MeasureResult]:
-        """What the executor says, in the time that is left; what is not done by then is missing."""
+        """The results of the executor in the time that is left; later ones are missing."""
         left = None
         if self.to_build and self.budget.time_s is not None:
             left = self._ends_s() - self._elapsed_s()

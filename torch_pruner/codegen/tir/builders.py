@@ -1,4 +1,4 @@
-"""The one door to TVM: checks the installed versions, imports it, hands out what emitters use."""
+"""TVM for emitters: checks the installed versions, imports it, hands out what they use."""
 
 from __future__ import annotations
 

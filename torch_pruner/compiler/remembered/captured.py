@@ -28,7 +28,7 @@ def find(compiler: Compiler, description: str) -> bytes | None:
 
 
 def keep(compiler: Compiler, description: str, program: bytes, name: str) -> None:
-    """For processes to come. ``on_miss="error"`` promises not to write, so it is silent then."""
+    """Keep a program for later processes, unless ``on_miss="error"``: it promises not to write."""
     if compiler.config.on_miss != "error":
         text = _head(description) + b"\n" + program
         key = _key(compiler, description)
@@ -36,7 +36,7 @@ def keep(compiler: Compiler, description: str, program: bytes, name: str) -> Non
 
 
 def _head(description: str) -> bytes:
-    """What the bytes begin with: of which description they are, whatever row names them."""
+    """The first line of the bytes: of which description they are, whatever row names them."""
     return hashlib.sha256(description.encode()).hexdigest().encode()
 
 

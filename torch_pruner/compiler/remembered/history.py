@@ -1,4 +1,6 @@
-"""What earlier tuning left in the store about a kernel, as the tuning session wants it.
+"""Tuning history: what was measured for a kernel before, so that nothing is measured twice.
+
+In: the records of the store. Out: results and candidates as a tuning session wants them.
 
 A record whose status is ``SEED`` was never measured here: it is a schedule from another device or
 version, to be tried early.

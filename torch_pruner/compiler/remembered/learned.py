@@ -1,4 +1,4 @@
-"""The cost model of a tuning session: made as the options say, from weights kept by earlier ones.
+"""Learned weights: the cost model of a tuning session starts from those of earlier sessions.
 
 Weights are looked for in the cache, then in the package; afterwards the momentum model's go back to
 the cache. A file that is damaged or of another version costs a warning and is ignored.

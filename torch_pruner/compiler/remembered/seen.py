@@ -1,4 +1,4 @@
-"""Kernels that ran untuned: noted in the cache when they did, tuned later with no model at hand.
+"""Kernels seen: those that ran untuned are noted, and tuned later with no model at hand.
 
 A note is an entry without completed effort, whose schedule was never timed; a search that was
 killed leaves one, too, with the best that it had timed.

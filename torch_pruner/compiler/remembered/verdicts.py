@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def remember(
     compiler: Compiler, program: bytes, compiled: Sequence[CompiledGraph], name: str
 ) -> None:
-    """The first call agreed with eager. ``on_miss="error"`` promises not to write, so it is silent
-    then."""
+    """Note that the first call agreed with eager, unless ``on_miss="error"``, which promises not to
+    write."""
     if compiler.config.on_miss != "error":
         key = _key(compiler, program, compiled)
         compiler.store.put(Artifact(ArtifactKind.VERDICT, key, meta={"name": name}))

@@ -1,6 +1,6 @@
 """torch's own caches: AOTAutograd's, ``torch.compiler.save_cache_artifacts``, ``.aot_compile()``.
 
-The one module that knows their private names. Where a version of torch lacks them, ``riding`` does
+Knows their private names. Where a version of torch lacks them, ``riding`` does
 nothing and AOTAutograd works as it does for any backend.
 
 What AOTAutograd keeps is a ``SavedCall``, of which only bytes are written; it does not know which

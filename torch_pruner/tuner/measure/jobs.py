@@ -1,4 +1,4 @@
-"""What an executor knows of its workers and of the candidates they are busy with."""
+"""The state of an executor: its workers, and the candidates they are busy with."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def families_message() -> Message:
 
 
 def task_message(name: str, task: Task, seed: int) -> Message:
-    """What defines a task to a worker."""
+    """The message that defines a task to a worker."""
     return {
         "cmd": "task",
         "task": name,

@@ -178,7 +178,7 @@ class LocalExecutor(WorkerExecutor):
         self._note_best(batch, group)
 
     def _note_best(self, batch: MeasureBatch, jobs: Iterable[int]) -> None:
-        """What others are given up beside, of each task: the times of these jobs count."""
+        """Note the best time of each task, beside which hopeless candidates are given up."""
         for job in filter(batch.worked, jobs):
             name, seconds = batch.names[job], batch.results[job].latency_s
             self._best[name] = min(self._best.get(name, math.inf), seconds)

@@ -24,7 +24,7 @@ READINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What runs around every timed call, in place of the kernels before and after it.
+    """The calls around every timed call, in place of the kernels before and after it.
 
     ``before`` is not timed. ``after`` is: it reads the results, as the kernel after would, and what
     that takes when they lie near, ``after_s``, is taken off again.

@@ -121,7 +121,7 @@ class WorkerExecutor(MeasureExecutor):
             self._workers.append(WorkerState(process, since=time.monotonic()))
 
     def _arguments(self) -> list[str]:
-        """Of a worker's process."""
+        """The arguments of a worker's process."""
         return ["--builder", self._builder]
 
     def _discard(self, worker: WorkerState) -> str:
