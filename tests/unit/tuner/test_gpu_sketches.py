@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from torch_pruner import families
 from torch_pruner.cards import CARDS
 from torch_pruner.families import sketches_for
 from torch_pruner.families.gpu import SUMS
@@ -125,3 +126,25 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
             point = sketch.default()
             assert sketch.valid(point[None]).all()
             assert (sketch.symbols(point[None]).latency_s > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "decisions"),
+    [
+        ("gpu_attention", "bm bn"),
+        ("gpu_columns", "threads"),
+        ("gpu_direct", "threads"),
+        ("gpu_elementwise", "vl threads"),
+        ("gpu_product", "bm bn bk tm tn stages tensor ahead split"),
+        ("gpu_rows", "threads"),
+    ],
+)
+def test_stored_schedules_know_decisions_by_these_names(name: str, decisions: str) -> None:
+    family = families.named(name)
+    assert family.decisions._fields == tuple(decisions.split())
+    assert family.space().names == family.decisions._fields
+
+
+def test_a_stored_product_that_says_nothing_of_parts_has_one() -> None:
+    stored = {"bm": 16, "bn": 16, "bk": 8, "tm": 1, "tn": 1, "stages": 1, "tensor": 0, "ahead": 0}
+    assert families.named("gpu_product").typed(stored).split == 1
