@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class FakeSketch(Sketch):
     ) -> None:
         self.name = name
         self.names = tuple(f"t{i}" for i in range(len(sizes)))
+        self.decisions = namedtuple("FakeDecisions", self.names)  # noqa: PYI024  as many as asked
         self._domains = tuple(2 ** np.arange(s, dtype=np.int64) for s in sizes)
         self._optimum, self._believed, self._scale_s = optimum, believed, scale_s
 

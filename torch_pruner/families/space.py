@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -58,10 +58,10 @@ class Sketch(ABC, Generic[C]):
     """
 
     name: ClassVar[str]
-    decisions: ClassVar[Any] = None
+    decisions: ClassVar[Any]
     """The ``NamedTuple`` of the decisions, the same as that of the family."""
     names: ClassVar[tuple[str, ...]]
-    """The names of the decisions in order. Derived from ``decisions`` where these are given."""
+    """The names of the decisions in order. Derived from ``decisions``."""
     version: ClassVar[int] = 1
     packs: ClassVar[bool] = True
     """Whether kernels may want packed copies of constant operands. Of kernels that are as fast as
@@ -69,8 +69,7 @@ class Sketch(ABC, Generic[C]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = vars(cls).get("decisions")
-        if own is not None:
+        if (own := vars(cls).get("decisions")) is not None:
             cls.names = own._fields
 
     def __init__(self, task: Task) -> None:
@@ -104,13 +103,9 @@ class Sketch(ABC, Generic[C]):
         return dict(zip(self.names, (int(v) for v in point), strict=True))
 
     def columns(self, decisions: Decisions) -> C:
-        """The decisions of all points, each a float column.
-
-        A dict by name where the sketch has ``names`` only.
-        """
-        each = {n: decisions[:, j].astype(np.float64) for j, n in enumerate(self.names)}
-        columns: Any = each if self.decisions is None else self.decisions(**each)
-        return cast("C", columns)
+        """The decisions of all points, each a float column."""
+        columns: C = self.decisions(*decisions.astype(np.float64).T)
+        return columns
 
     def best_predicted(self, limit: int = 4096) -> Decisions:
         """The valid point of least predicted latency that a short search finds.
