@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.families.kernels import inputs_for
 from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.compiler.kernels import draft
 from torch_pruner.config import Config
@@ -17,6 +18,7 @@ from torch_pruner.dynamo.run.build import built_region
 from torch_pruner.families import families, sketches_for
 from torch_pruner.graph.ir import Builder, Graph
 from torch_pruner.graph.layout import identity
+from torch_pruner.graph.reference import evaluate
 from torch_pruner.task import MeasureInput, MeasureStatus, Task
 
 if TYPE_CHECKING:
@@ -137,13 +139,13 @@ class DeviceContract:
             assert sketches_for(task), task.name
             draft(task)
 
-    def test_a_compiled_graph_computes_what_it_says(self, device, compiler) -> None:
-        torch.manual_seed(0)
-        x, w = torch.randn(ROWS, DEPTH), torch.randn(DEPTH, COLUMNS)
-        want = (x @ w).relu().softmax(-1)
-        given = [t.to(device.device) for t in (x, w)]
-        specs = tuple(map(spec_of, given))
-        step = RegionStep(linear(), specs, (spec_of(want),))
+    @pytest.mark.parametrize("name", ["linear", "int8"])
+    def test_a_compiled_graph_computes_what_it_says(self, device, compiler, name) -> None:
+        graph = GRAPHS[name]
+        arrays = inputs_for(graph)
+        want = torch.from_numpy(evaluate(graph, arrays)[0].copy())
+        given = [torch.from_numpy(a.copy()).to(device.device) for a in arrays]
+        step = RegionStep(graph, tuple(map(spec_of, given)), (spec_of(want),))
         run, call = built_region(step, compiler, device, "contract")
         assert len(call.compiled.steps) >= 1
         if device.builds_only:
@@ -153,7 +155,7 @@ class DeviceContract:
         for _ in range(2):  # a second call finds the table filled
             (mine,) = run(given)
             assert mine.device == device.device
-            torch.testing.assert_close(mine.cpu(), want)
+            torch.testing.assert_close(mine.cpu(), want, rtol=1e-4, atol=1e-4)
 
     def test_a_process_after_this_one_builds_nothing(self, device, config, compiler) -> None:
         orders = [[(0, 1), (0, 1)], [(0, 1)]]

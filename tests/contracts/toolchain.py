@@ -118,7 +118,7 @@ class ToolchainContract:
         del first
         check({"both": second[0], **dict(zip(CALLS, library.entries, strict=False))})
 
-    @pytest.mark.parametrize("damage", [b"", b"junk", b"\x7fELF" + bytes(64)])
+    @pytest.mark.parametrize("damage", [b"", b"junk", b"\x7fELF" + bytes(64)], ids=len)
     def test_a_file_of_someone_else_is_corrupt(self, toolchain, tmp_path, damage) -> None:
         path = tmp_path / "graph.so"
         path.write_bytes(damage)

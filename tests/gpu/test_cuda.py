@@ -10,7 +10,12 @@ from torch import nn
 
 import torch_pruner as tp
 from tests.compile.agreement import assert_equal
+from tests.contracts.device import DeviceContract
+from tests.contracts.vendor import VendorContract
 from tests.gpu.test_gpu_compile import Mixed
+from torch_pruner.compiler.executors import close_all
+from torch_pruner.config import Config
+from torch_pruner.devices import device_for
 
 pytestmark = [pytest.mark.tvm, pytest.mark.cuda]
 ASKED = {"target": {"kind": "cuda"}}
@@ -158,3 +163,23 @@ def test_int_weights_and_indices_of_the_device(cold) -> None:
     net = nn.Linear(128, 256).cuda()
     x = torch.randn(1, 128, device="cuda")
     assert_close(cold.compile(net, **ASKED, int8_weights=True)(x), net(x), 2e-2)
+
+
+class TestDevice(DeviceContract):
+    lives_at = torch.device("cuda", 0)
+    own_name = "cuda:0"
+
+    @pytest.fixture
+    def device(self, config):
+        yield device_for(self.lives_at, config)
+        close_all()
+
+    @pytest.fixture
+    def options(self):
+        return ASKED
+
+
+class TestVendor(VendorContract):
+    @pytest.fixture
+    def vendor(self):
+        return device_for(torch.device("cuda", 0), Config.from_options(options=ASKED)).vendor()

@@ -18,6 +18,6 @@ class Capabilities:
     attention: Takes = any_attention
     """Which attention is one kernel; what is not becomes a kernel for each product."""
     mixed_operands: bool = True
-    """Whether products take operands of two dtypes, as int8 weights with float32."""
+    """Whether products of two dtypes, as float32 with int8 weights, are as fast as others."""
     tf32: frozenset[str] = frozenset()
     """Contractions whose float32 operands may be rounded to ten bits."""

@@ -41,7 +41,10 @@ VENDOR_MARGIN, VENDOR_SWITCH_S, VENDOR_SPIN_S = 1.1, 20e-6, 10e-3
 
 
 class Vendor(Protocol):
-    """Runs a kernel graph through the framework's own operators."""
+    """Runs a kernel graph through the framework's own operators.
+
+    Tests: ``tests/contracts/vendor.py``.
+    """
 
     def latency_s(self, spec: Graph) -> float | None:
         """Median seconds per call, or None when the library cannot run it."""

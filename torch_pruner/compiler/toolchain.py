@@ -42,7 +42,8 @@ class Toolchain(ABC):
     """Builds and loads libraries for one kind of device.
 
     Contract: what ``load`` gives for a file that ``save`` wrote does what ``build``'s entries do,
-    and loading needs no compiler. Entries may be called from any thread.
+    and loading needs no compiler. Entries may be called from any thread. Tests:
+    ``tests/contracts/toolchain.py``.
     """
 
     own: tuple[str, ...] = ()

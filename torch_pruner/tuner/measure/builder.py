@@ -39,7 +39,7 @@ class BuiltKernel:
 
 
 class Builder(Protocol):
-    """Compiles candidates in the worker's own process."""
+    """Compiles candidates in the worker's own process. Tests: ``tests/contracts/builder.py``."""
 
     def build(
         self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
