@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import torch_pruner
 from tests.contracts.family import FamilyContract
 from tests.families import kernels as K
 from tests.families.toy import Toy
@@ -172,3 +173,19 @@ def test_operations_are_those_of_the_family_that_needs_fewest() -> None:
     direct = 2 * np.prod((14, 14, 16, 16, 9))
     assert families.operations(task) < direct / 2
     assert families.operations(Task("kernel", SPECS["contraction"], CPU, 2)) is None
+
+
+def test_another_version_of_a_family_is_other_code(toy, cold, monkeypatch) -> None:
+    """The library of a graph is built anew, with the schedule that is known already."""
+
+    def function(x):
+        return torch.tanh(x) * 2
+
+    x = torch.randn(6, 50)
+    options = {"effort": "quick", "trials": 4, "library": False, "threads": 1}
+    cold.compile(function, **options)(x)
+    assert torch_pruner.last_report().tasks[0].sketch == "toy"
+    monkeypatch.setattr(Toy, "version", 2)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="library of graph"):
+        cold.compile(function, on_miss="error", **options)(x)

@@ -224,7 +224,7 @@ class Compiler:
         text = json.dumps(
             [lowered.fused.graph.to_json(), orders], sort_keys=True, separators=(",", ":")
         )
-        parts = sorted({f"{w}:{choices[w].digest}" for w in lowered.workloads})
+        parts = sorted({f"{w}:{_code_of(choices[w])}" for w in lowered.workloads})
         return self.context.graph_key(text, parts)
 
     def _library(
@@ -293,6 +293,12 @@ def _demanded(graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -
     for i in graph.inputs[len(inputs) :]:
         fixed.pop(i, None)
     return fixed | {i: tuple(o) for i, o in zip(graph.inputs, inputs, strict=False)}
+
+
+def _code_of(choice: Choice) -> str:
+    """What the code of a kernel depends on beside its graph."""
+    version = families.named(choice.sketch).version
+    return choice.digest if version == 1 else f"{choice.digest} v{version}"
 
 
 def _segments(lowered: Lowered, choices: Mapping[str, Choice]) -> list[int | tuple[int, ...]]:

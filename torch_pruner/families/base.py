@@ -51,6 +51,9 @@ class Family(ABC):
     """The kind of target that kernels of the family are for, as ``TargetSpec.kind`` says it."""
     generated: ClassVar[bool] = True
     """Whether kernels are machine code of ours; else the vendor's library runs them."""
+    version: ClassVar[int] = 1
+    """Raise it when the same decisions emit other code: libraries are then built anew. (For
+    families of the package that is ``CODEGEN_VERSION``.)"""
     decisions: ClassVar[Any] = None
     """The ``NamedTuple`` of a schedule's decisions, generic in what a field holds: integers of one
     schedule, columns of many. It stands in ``form.py`` of the family. None: any names."""
