@@ -11,7 +11,12 @@ from tests.contracts.builder import BuilderContract
 from tests.families import kernels as K
 from tests.gpu.pretend_gpu import CARD, PretendBuilder
 from torch_pruner import families
-from torch_pruner.codegen.build.lower import Call, compile_module, export_library, program_module
+from torch_pruner.codegen.build.lower import (
+    KernelCall,
+    compile_module,
+    export_library,
+    program_module,
+)
 from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.memory import Place
 from torch_pruner.target import TargetSpec
@@ -50,7 +55,7 @@ class TestLibraryBuilder(OfTheCpu):
 
         kernel = families.named(good.sketch).schedule(task.spec, good, task.target)
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-        calls = {"main": [Call("kernel", tuple(Place(k) for k in range(count)))]}
+        calls = {"main": [KernelCall("kernel", tuple(Place(k) for k in range(count)))]}
         library = compile_module(program_module({"kernel": kernel}, calls, count), task.target)
         export_library(library, tmp_path / library_name(task.spec, good))
         return LibraryBuilder(tmp_path)

@@ -156,11 +156,11 @@ def test_code_for_other_machines(
 
 
 def _calls(kernels: Mapping[str, object]) -> list[object]:
-    from torch_pruner.codegen.build.lower import Call
+    from torch_pruner.codegen.build.lower import KernelCall
     from torch_pruner.graph.memory import Place
 
     counts = {n: len(k.inputs) + len(k.outputs) + len(k.scratch) for n, k in kernels.items()}
-    return [Call(n, tuple(Place(i) for i in range(c))) for n, c in counts.items()]
+    return [KernelCall(n, tuple(Place(i) for i in range(c))) for n, c in counts.items()]
 
 
 def test_sums_may_stay_wide() -> None:

@@ -11,7 +11,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.codegen.build.lower import (
-    Call,
+    KernelCall,
     aligned,
     compile_kernel,
     compile_module,
@@ -55,7 +55,7 @@ def drafted(spec: Graph, target: TargetSpec) -> ScheduledKernel:
 
 def assembly(kernel: ScheduledKernel, target: TargetSpec) -> str:
     count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-    calls = [Call("kernel", tuple(Place(i) for i in range(count)))]
+    calls = [KernelCall("kernel", tuple(Place(i) for i in range(count)))]
     module = program_module({"kernel": kernel}, {"main": calls}, count)
     text: str = compile_module(module, target).inspect_source("asm")
     return text

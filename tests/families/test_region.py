@@ -11,7 +11,7 @@ import pytest
 from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.codegen.build.load import set_threads
-from torch_pruner.codegen.build.lower import Call, aligned, compile_module, program_module
+from torch_pruner.codegen.build.lower import KernelCall, aligned, compile_module, program_module
 from torch_pruner.codegen.build.region import parts_of
 from torch_pruner.codegen.parts.kernel import ScheduledKernel
 from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, S, T, loop, seq
@@ -54,7 +54,7 @@ def increment(kind: object) -> Callable[..., Stmt]:
 
 
 def program(
-    kernels: dict[str, ScheduledKernel], calls: Sequence[Call], arrays: Sequence[np.ndarray]
+    kernels: dict[str, ScheduledKernel], calls: Sequence[KernelCall], arrays: Sequence[np.ndarray]
 ) -> Callable[[], None]:
     target = TargetSpec.detect(2)
     library = compile_module(program_module(kernels, {"main": calls}, len(arrays)), target)
@@ -71,7 +71,7 @@ def test_kernels_see_what_the_ones_before_wrote(threads: int) -> None:
     """Hundreds of kernels in a row, parallel and serial ones, on more threads than cores."""
     kernels = {"many": reversing(4), "one": reversing(1)}
     names = ["many", "many", "one", "one", "many"] * 40
-    calls = [Call(n, (Place(i % 2), Place((i + 1) % 2))) for i, n in enumerate(names)]
+    calls = [KernelCall(n, (Place(i % 2), Place((i + 1) % 2))) for i, n in enumerate(names)]
     arrays = [aligned((N,), "float32") for _ in range(2)]
     run = program(kernels, calls, arrays)
     set_threads(threads)
@@ -90,7 +90,7 @@ def test_every_part_runs_once(kinds: tuple[object, ...]) -> None:
     kernels = {f"k{i}": made(increment(kind)) for i, kind in enumerate(kinds)}
     (array,) = [aligned((N,), "float32")]
     array[...] = 0
-    calls = [Call(name, (Place(0),)) for name in kernels] * 3
+    calls = [KernelCall(name, (Place(0),)) for name in kernels] * 3
     program(kernels, calls, [array])()
     assert (array == 3 * len(kinds)).all()
 
@@ -111,7 +111,7 @@ def test_a_kernel_with_a_parallel_loop_deeper_launches_by_itself() -> None:
     array = aligned((N,), "float32")
     array[...] = 0
     kernels = {"odd": odd, "plain": made(increment(PARALLEL))}
-    program(kernels, [Call(n, (Place(0),)) for n in ("plain", "odd", "plain")], [array])()
+    program(kernels, [KernelCall(n, (Place(0),)) for n in ("plain", "odd", "plain")], [array])()
     assert (array == 4).all()
 
 
@@ -126,7 +126,7 @@ def test_definitions_before_a_parallel_loop_stay_with_it() -> None:
     assert [p.alone for p in parts_of(kernel)] == [True]
     array = aligned((N,), "float32")
     array[...] = 0
-    program({"k": kernel}, [Call("k", (Place(0),))], [array])()
+    program({"k": kernel}, [KernelCall("k", (Place(0),))], [array])()
     assert (array == 1).all()
 
 

@@ -10,7 +10,7 @@ import torch
 
 import torch_pruner as tp
 from tests.emitting import schedule
-from torch_pruner.codegen.build.lower import Call, compile_module, program_module
+from torch_pruner.codegen.build.lower import KernelCall, compile_module, program_module
 from torch_pruner.codegen.parts import kernel
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.ir import Builder, Graph
@@ -64,7 +64,7 @@ def compiled(spec: Graph) -> str:
     sketch = sketches_for(Task("wide", spec, target, 2))[0]
     made = schedule(spec, sketch.name, dict(sketch.named(sketch.default())))
     places = tuple(Place(i) for i in range(len(made.func.params)))
-    calls = {"main": [Call("kernel", places)]}
+    calls = {"main": [KernelCall("kernel", places)]}
     compile_module(program_module({"kernel": made}, calls, len(places)), target)
     return str(made.func.script())
 

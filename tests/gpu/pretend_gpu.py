@@ -23,7 +23,7 @@ from torch_pruner.cards import CARDS, Card
 from torch_pruner.codegen.build.gpu.program import build_gpu_program
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.codegen.build.gpu.timing_driver import TimingDriver
-from torch_pruner.codegen.build.lower import Call, compile_module, program_module
+from torch_pruner.codegen.build.lower import KernelCall, compile_module, program_module
 from torch_pruner.compiler.context import Context
 from torch_pruner.devices.base import Device
 from torch_pruner.devices.cuda import CudaToolchain, capabilities, cuda_executor
@@ -92,7 +92,7 @@ class HostDriver(TimingDriver):
         graph, sketch, decisions = module[symbol]
         kernel = gpu_kernel.schedule(Graph.from_json(graph), sketch, decisions, host=True)
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-        call = Call("k", tuple(Place(i) for i in range(count)))
+        call = KernelCall("k", tuple(Place(i) for i in range(count)))
         code = compile_module(
             program_module({"k": kernel}, {"main": [call]}, count), TargetSpec.detect(1)
         )

@@ -48,7 +48,7 @@ _log = log.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class BundleContents:
     """A bundle whose every byte was checked. ``vouched``: by a signature that was asked for."""
 
     path: Path
@@ -98,7 +98,7 @@ def create(
     return replace(manifest, signed=key is not None)
 
 
-def read(path: str | os.PathLike[str], *, key: bytes | None = None) -> Contents:
+def read(path: str | os.PathLike[str], *, key: bytes | None = None) -> BundleContents:
     """Everything in a bundle, every digest checked; with ``key``, its signature first.
 
     Raises ``IncompatibleBundle`` for a file that is damaged, too large, no bundle, or not signed
@@ -133,10 +133,10 @@ def read(path: str | os.PathLike[str], *, key: bytes | None = None) -> Contents:
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         refuse(where, f"an entry is damaged: {err}")
     kept = {name: tuple(found) for name, found in records.items()}
-    return Contents(where, manifest, kernels, artifacts, kept, key is not None, stamp)
+    return BundleContents(where, manifest, kernels, artifacts, kept, key is not None, stamp)
 
 
-def load(store: KernelStore, contents: Contents, here: Origin) -> None:
+def load(store: KernelStore, contents: BundleContents, here: Origin) -> None:
     """Merge a bundle into a store; of two kernels the better one stays.
 
     Verdicts of others are not taken over unless the bundle is ``vouched`` for.
@@ -292,4 +292,4 @@ def _check_entries(
             raise ValueError(f"blob {entry.blob} is missing")
 
 
-__all__ = ["Contents", "Manifest", "Origin", "create", "load", "read"]
+__all__ = ["BundleContents", "Manifest", "Origin", "create", "load", "read"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from torch_pruner.cache.bundle import Contents, Origin
+    from torch_pruner.cache.bundle import BundleContents, Origin
     from torch_pruner.cache.bundle import Manifest as Manifest
     from torch_pruner.report import Report
 
@@ -145,7 +145,7 @@ def store_at(cache_dir: str | os.PathLike[str] | None, *, reads: bool = False) -
     return KernelStore.open(root, max_bytes=config.cache_max_bytes)
 
 
-def _check(contents: Contents) -> None:
+def _check(contents: BundleContents) -> None:
     """Whether the schedules are schedules, before anything of them is kept."""
     try:
         for entry in contents.kernels:
@@ -164,7 +164,7 @@ def _candidate(data: Mapping[str, Any]) -> None:
     Candidate.from_json(data)
 
 
-def _seed(store: KernelStore, contents: Contents, device: BundleDevice) -> None:
+def _seed(store: KernelStore, contents: BundleContents, device: BundleDevice) -> None:
     """Note the bundle's schedules under the keys that a device gives their workloads."""
     if store.read_only or store.degraded:
         reason = store.degraded or "it is read-only"

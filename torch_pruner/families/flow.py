@@ -1,8 +1,8 @@
 """The data flow of a schedule along its tiling, one step per move or use of a buffer.
 
-Memory → panel in cache → register tile → compute → epilogue → write-back: each step is a ``Step``
-whose numbers hold one value per point, so thousands of points are described at once and nothing is
-built. ``flow_of`` derives it from the symbols and the kernel graph, which any sketch has; one that
+Memory → panel in cache → register tile → compute → epilogue → write-back: each step is a
+``FlowStep``, whose numbers hold one value per point. So thousands of points are described at once,
+and nothing is built. ``flow_of`` derives it from the symbols and the kernel graph, which any sketch has; one that
 knows its loops better has a ``flow`` of its own. Any number of operands, any number of steps.
 """
 
@@ -50,7 +50,7 @@ class Reuse(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FlowStep:
     """One buffer at one level, each number for all points (n,) or the same for all.
 
     ``moved`` bytes in all, ``unique`` bytes among them, ``span`` bytes touched before a byte comes
@@ -70,7 +70,7 @@ class Step:
     reuse: Reuse = Reuse.NONE
 
 
-def flow_of(task: Task, sketch: Sketch, decisions: Decisions) -> Sequence[Step]:
+def flow_of(task: Task, sketch: Sketch, decisions: Decisions) -> Sequence[FlowStep]:
     """The steps of all points, in the order in which data takes them; at least one."""
     own = sketch.flow(decisions)
     if own is not None:
@@ -91,7 +91,7 @@ def symbol_columns(sketch: Sketch, decisions: Decisions) -> Mapping[str, npt.NDA
 
 def steps_from_symbols(
     task: Task, symbols: Mapping[str, npt.NDArray[np.float64]]
-) -> Sequence[Step]:
+) -> Sequence[FlowStep]:
     """The flow that the symbols imply: traffic is shared out among operands by their size."""
     spec, vector = task.spec, float(task.target.vector_bytes)
     outputs = [spec.nodes[o] for o in spec.outputs]
@@ -112,7 +112,7 @@ def steps_from_symbols(
         share = np.maximum((traffic - written) * (node.nbytes / size), node.nbytes)
         constant = bool(node.attr("static"))
         steps.append(
-            Step(
+            FlowStep(
                 Role.CONSTANT if constant else Role.ACTIVATION,
                 float(ITEMSIZE[node.dtype]),
                 moved=share,
@@ -123,14 +123,18 @@ def steps_from_symbols(
                 reuse=Reuse.LOOP,
             )
         )
-    steps.append(Step(Role.PANEL, item, traffic, held, held, held, item, run, 0.0, Reuse.LOOP))
+    steps.append(FlowStep(Role.PANEL, item, traffic, held, held, held, item, run, 0.0, Reuse.LOOP))
     tile = registers * vector
     loads = np.maximum(ops / tile_ops, 1.0) * item
-    steps.append(Step(Role.TILE, item, loads, tile, tile, tile, item, vector, 0.0, Reuse.SERIAL))
-    steps.append(Step(Role.COMPUTE, item, 0.0, tile, rounds, tile, item, vector, ops))
-    steps.append(Step(Role.EPILOGUE, item, written, written, tile, tile, item, vector, after(task)))
+    steps.append(
+        FlowStep(Role.TILE, item, loads, tile, tile, tile, item, vector, 0.0, Reuse.SERIAL)
+    )
+    steps.append(FlowStep(Role.COMPUTE, item, 0.0, tile, rounds, tile, item, vector, ops))
+    steps.append(
+        FlowStep(Role.EPILOGUE, item, written, written, tile, tile, item, vector, after(task))
+    )
     steps += [
-        Step(Role.WRITE, float(ITEMSIZE[n.dtype]), float(n.nbytes), float(n.nbytes), run=vector)
+        FlowStep(Role.WRITE, float(ITEMSIZE[n.dtype]), float(n.nbytes), float(n.nbytes), run=vector)
         for n in outputs
     ]
     return steps

@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch_pruner.families.flow import Step
+    from torch_pruner.families.flow import FlowStep
     from torch_pruner.task import Task
 
 Decisions = npt.NDArray[np.int64]
@@ -91,7 +91,7 @@ class Sketch(ABC, Generic[C]):
         """Which rows can be emitted. Default: all."""
         return np.ones(len(decisions), dtype=bool)
 
-    def flow(self, decisions: Decisions) -> Sequence[Step] | None:
+    def flow(self, decisions: Decisions) -> Sequence[FlowStep] | None:
         """The data flow of the points, for learned models. Default: derived from the symbols."""
         return None
 

@@ -24,7 +24,7 @@ WARP, PARTITIONS, REGISTERS = 32.0, 4.0, 128.0
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ReleasedDevice:
     """What the release knows of a card."""
 
     peak_gflops: float  # float32 on CUDA cores
@@ -33,7 +33,7 @@ class Device:
     resident: int = 1  # blocks that a multiprocessor runs at once
 
 
-A100_40 = Device(19490.0, 1555.0, 108)
+A100_40 = ReleasedDevice(19490.0, 1555.0, 108)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Row:
     threads: Array
 
 
-def latency_s(rows: list[Row], device: Device) -> Array:
+def latency_s(rows: list[Row], device: ReleasedDevice) -> Array:
     """Seconds of kernels with these rows."""
     total = np.zeros_like(rows[0].blocks)
     for row in rows:
@@ -81,7 +81,7 @@ def _spilled(row: Row) -> Array:
     return np.where(row.registers >= REGISTERS, row.registers / REGISTERS, 1.0)
 
 
-def _waves(row: Row, device: Device) -> Array:
+def _waves(row: Row, device: ReleasedDevice) -> Array:
     """Share of the card that whole waves of blocks would fill: P of compute at level 2."""
     full = float(device.multiprocessors * device.resident)
     warps = np.ceil(row.threads / WARP)

@@ -53,7 +53,7 @@ _LLVM_OPTIONS = {"cl-opt": ["-enable-tbaa:bool=false"]}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelCall:
     """One kernel call of a program."""
 
     kernel: str
@@ -69,7 +69,7 @@ class Compiled(Protocol):
 
 
 def program_module(
-    kernels: Mapping[str, ScheduledKernel], programs: Mapping[str, Sequence[Call]], slots: int
+    kernels: Mapping[str, ScheduledKernel], programs: Mapping[str, Sequence[KernelCall]], slots: int
 ) -> IRModule:
     """An IRModule with parts of kernels as private functions and a public function per program."""
     parts = {
@@ -86,7 +86,7 @@ def program_module(
 
 def _entry(
     entry: str,
-    calls: Sequence[Call],
+    calls: Sequence[KernelCall],
     kernels: Mapping[str, ScheduledKernel],
     parts: Mapping[str, Sequence[tuple[GlobalVar, Part]]],
     slots: int,
@@ -99,7 +99,7 @@ def _entry(
         S.DeclBuffer(table, data=table_ptr),
     ]
 
-    def called(call: Call, function: GlobalVar) -> Callable[[Expr | None], Stmt]:
+    def called(call: KernelCall, function: GlobalVar) -> Callable[[Expr | None], Stmt]:
         def statement(number: Expr | None) -> Stmt:
             pointers = [
                 _pointer(table, a, dtype)
@@ -186,7 +186,7 @@ class LoadedKernel:
 def compile_kernel(kernel: ScheduledKernel, target: TargetSpec) -> LoadedKernel:
     """Compile one kernel for measuring it in this process."""
     count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-    call = Call("kernel", tuple(Place(i) for i in range(count)))
+    call = KernelCall("kernel", tuple(Place(i) for i in range(count)))
     library = compile_module(program_module({"kernel": kernel}, {"main": [call]}, count), target)
     return LoadedKernel(kernel, library, library["main"])
 

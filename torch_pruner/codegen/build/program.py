@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
-from torch_pruner.codegen.build.lower import Call, compile_module, export_library, program_module
+from torch_pruner.codegen.build.lower import (
+    KernelCall,
+    compile_module,
+    export_library,
+    program_module,
+)
 from torch_pruner.codegen.build.weight_checksum import checksum_functions
 from torch_pruner.codegen.tir.builders import IRModule
 
@@ -38,7 +43,7 @@ def build_program(
         kernel = families.named(candidate.sketch).schedule(spec, candidate, target)
         scheduled[f"kernel_{workload[:16]}"] = kernel
     programs = {
-        entry: [Call(f"kernel_{workload[:16]}", places) for workload, places in sequence]
+        entry: [KernelCall(f"kernel_{workload[:16]}", places) for workload, places in sequence]
         for entry, sequence in calls.items()
     }
     module = program_module(scheduled, programs, slots)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TilePosition:
     """Which part of the work a register tile does."""
 
     g: Expr  # group
@@ -67,7 +67,9 @@ class TileTraversal:
 
     rows: Callable[[Expr], Rows]
     """The rows of a tile, by its number."""
-    passing: Callable[[Place, Rows, Callable[[Index], Stmt], Callable[[Stmt], Stmt] | None], Stmt]
+    passing: Callable[
+        [TilePosition, Rows, Callable[[Index], Stmt], Callable[[Stmt], Stmt] | None], Stmt
+    ]
     """The loops around an update; the last argument wraps each part after which sums begin anew."""
     parts: bool = False
     """Whether sums are begun anew within a block."""
@@ -87,7 +89,7 @@ def first_rows(
     return (lambda i: start + i >= tile * tm), bind, start
 
 
-def register_tile(nest: Nest, traversal: TileTraversal, place: Place) -> Stmt:
+def register_tile(nest: Nest, traversal: TileTraversal, place: TilePosition) -> Stmt:
     """One register tile over one block of the reduction."""
     con, vl, bn = nest.con, nest.vl, nest.bn
     zero = T.const(0, con.acc_dtype)
@@ -148,7 +150,9 @@ def _keep(sums: Buffer, acc: Buffer, first: Expr, at: Expr) -> Stmt:
     return store(sums, first + at, acc[at])
 
 
-def write_tile(nest: Nest, place: Place, rows: Rows, acc: Buffer, first: Expr | int = 0) -> Stmt:
+def write_tile(
+    nest: Nest, place: TilePosition, rows: Rows, acc: Buffer, first: Expr | int = 0
+) -> Stmt:
     """The epilogue: every element of the tile through the rest of the graph, stored once.
 
     ``first``: where the tile's sums begin in ``acc``.

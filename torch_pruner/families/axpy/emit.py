@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, a_at, second_operand
-from torch_pruner.codegen.parts.row_tiles import Place, Rows, write_tile
+from torch_pruner.codegen.parts.row_tiles import Rows, TilePosition, write_tile
 from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
@@ -68,7 +68,7 @@ def _tasks(nest: Nest, vectors: int) -> Stmt:
         first = chunk * vectors
 
         def write(j: Expr) -> Stmt:
-            place = Place(g, first + j, 1, imm(0), imm(0), (imm(0), 1), imm(0))
+            place = TilePosition(g, first + j, 1, imm(0), imm(0), (imm(0), 1), imm(0))
             return write_tile(nest, place, Rows(lambda i: (i,)), sums, j * size)
 
         def clear(j: Expr) -> Stmt:

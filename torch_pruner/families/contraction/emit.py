@@ -15,8 +15,8 @@ from torch_pruner.codegen.parts.copies import copy_first, pack_panel, widen_bloc
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, panel_fetcher
 from torch_pruner.codegen.parts.row_tiles import (
-    Place,
     Rows,
+    TilePosition,
     TileTraversal,
     first_rows,
     register_tile,
@@ -95,7 +95,7 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
             def tile(block: Expr, t: Expr) -> Stmt:
                 at = chunk * per_chunk + t
                 turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
-                place = Place(g, nb, vectors, block, at, turn, p * per_chunk + t)
+                place = TilePosition(g, nb, vectors, block, at, turn, p * per_chunk + t)
                 body = register_tile(nest, traversal, place)
                 return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
@@ -118,7 +118,7 @@ def _traversal(nest: Nest) -> TileTraversal:
     level = _level(nest)
 
     def passing(
-        place: Place,
+        place: TilePosition,
         rows: Rows,
         update: Callable[[Index], Stmt],
         part: Callable[[Stmt], Stmt] | None,

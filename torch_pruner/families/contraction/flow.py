@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_pruner.families.flow import Reuse, Role, Step, after
+from torch_pruner.families.flow import FlowStep, Reuse, Role, after
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _LOOP, _SERIAL = Reuse.LOOP, Reuse.SERIAL
 
 
-def contraction_flow(sketch: ContractionSketch, decisions: Decisions) -> Sequence[Step]:
+def contraction_flow(sketch: ContractionSketch, decisions: Decisions) -> Sequence[FlowStep]:
     """One step per operand and level; the operands of the epilogue follow the tile they meet."""
     return [*_operands(sketch, decisions), *_tiling(sketch, decisions), *_rest(sketch, decisions)]
 
 
-def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
+def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[FlowStep]:
     """Both operands on their way from memory, and the copy that packs the second one."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
     second = _second(sketch)
@@ -35,7 +35,7 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     b_bytes = groups * con.n * con.depth * second
     by_panels = c.order == 0  # all rows pass by one panel, then the next
     steps = [
-        Step(
+        FlowStep(
             Role.ACTIVATION,
             size,
             moved=np.where(by_panels, blocks, 1.0) * a_bytes,
@@ -45,7 +45,7 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
             run=con.k[-1] * size,
             reuse=Reuse.LOOP,
         ),
-        Step(
+        FlowStep(
             Role.CONSTANT if sketch.constant else Role.ACTIVATION,
             second,
             moved=groups * blocks * np.where(by_panels, 1.0, chunks) * panel,
@@ -58,11 +58,11 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     ]
     if not sketch.constant:
         copied = np.where(c.pack == 1, b_bytes, 0.0)
-        steps.append(Step(Role.COPY, second, 2 * copied, copied, b_bytes, copied))
+        steps.append(FlowStep(Role.COPY, second, 2 * copied, copied, b_bytes, copied))
     return steps
 
 
-def _tiling(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
+def _tiling(sketch: ContractionSketch, decisions: Decisions) -> list[FlowStep]:
     """What stays in cache, what moves to registers, and the multiply-adds."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
     second, width = _second(sketch), c.vl * size
@@ -77,31 +77,31 @@ def _tiling(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
     ops = 2.0 * n_tiles * c.tm * columns * con.depth
     span = con.depth / c.ku
     return [
-        Step(Role.PANEL, second, n_tiles * panel, panel, block + rows, held, second, run,
+        FlowStep(Role.PANEL, second, n_tiles * panel, panel, block + rows, held, second, run,
              reuse=_LOOP),
-        Step(Role.PANEL, size, n_tiles * rows, rows, rows, rows, inner, inner, 0.0, _LOOP),
-        Step(Role.TILE, size, n_tiles * tile, tile, tile, registers, size, width, 0.0, _SERIAL),
-        Step(Role.COMPUTE, size, n_tiles * con.depth * loads, loads, span, tile, size,
+        FlowStep(Role.PANEL, size, n_tiles * rows, rows, rows, rows, inner, inner, 0.0, _LOOP),
+        FlowStep(Role.TILE, size, n_tiles * tile, tile, tile, registers, size, width, 0.0, _SERIAL),
+        FlowStep(Role.COMPUTE, size, n_tiles * con.depth * loads, loads, span, tile, size,
              c.nv * width, ops, _SERIAL),
     ]  # fmt: skip
 
 
-def _rest(sketch: ContractionSketch, decisions: Decisions) -> list[Step]:
+def _rest(sketch: ContractionSketch, decisions: Decisions) -> list[FlowStep]:
     """The epilogue with the operands that only it reads, and the outputs."""
     c, con, size = sketch.columns(decisions), sketch.con, float(sketch.itemsize)
     spec, columns, tile = sketch.task.spec, c.nv * c.vl, _tile(sketch, c)
     n_tiles = con.groups * con.row_tiles(c.tm) * np.ceil(con.n / columns)
     run, ops = columns * size, after(sketch.task)
-    steps = [Step(Role.EPILOGUE, size, n_tiles * tile, tile, tile, tile, size, run, ops)]
+    steps = [FlowStep(Role.EPILOGUE, size, n_tiles * tile, tile, tile, tile, size, run, ops)]
     for i in spec.inputs:
         if not _feeds(sketch, i):
             node = spec.nodes[i]
             item, moved = float(ITEMSIZE[node.dtype]), float(node.nbytes)
             role = Role.CONSTANT if node.attr("static") else Role.ACTIVATION
-            steps.append(Step(role, item, moved, moved, tile, 0.0, item, columns * item))
+            steps.append(FlowStep(role, item, moved, moved, tile, 0.0, item, columns * item))
     for o in spec.outputs:
         item, moved = float(ITEMSIZE[spec.nodes[o].dtype]), float(spec.nodes[o].nbytes)
-        steps.append(Step(Role.WRITE, item, moved, moved, 0.0, 0.0, item, columns * item))
+        steps.append(FlowStep(Role.WRITE, item, moved, moved, 0.0, 0.0, item, columns * item))
     return steps
 
 

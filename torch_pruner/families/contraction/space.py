@@ -27,7 +27,7 @@ from torch_pruner.graph.ops import ITEMSIZE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.families.flow import Step
+    from torch_pruner.families.flow import FlowStep
     from torch_pruner.task import Task
 
 
@@ -275,7 +275,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         step: Array = busy + overhead + np.where(far, FAR_ROW_CYCLES, 0.0)
         return step
 
-    def flow(self, decisions: Decisions) -> Sequence[Step]:
+    def flow(self, decisions: Decisions) -> Sequence[FlowStep]:
         return contraction_flow(self, decisions)
 
     def default(self) -> Decisions:

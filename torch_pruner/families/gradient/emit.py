@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest
 from torch_pruner.codegen.parts.row_tiles import (
-    Place,
     Rows,
+    TilePosition,
     TileTraversal,
     first_rows,
     register_tile,
@@ -66,7 +66,7 @@ def _tasks(nest: Nest, gradient: Gradient, chunks: int) -> Stmt:
         def panel(vectors: int) -> Stmt:
             def tile(kb: Expr, t: Expr) -> Stmt:
                 at = chunk * each + t
-                place = Place(imm(0), nb, vectors, kb, at, (t, each), p * each + t)
+                place = TilePosition(imm(0), nb, vectors, kb, at, (t, each), p * each + t)
                 body = register_tile(nest, traversal, place)
                 return body if tiles % each == 0 else when(at < tiles, body)
 
@@ -92,7 +92,9 @@ def _traversal(nest: Nest, gradient: Gradient) -> TileTraversal:
         own, bind, start = first_rows(number, tm, gradient.channels)
         return Rows(lambda i: (start + i, *tap), own, bind)
 
-    def passing(place: Place, rows: Rows, update: Callable[[Index], Stmt], _: object) -> Stmt:
+    def passing(
+        place: TilePosition, rows: Rows, update: Callable[[Index], Stmt], _: object
+    ) -> Stmt:
         lines = gradient.lines // nest.kb
         tap = rows.at(imm(0))[1:]
         return loop(

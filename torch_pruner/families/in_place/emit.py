@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.copies import copy_first
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, a_at, element, second_index, second_operand
-from torch_pruner.codegen.parts.row_tiles import Place, Rows, write_tile
+from torch_pruner.codegen.parts.row_tiles import Rows, TilePosition, write_tile
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     VECTORIZED,
@@ -105,7 +105,7 @@ def _block(nest: Nest, decisions: InPlaceDecisions[int], g: Expr, nb: Expr) -> S
         body = part.summed()
         return body if con.n % vl == 0 else when(first < con.n, body)
 
-    place = Place(g, nb, 1, imm(0), imm(0), (imm(0), 1), imm(0))
+    place = TilePosition(g, nb, 1, imm(0), imm(0), (imm(0), 1), imm(0))
     rows = Rows(lambda i: unlinear(i, con.m))
     passing = loop(vl // together, columns, name="q")
     buffers = [stack(buf) for buf in (acc, total, sums)]

@@ -23,7 +23,7 @@ from torch_pruner.tuner.cost_model.features import decision_features, signed_log
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.families.flow import Step
+    from torch_pruner.families.flow import FlowStep
     from torch_pruner.families.space import Sketch
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Task
@@ -103,7 +103,7 @@ def statement_features(task: Task, sketch: Sketch, decisions: Decisions, prior: 
     return out
 
 
-def token_features(target: TargetSpec, steps: Sequence[Step], n: int) -> Array:
+def token_features(target: TargetSpec, steps: Sequence[FlowStep], n: int) -> Array:
     """(n, len(steps), TOKEN), every magnitude on a logarithmic scale."""
     names = ("moved", "unique", "span", "alloc", "stride", "run", "ops", "itemsize")
     raw = np.empty((len(names), len(steps), n))

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 from tvm import rpc
 
 from torch_pruner import families
-from torch_pruner.codegen.build.lower import Call, compile_module, export_library, program_module
+from torch_pruner.codegen.build.lower import (
+    KernelCall,
+    compile_module,
+    export_library,
+    program_module,
+)
 from torch_pruner.exc import CompileError, PrunerError
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.memory import Place
@@ -100,7 +105,7 @@ def _built(spec: Graph, target: TargetSpec, candidate: Candidate) -> bytes:
         raise CompileError(candidate.sketch, "MetaSchedule's candidates are not timed by a fleet")
     kernel = families.named(candidate.sketch).schedule(spec, candidate, target)
     count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-    call = Call("kernel", tuple(Place(k) for k in range(count)))
+    call = KernelCall("kernel", tuple(Place(k) for k in range(count)))
     library = compile_module(program_module({"kernel": kernel}, {"main": [call]}, count), target)
     with tempfile.TemporaryDirectory(prefix="torch_pruner-") as folder:
         path = Path(folder) / "kernel.so"
