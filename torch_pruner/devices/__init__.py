@@ -1,21 +1,19 @@
 """The devices that graphs are compiled for, in order: the one place that knows their names.
 
 In: where tensors are, or a name. Out: a ``Device`` (see ``base``), which gives a compiler and knows
-how its kernels are called. Another device is a file here and a line in ``DEVICES``.
+how its kernels are called. Another device is a file here and a line in ``NAMES``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.devices.absent import AbsentCard
-from torch_pruner.devices.base import Device, parsed
-from torch_pruner.devices.cpu import CpuDevice, EagerDevice
-from torch_pruner.devices.cuda import CudaDevice
-from torch_pruner.devices.fleet import FleetDevice
+from torch_pruner.devices.base import parsed
+from torch_pruner.devices.cpu import EagerDevice
 from torch_pruner.exc import OptionError
 
 if TYPE_CHECKING:
@@ -23,14 +21,19 @@ if TYPE_CHECKING:
 
     from torch_pruner.compiler.bundles import BundleDevice
     from torch_pruner.config import Config
+    from torch_pruner.devices.base import Device
 
-DEVICES: tuple[type[Device], ...] = (
-    FleetDevice,
-    CudaDevice,
-    AbsentCard,
-    CpuDevice,
+NAMES = (
+    "fleet",
+    "cuda",
+    "absent",
+    "cpu",
 )
-"""The first that claims a graph, or a name, has it."""
+"""Files of this folder, each with a ``DEVICE``. The first that claims a graph, or a name, has it."""
+
+DEVICES: tuple[type[Device], ...] = tuple(
+    import_module(f"{__name__}.{name}").DEVICE for name in NAMES
+)
 
 
 def device_for(where: torch.device, config: Config) -> Device:

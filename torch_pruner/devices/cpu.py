@@ -95,3 +95,6 @@ def _own_target(option: str) -> str:
     """The target of the CPU: of a model on another device, the graph that stayed behind has none
     of its own."""
     return option if option == "auto" or json.loads(option)["kind"] == "llvm" else "auto"
+
+
+DEVICE = CpuDevice

@@ -267,3 +267,6 @@ def _write(path: Path, data: bytes) -> None:
 
 def _refuse(address: int) -> None:
     raise RuntimeError("this code was built for a card that is not at hand")
+
+
+DEVICE = CudaDevice

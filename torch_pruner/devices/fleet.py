@@ -60,3 +60,6 @@ def _fleet(config: Config) -> RpcExecutor:
     found = shared_executor(("rpc", tracker, seed), lambda: RpcExecutor(tracker, 1, seed=seed))
     assert isinstance(found, RpcExecutor)
     return found
+
+
+DEVICE = FleetDevice

@@ -2,8 +2,9 @@
 
 Memory → panel in cache → register tile → compute → epilogue → write-back: each step is a
 ``FlowStep``, whose numbers hold one value per point. So thousands of points are described at once,
-and nothing is built. ``flow_of`` derives it from the symbols and the kernel graph, which any sketch has; one that
-knows its loops better has a ``flow`` of its own. Any number of operands, any number of steps.
+and nothing is built. ``flow_of`` derives it from the symbols and the kernel graph, which any sketch
+has; one that knows its loops better has a ``flow`` of its own. Any number of operands, any number
+of steps.
 """
 
 from __future__ import annotations
