@@ -29,7 +29,7 @@ NAMES = (
     "absent",
     "cpu",
 )
-"""Files of this folder, each with a ``DEVICE``. The first that claims a graph, or a name, has it."""
+"""Files of this folder, each with a ``DEVICE``. The first that claims a graph or a name has it."""
 
 DEVICES: tuple[type[Device], ...] = tuple(
     import_module(f"{__name__}.{name}").DEVICE for name in NAMES
