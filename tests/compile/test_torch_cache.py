@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def no_captures():
     """Our own store would answer before torch's cache is asked (test_captures.py)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch_pruner.dynamo.capture.capture_key.describe", lambda *_: None)
+        patch.setattr("torch_pruner.dynamo.capture.capture_key.of", lambda *_: None)
         yield
 
 

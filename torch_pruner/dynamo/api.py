@@ -15,14 +15,15 @@ from torch_pruner import exc
 from torch_pruner.compiler import bundles, kernels, stores
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
-from torch_pruner.dynamo import backend, reports
+from torch_pruner.dynamo import backend
 from torch_pruner.dynamo.capture import aot_metadata
 from torch_pruner.dynamo.devices import device_of, place_of, platform_of
-from torch_pruner.dynamo.distributed import sync_cache
 from torch_pruner.dynamo.lower.bounds import flag_spec
 from torch_pruner.dynamo.lower.partition import Region, partition
 from torch_pruner.dynamo.lower.tensors import spec_of
 from torch_pruner.dynamo.ready import missing_of
+from torch_pruner.dynamo.run import reports
+from torch_pruner.dynamo.run.distributed import sync_cache
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.log import PhaseTimer
 from torch_pruner.report import GraphReport, OpFallback, Report

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.dynamo.capture.aot_metadata import Ends
+from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
 from torch_pruner.dynamo.devices import device_of, platform_of
 from torch_pruner.dynamo.lower.program import RegionStep, describe
 from torch_pruner.dynamo.run.graphs import outputs
@@ -29,11 +29,11 @@ def missing_of(
     """What a graph for inference needs and the cache lacks."""
     if not outputs(gm):
         return
-    ends = Ends.of(example_inputs, "inference", len(outputs(gm)))
+    metadata = AotMetadata.of(example_inputs, "inference", len(outputs(gm)))
     platform = platform_of(device_of(gm), config)
     program = describe(
-        gm, static=ends.static, mutated=ends.mutated, loose=ends.loose, device=platform.device,
-        dtypes=platform.dtypes,
+        gm, static=metadata.static, mutated=metadata.mutated, loose=metadata.loose,
+        device=platform.device, dtypes=platform.dtypes,
     )  # fmt: skip
     compiler = platform.compiler(config)
     for step in program.steps:

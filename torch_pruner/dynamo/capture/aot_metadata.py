@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class AotMetadata:
     """Of one graph: its kind ("forward", "backward" or "inference"), which inputs rarely change,
     which it writes, whether nothing is to be done around it (``are_plain``), and which outputs only
     its backward reads."""
@@ -24,13 +24,13 @@ class Ends:
     loose: range = range(0)
 
     @staticmethod
-    def of(example_inputs: Sequence[Any], kind: str, outputs: int) -> Ends:
+    def of(example_inputs: Sequence[Any], kind: str, outputs: int) -> AotMetadata:
         if kind == "forward":
-            return Ends(kind, frozenset(), (), loose=kept_for_backward(outputs))
+            return AotMetadata(kind, frozenset(), (), loose=kept_for_backward(outputs))
         if kind != "inference":
-            return Ends(kind, frozenset(), ())
+            return AotMetadata(kind, frozenset(), ())
         plain = are_plain(len(example_inputs))
-        return Ends(kind, static_inputs(example_inputs), mutated_inputs(), plain)
+        return AotMetadata(kind, static_inputs(example_inputs), mutated_inputs(), plain)
 
 
 def _metadata() -> Any:

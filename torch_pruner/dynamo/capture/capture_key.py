@@ -5,9 +5,9 @@ we do in a process that finds its kernels. The result depends on the graph, on w
 inputs, and on some settings of torch: these are the key, and the ``Program`` that came out is the
 entry, in the kernel store beside libraries (``compiler.captured``).
 
-Only inference, and only where nothing is left for AOTAutograd to do at run time (``ends``): nothing
-is written, nothing shares memory, no size is a symbol. A graph with anything in it that has no
-plain text is not looked up: user's functions, operators other than torch's own, subgraphs.
+Only inference, and only where nothing is left for AOTAutograd to do at run time (``aot_metadata``):
+nothing is written, nothing shares memory, no size is a symbol. A graph with anything in it that has
+no plain text is not looked up: user's functions, operators other than torch's own, subgraphs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _NoTextError(ValueError):
     """Something in a graph has no text that says all there is to say of it."""
 
 
-def describe(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
+def of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     """A digest of all that the captured graph depends on; None: it has to be captured."""
     try:
         rows = [_settings(), *_rows(gm, example_inputs)]

@@ -309,9 +309,9 @@ def _region(
     assert isinstance(device, torch.device)
     # Eager raises on the CPU; a GPU computes on, or stops for good.
     made = import_region(nodes, inputs, outputs, static, flagged=device.type == "cpu")
-    ends = tuple(inputs), tuple(outputs)
+    interface = tuple(inputs), tuple(outputs)
     return Region(
-        made.graph, made.checks, made.flags, made.demanding, *ends, tuple(members), device
+        made.graph, made.checks, made.flags, made.demanding, *interface, tuple(members), device
     )
 
 

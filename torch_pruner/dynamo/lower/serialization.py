@@ -100,13 +100,17 @@ def loads(data: bytes) -> Program:
         raise ValueError(f"not a saved program: {err!r}") from err
 
 
+_CODE = ("dynamo", "devices", "graph")  # folders of the package
+
+
 @functools.cache
 def version() -> str:
     """What the bytes of a graph depend on beside the graph: the code that makes and reads them."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[2]
+    files = (path for name in _CODE for path in package.joinpath(name).rglob("*.py"))
     digest = hashlib.sha256(f"{FORMAT}".encode())
     try:
-        for path in sorted([*package.rglob("*.py"), *package.parent.glob("graph/*.py")]):
+        for path in sorted(files):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     except OSError:  # installed without sources
         digest.update(str(installed_version("torch-pruner")).encode())

@@ -114,8 +114,8 @@ def _region_call(
     static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
     if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
         static = []
-    ends = (region.inputs, region.outputs)
-    return RegionCall(name, compiled, *ends, static, platform.device)
+    specs = (region.inputs, region.outputs)
+    return RegionCall(name, compiled, *specs, static, platform.device)
 
 
 def eager_call(module: fx.GraphModule, fallback: str) -> Callable[[list[Any]], Sequence[Any]]:

@@ -57,7 +57,7 @@ def replayed(
     if why := check_for_skip(gm, 0):
         raise NotRecordableError(" ".join(str(why).split()))
     for region in built.regions:
-        region.call.static.stay()
+        region.call.packed.stay()
     recorded = cudagraphify_impl(
         built.call,
         list(example_inputs),
@@ -73,7 +73,7 @@ def replayed(
     def call(args: list[Any]) -> Any:
         for region in built.regions:
             values: list[Any] = [args[k] if k < len(args) else None for k in region.reads]
-            region.call.static.current(values)
+            region.call.packed.current(values)
         return recorded(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]

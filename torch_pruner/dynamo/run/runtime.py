@@ -15,7 +15,7 @@ import torch
 
 from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
 from torch_pruner.dynamo.lower.tensors import DTYPES, takeable
-from torch_pruner.dynamo.run.static import Snapshot, StaticInputs, picker
+from torch_pruner.dynamo.run.packed_inputs import PackedInputs, Snapshot, picker
 from torch_pruner.dynamo.run.vendor import run_spec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RegionCall:
         self.compiled = compiled
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         orders = [s.order for s in inputs]
-        self.static = StaticInputs(compiled, len(inputs), static, orders, device)
+        self.packed = PackedInputs(compiled, len(inputs), static, orders, device)
         varying = set(range(len(inputs))) - set(static)
         plan = compiled.plan
         self._dynamic = tuple(
@@ -110,7 +110,7 @@ class RegionCall:
         elif not self._keeps_workspace:
             self._take_workspace(local)
         table = local.table
-        snapshot = self.static.current(inputs)
+        snapshot = self.packed.current(inputs)
         if snapshot is not local.snapshot:
             for slot, address in snapshot.table:
                 table[slot] = address

@@ -17,11 +17,11 @@ import torch
 
 from torch_pruner import exc
 from torch_pruner.compiler import kernels
-from torch_pruner.dynamo import reports
 from torch_pruner.dynamo.devices import device_of, platform_of
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep, Step, describe
 from torch_pruner.dynamo.lower.tensors import TensorSpec
+from torch_pruner.dynamo.run import reports
 from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion, built_region, eager_call
 from torch_pruner.dynamo.run.checked import INT8_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from torch_pruner.config import Config
-    from torch_pruner.dynamo.capture.aot_metadata import Ends
+    from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
     from torch_pruner.dynamo.devices import Platform
     from torch_pruner.dynamo.run import runtime
     from torch_pruner.dynamo.sizes.sized_call import Call
@@ -58,8 +58,10 @@ class Buckets:
     ``config`` says how their kernels are chosen. Not safe for several threads: its caller is.
     """
 
-    def __init__(self, gm: fx.GraphModule, ends: Ends, config: Config, label: str) -> None:
-        self._gm, self._ends, self._config, self._label = gm, ends, config, label
+    def __init__(
+        self, gm: fx.GraphModule, metadata: AotMetadata, config: Config, label: str
+    ) -> None:
+        self._gm, self._metadata, self._config, self._label = gm, metadata, config, label
         self._large: dict[tuple[Any, ...], Program] = {}  # by the sizes of the arguments
         self._runs: dict[tuple[Any, ...], list[Run]] = {}
         self._latest: tuple[Any, fx.GraphModule, Program] | None = None
@@ -72,7 +74,7 @@ class Buckets:
     @property
     def _usable(self) -> bool:
         # What leaves a forward for its backward, and inputs that are written, are not cut.
-        plain = self._ends.kind == "inference" and not self._ends.mutated
+        plain = self._metadata.kind == "inference" and not self._metadata.mutated
         return plain and self._refused < MOST_REFUSED and not self._platform.builds_only
 
     def call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> Call | None:
@@ -165,10 +167,10 @@ class Buckets:
         return self._latest[1:]
 
     def _described(self, args: Sequence[Any]) -> tuple[fx.GraphModule, Program]:
-        graph, ends = symbolic.with_sizes(self._gm, args), self._ends
+        graph, metadata = symbolic.with_sizes(self._gm, args), self._metadata
         device, dtypes = self._platform.device, self._platform.dtypes
         return graph, describe(
-            graph, static=ends.static, loose=ends.loose, device=device, dtypes=dtypes
+            graph, static=metadata.static, loose=metadata.loose, device=device, dtypes=dtypes
         )
 
     def _known(self, large: Sequence[Any]) -> Program:

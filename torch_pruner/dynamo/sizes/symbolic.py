@@ -8,7 +8,7 @@ place of symbols it is a graph like any other. Which sizes are compiled, and whe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx
@@ -19,8 +19,12 @@ from torch.utils._pytree import tree_leaves
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Given", "depends_on_sizes", "hinted", "rounded_up", "with_sizes"]
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
 
+__all__ = ["Given", "SizedArgument", "depends_on_sizes", "hinted", "rounded_up", "with_sizes"]
+
+SizedArgument: TypeAlias = "RuntimeValue | Given"
+"""An argument of a graph, of which only the size matters."""
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 

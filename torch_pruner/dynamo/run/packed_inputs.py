@@ -169,7 +169,7 @@ class Snapshot:
         return False
 
 
-class StaticInputs:
+class PackedInputs:
     """The static inputs of one compiled graph. Safe for concurrent calls."""
 
     def __init__(
