@@ -54,7 +54,10 @@ def compile_dynamo_graph(
     reports.begin()
     compilation = GraphCompilation(gm, example_inputs, config)
     return compilation.fallback(
-        lambda: compilation.captured_before() or compilation.capture(),
+        lambda: (
+            compilation.captured_before(gm, example_inputs)
+            or compilation.capture(gm, example_inputs)
+        ),
         eager=lambda: gm.forward,
         name=compilation.name,
     )

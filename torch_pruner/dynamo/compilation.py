@@ -43,22 +43,27 @@ _log = log.logger(__name__)
 
 
 class GraphCompilation:
-    """The compilation of one graph of Dynamo's; a backward may come long after its forward."""
+    """The compilation of one graph of Dynamo's.
+
+    A backward may come long after its forward, and keeps this until then; so no graph is kept here.
+    """
 
     def __init__(
         self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue], config: Config
     ) -> None:
         self.name = next_name()
-        self._gm, self._example_inputs = gm, example_inputs
         self._config = distributed.without_tuning(config)
         self._again = recompiles.seen(example_inputs)  # Dynamo compiled this function before
         self._timer = PhaseTimer()
         # What is replayed as a CUDA graph cannot be kept.
         self._key = None if config.cuda_graphs else capture_key.of(gm, example_inputs)
 
-    def captured_before(self) -> DynamoCall | None:
+    def captured_before(
+        self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]
+    ) -> DynamoCall | None:
         """The call of what a process before this one captured, if it can be used as it is."""
-        devices = {v.device for v in self._example_inputs if isinstance(v, torch.Tensor)}
+        name = self.name
+        devices = {v.device for v in example_inputs if isinstance(v, torch.Tensor)}
         if self._key is None or len(devices) != 1:
             return None
         try:
@@ -72,12 +77,12 @@ class GraphCompilation:
         if call is None:
             return None
         first = FirstCall(
-            partial(run_eager, self._gm), call, self.name, strict=self._config.strict,
-            failed=lambda err: reports.failed(self.name, f"{type(err).__name__}: {err}"),
+            partial(run_eager, gm), call, name, strict=self._config.strict,
+            failed=lambda err: reports.failed(name, f"{type(err).__name__}: {err}"),
         )  # fmt: skip
         return lambda *inputs: first(list(inputs))
 
-    def capture(self) -> DynamoCall:
+    def capture(self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> DynamoCall:
         """AOTAutograd's way to the call: it captures ATen graphs and has each of them lowered."""
         from torch._dynamo.backends.common import aot_autograd
         from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -93,7 +98,7 @@ class GraphCompilation:
                 inference_compiler=kept(partial(lower, kind="inference", timer=timer)),
                 partition_fn=min_cut_rematerialization_partition,
                 decompositions=decomposition_table(),
-            )(self._gm, list(self._example_inputs))
+            )(gm, list(example_inputs))
         return compiled
 
     def lower(

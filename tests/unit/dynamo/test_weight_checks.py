@@ -74,7 +74,7 @@ def test_weights_of_inference_mode_that_nobody_looks_at_count_as_written() -> No
         address, version = (tensor.data_ptr(),), (packed_inputs.version_of(tensor),)
         given = ((tensor,), (tensor.untyped_storage(),), address, (tensor,), (), version)
         snapshot = packed_inputs.Snapshot(*given, None, [steps.count], (), (), ())
-        assert snapshot.state() is state
+        assert snapshot.state((tensor,)) is state
 
 
 def test_known_contents_are_read_again_only_where_something_changed(monkeypatch) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_pruner.dynamo.lower.calls import forwarded
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    Call = Callable[[list[Any]], Any]
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
+
     Compile = Callable[[fx.GraphModule, Sequence[Any]], "SavedCall"]
-    Restore = Callable[["SavedCall"], Call]
+    Restore = Callable[["SavedCall"], BoxedCall]
 
 try:
     from torch._functorch import config as functorch_config
@@ -89,15 +91,18 @@ class SavedCall(OutputCode):
     why: str = ""
     kind: str = "inference"
     settings: str = "{}"
-    call: Call | None = field(default=None, repr=False, compare=False)
+    call: BoxedCall | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
 
-    def __call__(self, inputs: Any) -> Any:
-        assert self.call is not None
-        return self.call(inputs)
+    if TYPE_CHECKING:
+
+        def __call__(self, inputs: Sequence[RuntimeValue]) -> list[RuntimeValue]: ...
+
+    else:
+        __call__ = forwarded("call")
 
     def prepare_for_serialization(self) -> None:
         """On a copy, before it is written."""

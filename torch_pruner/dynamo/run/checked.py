@@ -129,7 +129,7 @@ class CheckedCall(FirstCall):
     ) -> tuple[Any, Exception | None]:
         """The compiled graph's results, or what is wrong with them."""
         try:
-            got = self._call(list(values))
+            got = self._compiled(list(values))
             return got, self._mismatch(eager, values, got, expected, state)
         except Exception as err:
             return None, err

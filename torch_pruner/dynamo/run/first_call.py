@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from torch_pruner import exc
+from torch_pruner.dynamo.lower.calls import forwarded
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch_pruner.dynamo.devices import Platform
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
 
     Generators = tuple[torch.Tensor, torch.Tensor | None]
-    Eager = Callable[[Sequence[Any]], list[Any]]
+    Eager = Callable[[Sequence[RuntimeValue]], list[RuntimeValue]]
 
 log = logger(__name__)
 
@@ -33,7 +35,7 @@ class FirstCall:
     def __init__(
         self,
         eager: Eager,
-        call: Callable[[list[Any]], Any],
+        call: BoxedCall,
         name: str,
         *,
         strict: bool,
@@ -45,26 +47,32 @@ class FirstCall:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         self._eager: Eager | None = eager
-        self._call = call
+        self._compiled = call
+        self._call: BoxedCall = self._until_settled
         self._name, self._strict, self._draws = name, strict, draws
         self._failed, self._platform = failed, platform
         self._lock = threading.Lock()
         self._settled = False
 
-    def __call__(self, args: list[Any]) -> Any:
-        if self._settled:
-            return self._call(args)
+    if TYPE_CHECKING:
+
+        def __call__(self, args: list[RuntimeValue]) -> list[RuntimeValue]: ...
+
+    else:
+        __call__ = forwarded("_call")
+
+    def _until_settled(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
         with self._lock:
             if not self._settled:
                 return self._first(args)
         return self._call(args)
 
-    def _first(self, args: list[Any]) -> Any:
+    def _first(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
         values = list(args)
         args.clear()
         state = self._generators() if self._draws else None
         try:
-            got = self._call(list(values))
+            got = self._compiled(list(values))
         except Exception as err:
             if self._strict:
                 raise
@@ -80,14 +88,15 @@ class FirstCall:
 
     def _settle(self) -> None:
         """The compiled graph is good."""
-        self._settled, self._eager = True, None
+        self._call, self._eager = self._compiled, None
+        self._settled = True
 
     def _give_up(self, error: Exception) -> None:
         """Eager runs from now on."""
         eager = self._eager
         assert eager is not None
 
-        def call(args: list[Any]) -> list[Any]:
+        def call(args: list[RuntimeValue]) -> list[RuntimeValue]:
             values = list(args)
             args.clear()
             return eager(values)

@@ -116,29 +116,31 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
     except serialization.UnsavableError as err:
         result.why = str(err)
     if built.compiled:
-        result.call = _FirstResult(graph, built, result.blob, compiler, platform, config).watched(
-            call
-        )
+        first = _FirstResult(label, built, result.blob, compiler, platform, config)
+        result.call = first.watched(gm, call)
     return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FirstResult:
-    """The first result of a graph that was built, which is compared with eager's once."""
+    """The first result of a graph that was built, which is compared with eager's once.
 
-    graph: AtenGraph
+    The graph itself is not kept: nobody needs it after that.
+    """
+
+    label: str
     built: BuiltGraph
     blob: bytes | None
     compiler: Compiler
     platform: Platform
     config: Config
 
-    def watched(self, call: BoxedCall) -> BoxedCall:
+    def watched(self, gm: fx.GraphModule, call: BoxedCall) -> BoxedCall:
         """``call``; its first result is compared, unless that was done already.
 
         Eager takes over if the first call fails.
         """
-        gm, label, config = self.graph.gm, self.graph.label, self.config
+        label, config = self.label, self.config
         # Once is once: a process before this one may have compared it, with the same kernels.
         if self._compared_before() or config.check != "first-call":
             return FirstCall(
@@ -158,13 +160,13 @@ class _FirstResult:
     def _confirm(self) -> None:
         if self.blob:
             proof = _proof(self.blob)
-            verdicts.remember(self.compiler, proof, self.built.compiled, self.graph.label)
+            verdicts.remember(self.compiler, proof, self.built.compiled, self.label)
 
     def _failed_unasked(self, error: Exception) -> None:
-        reports.failed(self.graph.label, f"{type(error).__name__}: {error}")
+        reports.failed(self.label, f"{type(error).__name__}: {error}")
 
     def _failed(self, error: Exception) -> None:
-        label, compiler = self.graph.label, self.compiler
+        label, compiler = self.label, self.compiler
         if not isinstance(error, exc.ResultMismatch):
             reports.failed(label, f"its first call failed: {type(error).__name__}: {error}")
             return

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
+from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import DTYPES, takeable
-from torch_pruner.dynamo.run.packed_inputs import PackedInputs, Snapshot, picker
+from torch_pruner.dynamo.run.packed_inputs import PackedInputs, Snapshot
 from torch_pruner.dynamo.run.vendor import run_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
     from torch_pruner.dynamo.lower.tensors import TensorSpec
     from torch_pruner.graph.memory import Place
 
 
 KEEPS_WORKSPACE = ("cpu",)
+_profiler = torch.autograd.profiler
 
 
 class _Local(threading.local):
@@ -59,6 +62,7 @@ class RegionCall:
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         orders = [s.order for s in inputs]
         self.packed = PackedInputs(compiled, len(inputs), static, orders, device)
+        self._reads_static = bool(static)
         varying = set(range(len(inputs))) - set(static)
         plan = compiled.plan
         self._dynamic = tuple(
@@ -110,11 +114,13 @@ class RegionCall:
         elif not self._keeps_workspace:
             self._take_workspace(local)
         table = local.table
-        snapshot = self.packed.current(inputs)
-        if snapshot is not local.snapshot:
-            for slot, address in snapshot.table:
-                table[slot] = address
-            local.snapshot = snapshot
+        snapshot = local.snapshot
+        if snapshot is None or self._reads_static:
+            snapshot = self.packed.current(inputs)
+            if snapshot is not local.snapshot:
+                for slot, address in snapshot.table:
+                    table[slot] = address
+                local.snapshot = snapshot
         held = []  # copies of inputs stay alive until the program is done
         for slot, i, strides in self._dynamic:
             tensor = inputs[i]
@@ -212,9 +218,18 @@ class RegionCall:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)
 
 
-Step = tuple[
-    Callable[[list[Any]], Sequence[Any]], tuple[int, ...], tuple[int, ...], tuple[int, ...]
-]
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """One step of a graph that runs: what it reads and writes, and which values nobody needs then.
+
+    ``named`` does the same under a name that ``torch.profiler`` shows.
+    """
+
+    run: StepCall
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    dead: tuple[int, ...]
+    named: StepCall | None = None
 
 
 class GraphCall:
@@ -222,46 +237,51 @@ class GraphCall:
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[GraphStep],
         n_values: int,
-        constants: Mapping[int, Any],
-        outputs: Sequence[tuple[int, Any]],
+        constants: Mapping[int, RuntimeValue],
+        outputs: Sequence[tuple[int, RuntimeValue]],
     ) -> None:
         """``outputs``: the number of a value and None, or -1 and a constant."""
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         # Hundreds of parameters pass through here at every call: no loop of Python's over them, and
         # what the last step used is dropped with the list of values.
-        self._steps = tuple(
-            (run, picker(reads), writes, dead if k < len(steps) - 1 else ())
-            for k, (run, reads, writes, dead) in enumerate(steps)
-        )
+        dead = [step.dead for step in steps[:-1]] + [()]
+        rows = [(picker(s.reads), s.writes, d) for s, d in zip(steps, dead, strict=False)]
+        self._steps = tuple((s.run, *row) for s, row in zip(steps, rows, strict=True))
+        self._named = tuple((s.named or s.run, *row) for s, row in zip(steps, rows, strict=True))
+        known, numbers = dict(constants), []
+        for number, constant in outputs:
+            if number < 0:
+                number = n_values
+                known[number] = constant
+                n_values += 1
+            numbers.append(number)
         self._n_values = n_values
-        self._constants = tuple(constants.items())
-        self._outputs = tuple(outputs)
+        self._constants = tuple(known.items())
+        self._outputs: Callable[[Sequence[RuntimeValue]], Sequence[RuntimeValue]] = picker(numbers)
 
-    def __call__(self, args: list[Any]) -> list[Any]:
-        values: list[Any] = [*args, *(None,) * (self._n_values - len(args))]
+    def __call__(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
+        values: list[RuntimeValue] = [*args, *(None,) * (self._n_values - len(args))]
         if isinstance(args, list):
             args.clear()
         for index, constant in self._constants:
             values[index] = constant
-        for run, pick, writes, dead in self._steps:
-            for index, value in zip(writes, run(list(pick(values))), strict=True):
+        steps = self._named if _profiler._is_profiler_enabled else self._steps
+        for run, pick, writes, dead in steps:
+            for index, value in zip(writes, run(pick(values)), strict=True):
                 values[index] = value
             for index in dead:
                 values[index] = None
-        return [values[index] if index >= 0 else constant for index, constant in self._outputs]
+        return list(self._outputs(values))
 
 
-def profiled(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` under a name that ``torch.profiler`` shows; one attribute read when none is on."""
-    profiler = torch.autograd.profiler
+def profiled(name: str, run: StepCall) -> StepCall:
+    """``run`` under a name that ``torch.profiler`` shows."""
 
-    def call(inputs: list[Any]) -> Any:
-        if profiler._is_profiler_enabled:
-            with torch._C._profiler._RecordFunctionFast(name):
-                return run(inputs)
-        return run(inputs)
+    def call(inputs: Sequence[RuntimeValue]) -> Sequence[RuntimeValue]:
+        with torch._C._profiler._RecordFunctionFast(name):
+            return run(inputs)
 
     return call

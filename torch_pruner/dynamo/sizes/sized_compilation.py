@@ -14,12 +14,10 @@ from torch_pruner.dynamo.sizes.sized_call import SizedCall
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch_pruner.config import Config
     from torch_pruner.dynamo.lower.calls import BoxedCall
     from torch_pruner.dynamo.run.graphs import AtenGraph
-    from torch_pruner.dynamo.sizes.symbolic import SizedArgument
+    from torch_pruner.dynamo.sizes.symbolic import SizedArguments
 
 
 class SizedCompilation:
@@ -52,12 +50,12 @@ class SizedCompilation:
             call.prepare(given, self.compile_captured)
         return call
 
-    def compile_captured(self, args: Sequence[SizedArgument], sizes: str) -> BoxedCall:
+    def compile_captured(self, args: SizedArguments, sizes: str) -> BoxedCall:
         """The call for the sizes of the capture."""
         timer = self._graph.timer
         return self._compiled(args, sizes, self._first, timer, again=self._again)
 
-    def compile_for(self, args: Sequence[SizedArgument], sizes: str) -> BoxedCall:
+    def compile_for(self, args: SizedArguments, sizes: str) -> BoxedCall:
         """The call for sizes that came later; ``sizes`` is the text that names them."""
         return self._compiled(args, sizes, self._later, PhaseTimer(), again=True)
 
@@ -72,7 +70,7 @@ class SizedCompilation:
 
     def _compiled(
         self,
-        args: Sequence[SizedArgument],
+        args: SizedArguments,
         sizes: str,
         config: Config,
         timer: PhaseTimer,
@@ -103,12 +101,10 @@ class _QuietLarger:
     larger: Buckets
     fallback: Fallback
 
-    def call(
-        self, args: Sequence[SizedArgument], large: Sequence[SizedArgument], text: str
-    ) -> BoxedCall | None:
+    def call(self, args: SizedArguments, large: SizedArguments, text: str) -> BoxedCall | None:
         attempt = partial(self.larger.call, args, large, text)
         return self.fallback.unless_broken(attempt, lambda: None, quietly=True)
 
-    def ready(self, args: Sequence[SizedArgument]) -> bool:
+    def ready(self, args: SizedArguments) -> bool:
         attempt = partial(self.larger.ready, args)
         return self.fallback.unless_broken(attempt, lambda: False, quietly=True)

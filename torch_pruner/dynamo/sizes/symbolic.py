@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.calls import RuntimeValue
 
-__all__ = ["Given", "SizedArgument", "depends_on_sizes", "hinted", "rounded_up", "with_sizes"]
+__all__ = [
+    "Given", "SizedArgument", "SizedArguments", "depends_on_sizes", "hinted", "rounded_up",
+    "with_sizes",
+]  # fmt: skip
 
 SizedArgument: TypeAlias = "RuntimeValue | Given"
 """An argument of a graph, of which only the size matters."""
+SizedArguments: TypeAlias = "Sequence[SizedArgument]"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
