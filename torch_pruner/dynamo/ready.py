@@ -15,16 +15,16 @@ from torch_pruner.dynamo.run.graphs import outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any
 
     from torch import fx
 
     from torch_pruner import exc
     from torch_pruner.config import Config
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
 
 
 def missing_of(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config
+    gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue], config: Config
 ) -> Iterable[exc.CacheMiss]:
     """What a graph for inference needs and the cache lacks."""
     if not outputs(gm):

@@ -15,7 +15,7 @@ import contextlib
 import contextvars
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
 
-    Compile = Callable[[fx.GraphModule, Sequence[Any]], "SavedCall"]
+    Compile = Callable[[fx.GraphModule, Sequence[RuntimeValue]], "SavedCall"]
     Restore = Callable[["SavedCall"], BoxedCall]
 
 try:
@@ -110,12 +110,14 @@ class SavedCall(OutputCode):
             raise BypassAOTAutogradCache(f"torch_pruner cannot keep {self.why}")
         self.call = None
 
-    def post_compile(self, _example_inputs: Any, _constants: Any, _graph_kwargs: Any) -> None:
+    def post_compile(
+        self, _example_inputs: object, _constants: object, _graph_kwargs: object
+    ) -> None:
         """After it was read: look its kernels up. Raises what keeps it from being used."""
         if self.call is None:
             self.call = (_restore.get() or _default[-1])(self)
 
-    def set_triton_bundle(self, _bundle: Any) -> None:
+    def set_triton_bundle(self, _bundle: object) -> None:
         """Nothing of Triton here."""
 
 
@@ -125,7 +127,7 @@ def set_default(restore: Restore) -> None:
 
 
 @contextlib.contextmanager
-def riding(tag: str, restore: Restore) -> Iterator[Callable[[Compile], Any]]:
+def riding(tag: str, restore: Restore) -> Iterator[Callable[[Compile], Callable[..., OutputCode]]]:
     """Inside, AOTAutograd keeps what compilers return that were passed through what is given.
 
     Args:

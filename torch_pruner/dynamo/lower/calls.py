@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -21,6 +21,8 @@ StepCall: TypeAlias = Callable[[Sequence[RuntimeValue]], Sequence[RuntimeValue]]
 
 DynamoCall: TypeAlias = Callable[..., Sequence[RuntimeValue]]
 """A whole graph as Dynamo calls it: each input is an argument."""
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 Item = TypeVar("Item")
 

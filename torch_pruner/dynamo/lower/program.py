@@ -7,7 +7,7 @@ callable and ``saved`` into bytes. Knows no compiler.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from torch_pruner.dynamo.lower.aten.demand import Range
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
     from torch_pruner.graph.ir import Graph
 
-__all__ = ["Program", "RegionStep", "Step", "describe", "eager_step"]
+__all__ = ["Program", "RegionStep", "Step", "attribute", "describe", "eager_step"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +62,8 @@ class Program:
 
     steps: tuple[Step, ...]
     n_values: int
-    constants: Mapping[int, Any]
-    outputs: tuple[tuple[int, Any], ...]
+    constants: Mapping[int, RuntimeValue]
+    outputs: tuple[tuple[int, RuntimeValue], ...]
     ops_total: int
     ops_compiled: int
     flops_total: int
@@ -92,11 +93,11 @@ def describe(
     """
     partitioned = partition(gm, static_inputs=static, dtypes=dtypes, device=device)
     numbers = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    constants: dict[int, Any] = {}
+    constants: dict[int, RuntimeValue] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
         numbers[node] = len(numbers)
-        constants[numbers[node]] = _attribute(gm, str(node.target))
-    outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
+        constants[numbers[node]] = attribute(gm, str(node.target))
+    outputs = cast("Sequence[fx.Node | RuntimeValue]", gm.graph.output_node().args[0])
     if loose:
         keep_channels_last(outputs, loose, [n for r in partitioned.regions for n in r.outputs])
     in_place = _unrisky(updates_in_place(gm, mutated), partitioned, gm)
@@ -170,7 +171,7 @@ def _unrisky(
 
 
 def _interface(
-    step: EagerStep, partitioned: PartitionedGraph, outputs: Any
+    step: EagerStep, partitioned: PartitionedGraph, outputs: Sequence[fx.Node | RuntimeValue]
 ) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]:
     """What an eager step reads from outside, and which of its values others read."""
     inside = set(step.nodes)
@@ -187,7 +188,9 @@ def _interface(
     return tuple(reads), tuple(n for n in step.nodes if n in wanted)
 
 
-def _last_uses(partitioned: PartitionedGraph, outputs: Any) -> dict[fx.Node, int]:
+def _last_uses(
+    partitioned: PartitionedGraph, outputs: Sequence[fx.Node | RuntimeValue]
+) -> dict[fx.Node, int]:
     last: dict[fx.Node, int] = {}
     for k, step in enumerate(partitioned.steps):
         if isinstance(step, Region):
@@ -200,8 +203,9 @@ def _last_uses(partitioned: PartitionedGraph, outputs: Any) -> dict[fx.Node, int
     return {n: k for n, k in last.items() if n.op != "get_attr"}
 
 
-def _attribute(gm: fx.GraphModule, path: str) -> Any:
-    value: Any = gm
+def attribute(gm: fx.GraphModule, path: str) -> torch.Tensor:
+    """A constant of a graph, by the target of the node that reads it."""
+    value: object = gm
     for part in path.split("."):
         value = getattr(value, part)
-    return value
+    return cast("torch.Tensor", value)

@@ -28,13 +28,17 @@ from torch_pruner.versions import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch.fx.node import Argument, Target
+
+    from torch_pruner.dynamo.lower.calls import Json
+
 FORMAT = 3
 _KINDS: Mapping[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
-_PLAIN: Mapping[str, Callable[..., Any]] = {"operator.getitem": operator.getitem}
+_PLAIN: Mapping[str, Callable[..., object]] = {"operator.getitem": operator.getitem}
 
 
 class UnsavableError(ValueError):
@@ -117,11 +121,11 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-def _numbers(values: Sequence[Any]) -> tuple[int, ...]:
+def _numbers(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(v) for v in values)
 
 
-def _step(does: RegionStep | fx.GraphModule) -> dict[str, Any]:
+def _step(does: RegionStep | fx.GraphModule) -> dict[str, Json]:
     if isinstance(does, RegionStep):
         return {
             "graph": does.graph.to_json(),
@@ -131,8 +135,8 @@ def _step(does: RegionStep | fx.GraphModule) -> dict[str, Any]:
             "flags": [_range(flag) for flag in does.flags],
         }
     index: dict[fx.Node, int] = {}
-    rows: list[Any] = []
-    results: Any = None
+    rows: list[Json] = []
+    results: Json = None
     for node in does.graph.nodes:
         if node.op == "output":
             results = _encoded(node.args[0], index)
@@ -173,7 +177,7 @@ def _read_step(given: Mapping[str, Any]) -> RegionStep | fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _range(of: Range) -> list[Any]:
+def _range(of: Range) -> list[Json]:
     return [of.low, of.high, of.kind, of.axis, of.rank]
 
 
@@ -183,7 +187,7 @@ def _read_range(low: int, high: int, kind: str, axis: int, rank: int) -> Range:
     return Range(int(low), int(high), kind, int(axis), int(rank))
 
 
-def _spec(spec: TensorSpec) -> list[Any]:
+def _spec(spec: TensorSpec) -> list[Json]:
     return [list(spec.shape), list(spec.strides), str(spec.dtype).removeprefix("torch.")]
 
 
@@ -200,7 +204,7 @@ def _named(name: str, kind: type) -> Any:
     return found
 
 
-def _name(target: Any) -> str:
+def _name(target: Target) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     for name, function in _PLAIN.items():
@@ -209,7 +213,7 @@ def _name(target: Any) -> str:
     raise UnsavableError(f"the operator {target}")
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _operator(name: str) -> Callable[..., object]:
     """An operator of torch by its full name, "aten.add.Tensor"."""
     if name in _PLAIN:
         return _PLAIN[name]
@@ -220,7 +224,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return found
 
 
-def _encoded(value: Any, index: Mapping[fx.Node, int]) -> Any:
+def _encoded(value: Argument, index: Mapping[fx.Node, int]) -> Json:
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if type(value) is float:

@@ -47,8 +47,8 @@ class FirstCall:
         # Of the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         self._eager: Eager | None = eager
-        self._compiled = call
-        self._call: BoxedCall = self._until_settled
+        self._call = call
+        self._now: BoxedCall = self._until_settled
         self._name, self._strict, self._draws = name, strict, draws
         self._failed, self._platform = failed, platform
         self._lock = threading.Lock()
@@ -59,20 +59,20 @@ class FirstCall:
         def __call__(self, args: list[RuntimeValue]) -> list[RuntimeValue]: ...
 
     else:
-        __call__ = forwarded("_call")
+        __call__ = forwarded("_now")
 
     def _until_settled(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
         with self._lock:
             if not self._settled:
                 return self._first(args)
-        return self._call(args)
+        return self._now(args)
 
     def _first(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
         values = list(args)
         args.clear()
         state = self._generators() if self._draws else None
         try:
-            got = self._compiled(list(values))
+            got = self._call(list(values))
         except Exception as err:
             if self._strict:
                 raise
@@ -88,7 +88,7 @@ class FirstCall:
 
     def _settle(self) -> None:
         """The compiled graph is good."""
-        self._call, self._eager = self._compiled, None
+        self._now, self._eager = self._call, None
         self._settled = True
 
     def _give_up(self, error: Exception) -> None:
@@ -112,7 +112,8 @@ class FirstCall:
                 error,
             )
             log.debug("the failure", exc_info=error)
-        self._call, self._settled = call, True
+        self._call = self._now = call
+        self._settled = True
 
     def _generators(self) -> Generators:
         """What random numbers come next, on the CPU and on the graph's device."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -38,8 +38,8 @@ class _Local(threading.local):
     uses it, and takes it from the pool of a graph that is being captured.
     """
 
-    table: Any = None
-    address: int = 0
+    table: ctypes.Array[ctypes.c_int64]
+    address: int = 0  # 0: this thread has no table yet
     workspace: torch.Tensor | None = None
     snapshot: Snapshot | None = None
 
@@ -109,7 +109,7 @@ class RegionCall:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         local = self._local
-        if local.table is None:
+        if not local.address:
             local = self._start_thread()
         elif not self._keeps_workspace:
             self._take_workspace(local)
@@ -130,7 +130,7 @@ class RegionCall:
                 held.append(tensor)
                 address = tensor.data_ptr()
             table[slot] = address
-        results: list[Any] = [None] * len(self._outputs)
+        results = cast("list[torch.Tensor]", [None] * len(self._outputs))
         for j, slot, shape, strides, dtype in self._made:
             out = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
             results[j] = out
@@ -146,7 +146,9 @@ class RegionCall:
             local.workspace = None
         return results
 
-    def _run_steps(self, local: _Local, inputs: Sequence[torch.Tensor], results: list[Any]) -> None:
+    def _run_steps(
+        self, local: _Local, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]
+    ) -> None:
         for step in self.compiled.steps:
             if isinstance(step, LibraryCall):
                 operands = [
@@ -172,7 +174,7 @@ class RegionCall:
         local: _Local,
         place: Place,
         inputs: Sequence[torch.Tensor],
-        results: list[Any],
+        results: list[torch.Tensor],
         shape: tuple[int, ...],
         dtype: str,
     ) -> torch.Tensor:
@@ -191,7 +193,7 @@ class RegionCall:
             )
         if slot.kind == "output":
             spec, tensor = self._outputs[slot.index], results[slot.index]
-            return tensor.permute(spec.order)  # type: ignore[no-any-return]
+            return tensor.permute(spec.order)
         if slot.index < len(self._inputs):
             spec = self._inputs[slot.index]
             return takeable(inputs[slot.index].detach(), spec.kernel_strides).permute(spec.order)
@@ -201,7 +203,7 @@ class RegionCall:
         return prepared
 
     def _finish(
-        self, snapshot: Snapshot, inputs: Sequence[torch.Tensor], results: list[Any]
+        self, snapshot: Snapshot, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]
     ) -> None:
         values = {"input": inputs, "output": results, "prepared": snapshot.prepared}
         for j, (kind, index) in self._copies:

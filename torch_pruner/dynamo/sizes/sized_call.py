@@ -15,7 +15,7 @@ import itertools
 import math
 import operator
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_symbols
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from torch import fx
 
     from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
-    from torch_pruner.dynamo.sizes.symbolic import SizedArgument, SizedArguments
+    from torch_pruner.dynamo.sizes.symbolic import Extents, SizedArgument, SizedArguments
 
     Build = Callable[[SizedArguments, str], BoxedCall]
-    Extents = tuple[int, ...]
     Sizes = tuple[int | Extents, ...]
     """Numbers among the arguments, then the shapes of tensors that say what those do not."""
 
@@ -117,7 +116,7 @@ class SizedCall:
         numbers = cast("Sequence[int]", self._pick_numbers(args))
         return (*numbers, *map(_shape, self._pick_tensors(args)))
 
-    def _arguments(self, key: Sizes) -> list[Any]:
+    def _arguments(self, key: Sizes) -> list[SizedArgument | Extents]:
         """What ``_sizes`` looks at, in its place: numbers, and shapes for tensors."""
         at = dict(zip((*self._numbers, *self._tensors), key, strict=True))
         return [at.get(i) for i in range(max(at) + 1)]
@@ -146,7 +145,7 @@ class SizedCall:
         return self._times.get(key, 0) >= times and len(self._calls) < self._limit
 
     def _nearest(
-        self, key: Sizes, args: SizedArguments, before: SizedArguments | None
+        self, key: Sizes, args: SizedArguments, before: Sequence[SizedArgument | Extents] | None
     ) -> tuple[float, BoxedCall] | None:
         """The call for a new size in the program of a larger one, and how much larger that is.
 
@@ -215,7 +214,7 @@ def times_larger(large: Sizes, small: Sizes) -> float:
     return math.prod((a / b for a, b in set(zip(*flat, strict=True))), start=1.0)
 
 
-def _given(args: SizedArguments) -> list[Any]:
+def _given(args: SizedArguments) -> list[SizedArgument]:
     """Arguments without their values."""
     return [Given.of(a) if isinstance(a, torch.Tensor) else a for a in args]
 
@@ -239,7 +238,8 @@ def _where_sizes_are(gm: fx.GraphModule) -> tuple[list[int], list[int]]:
         if isinstance(value, torch.Tensor) and (new := free_symbols(value) - known):
             tensors.append(i)
             # A shape tells its plain symbols; of an expression it tells the value alone.
-            plain: list[Any] = [d for d in value.shape if isinstance(d, torch.SymInt)]
+            shape = cast("Sequence[torch.SymInt | int]", value.shape)
+            plain = [d for d in shape if isinstance(d, torch.SymInt)]
             known |= {d.node.expr for d in plain} & new
     return numbers, tensors
 

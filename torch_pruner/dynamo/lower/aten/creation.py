@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -10,6 +10,8 @@ from torch_pruner.dynamo.lower.aten.registry import Call, rule
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch_pruner.dynamo.lower.aten.value import Number, Value
 
 aten = torch.ops.aten
@@ -22,15 +24,17 @@ def _filled(call: Call, number: Number) -> Value:
 
 
 @rule(aten.full.default)
-def full(call: Call, size: Any, value: Number, dtype: torch.dtype | None = None) -> Value:
+def full(call: Call, size: Sequence[int], value: Number, dtype: torch.dtype | None = None) -> Value:
     del size, dtype
     return _filled(call, value)
 
 
 @rule(aten.full_like.default, aten.new_full.default)
-def full_like(call: Call, x: Value, *args: Any, dtype: torch.dtype | None = None) -> Value:
+def full_like(
+    call: Call, x: Value, *given: Sequence[int] | Number, dtype: torch.dtype | None = None
+) -> Value:
     del x, dtype
-    return _filled(call, args[-1])
+    return _filled(call, cast("Number", given[-1]))
 
 
 @rule(aten.fill.Scalar)
@@ -40,7 +44,7 @@ def fill(call: Call, x: Value, value: Number) -> Value:
 
 
 @rule(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
-def zeros(call: Call, *_args: Any, dtype: torch.dtype | None = None) -> Value:
+def zeros(call: Call, *_given: Value | Sequence[int], dtype: torch.dtype | None = None) -> Value:
     del dtype
     return _filled(call, 0)
 
@@ -49,14 +53,14 @@ def zeros(call: Call, *_args: Any, dtype: torch.dtype | None = None) -> Value:
     aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
     aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
 )  # fmt: skip
-def empty(call: Call, *_args: Any, dtype: torch.dtype | None = None) -> Value:
+def empty(call: Call, *_given: Value | Sequence[int], dtype: torch.dtype | None = None) -> Value:
     """Any content will do, so it is zeros."""
     del dtype
     return _filled(call, 0)
 
 
 @rule(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(call: Call, *_args: Any, dtype: torch.dtype | None = None) -> Value:
+def ones(call: Call, *_given: Value | Sequence[int], dtype: torch.dtype | None = None) -> Value:
     del dtype
     return _filled(call, 1)
 
@@ -105,7 +109,7 @@ def triu(call: Call, x: Value, diagonal: int = 0) -> Value:
 
 
 @rule(aten.eye.default, aten.eye.m)
-def eye(call: Call, *_args: Any, dtype: torch.dtype | None = None) -> Value:
+def eye(call: Call, *_given: Value | Sequence[int], dtype: torch.dtype | None = None) -> Value:
     del dtype
     rows, columns = call.iota(call.shape, 0), call.iota(call.shape, 1)
     return rows.equals(columns)

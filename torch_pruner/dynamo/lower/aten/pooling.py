@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,8 +46,8 @@ def _window(
 
 
 def _max_pool(
-    call: Call,
     rank: int,
+    call: Call,
     x: Value,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
@@ -65,19 +66,13 @@ def _max_pool(
     return out, None
 
 
-@rule(aten.max_pool2d_with_indices.default)
-def max_pool2d(call: Call, *args: Any, **kwargs: Any) -> tuple[Value, Value | None]:
-    return _max_pool(call, 2, *args, **kwargs)
-
-
-@rule(aten.max_pool3d_with_indices.default)
-def max_pool3d(call: Call, *args: Any, **kwargs: Any) -> tuple[Value, Value | None]:
-    return _max_pool(call, 3, *args, **kwargs)
+rule(aten.max_pool2d_with_indices.default)(partial(_max_pool, 2))
+rule(aten.max_pool3d_with_indices.default)(partial(_max_pool, 3))
 
 
 def _average_pool(
-    call: Call,
     rank: int,
+    call: Call,
     x: Value,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
@@ -102,19 +97,9 @@ def _average_pool(
     )  # fmt: skip
 
 
-@rule(aten.avg_pool1d.default)
-def avg_pool1d(call: Call, *args: Any, **kwargs: Any) -> Value:
-    return _average_pool(call, 1, *args, **kwargs)
-
-
-@rule(aten.avg_pool2d.default)
-def avg_pool2d(call: Call, *args: Any, **kwargs: Any) -> Value:
-    return _average_pool(call, 2, *args, **kwargs)
-
-
-@rule(aten.avg_pool3d.default)
-def avg_pool3d(call: Call, *args: Any, **kwargs: Any) -> Value:
-    return _average_pool(call, 3, *args, **kwargs)
+rule(aten.avg_pool1d.default)(partial(_average_pool, 1))
+rule(aten.avg_pool2d.default)(partial(_average_pool, 2))
+rule(aten.avg_pool3d.default)(partial(_average_pool, 3))
 
 
 @rule(
@@ -130,6 +115,6 @@ def adaptive_average_pool(call: Call, x: Value, output_size: Sequence[int]) -> V
         return wide.mean(range(x.ndim - rank, x.ndim), keepdim=True)
     if all(m % n == 0 for m, n in zip(source, size, strict=True)):
         kernel = tuple(m // n for m, n in zip(source, size, strict=True))
-        return _average_pool(call, rank, x, kernel)
+        return _average_pool(rank, call, x, kernel)
     rows = zip(source, size, strict=True)
     return through_matrices(wide, [adaptive_matrix(wide, m, n) for m, n in rows])

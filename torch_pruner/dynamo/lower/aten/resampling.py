@@ -6,7 +6,7 @@ Forward, a resized dim is one or two takes; backward, a product with the matrix 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -47,7 +47,7 @@ def _nearest(call: Call, x: Value, scales: Scales, *, exact: bool = False) -> Va
 
 
 @rule(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
-def nearest_vec(call: Call, x: Value, _size: Any, factors: Scales) -> Value:
+def nearest_vec(call: Call, x: Value, _size: Sequence[int] | None, factors: Scales) -> Value:
     return _nearest(call, x, factors)
 
 
@@ -56,7 +56,7 @@ def nearest_vec(call: Call, x: Value, _size: Any, factors: Scales) -> Value:
     aten.upsample_nearest3d.default,
 )  # fmt: skip
 def nearest(
-    call: Call, x: Value, _size: Any, *scales: float | None, **named: float | None
+    call: Call, x: Value, _size: Sequence[int] | None, *scales: float | None, **named: float | None
 ) -> Value:
     return _nearest(call, x, (*scales, *named.values()))
 
@@ -66,7 +66,7 @@ def nearest(
     aten._upsample_nearest_exact3d.default,
 )  # fmt: skip
 def nearest_exact(
-    call: Call, x: Value, _size: Any, *scales: float | None, **named: float | None
+    call: Call, x: Value, _size: Sequence[int] | None, *scales: float | None, **named: float | None
 ) -> Value:
     return _nearest(call, x, (*scales, *named.values()), exact=True)
 
@@ -78,8 +78,8 @@ def nearest_exact(
 def nearest_backward(
     call: Call,
     grad: Value,
-    _output_size: Any,
-    _input_size: Any,
+    _output_size: Sequence[int] | None,
+    _input_size: Sequence[int] | None,
     *scales: float | None,
     **named: float | None,
 ) -> Value:
@@ -116,7 +116,9 @@ def _linear(call: Call, x: Value, align_corners: bool, scales: Scales) -> Value:
 
 
 @rule(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec)
-def linear_vec(call: Call, x: Value, _size: Any, align_corners: bool, factors: Scales) -> Value:
+def linear_vec(
+    call: Call, x: Value, _size: Sequence[int] | None, align_corners: bool, factors: Scales
+) -> Value:
     return _linear(call, x, align_corners, factors)
 
 
@@ -127,7 +129,7 @@ def linear_vec(call: Call, x: Value, _size: Any, align_corners: bool, factors: S
 def linear(
     call: Call,
     x: Value,
-    _size: Any,
+    _size: Sequence[int] | None,
     align_corners: bool,
     *scales: float | None,
     **named: float | None,
@@ -142,8 +144,8 @@ def linear(
 def linear_backward(
     call: Call,
     grad: Value,
-    _output_size: Any,
-    _input_size: Any,
+    _output_size: Sequence[int] | None,
+    _input_size: Sequence[int] | None,
     align_corners: bool,
     *scales: float | None,
     **named: float | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,7 +29,7 @@ aten = torch.ops.aten
     aten.squeeze_copy.default,
     aten.unsqueeze_copy.default,
 )
-def reshape(call: Call, x: Value, *_sizes: Any) -> Value:
+def reshape(call: Call, x: Value, *_sizes: int | Sequence[int]) -> Value:
     return x.reshape(call.shape)
 
 
