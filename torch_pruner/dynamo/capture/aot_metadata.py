@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AotMetadata:
-    """Of one graph: its kind ("forward", "backward" or "inference"), which inputs rarely change,
-    which it writes, whether nothing is to be done around it (``are_plain``), and which outputs only
-    its backward reads."""
+    """What there is to know of one graph beside its operators.
+
+    Its kind ("forward", "backward" or "inference"), which inputs rarely change, which it writes,
+    whether nothing is to be done around it (``are_plain``), and which outputs only its backward
+    reads.
+    """
 
     kind: str
     static: frozenset[int]

@@ -94,7 +94,7 @@ class SavedCall(OutputCode):
     call: BoxedCall | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        # On the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
 
     if TYPE_CHECKING:

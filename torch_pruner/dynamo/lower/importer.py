@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_pruner.dynamo.lower.aten import (
     TABLE,
-    Call,
+    OpCall,
     RejectionKind,
     Unsupported,
     Value,
@@ -151,7 +151,9 @@ def import_node(
         assert value is not None, node
         return value
     assert isinstance(node.target, torch._ops.OpOverload)
-    call = Call(builder, output_fakes(node), used_outputs(node), [] if demands is None else demands)
+    call = OpCall(
+        builder, output_fakes(node), used_outputs(node), [] if demands is None else demands
+    )
 
     def replaced(arg: fx.Node) -> Values:
         return env[arg] if arg in env else _unread(builder, arg)

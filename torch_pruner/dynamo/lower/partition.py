@@ -197,7 +197,7 @@ def _is_tuple(node: fx.Node) -> bool:
 
 
 def _eager_flops(node: fx.Node) -> int:
-    """Of a rejected node, by shape: torch's formula for contractions, else one per element."""
+    """The operations of a rejected node: torch's formula for contractions, else one per element."""
     from torch.utils.flop_counter import flop_registry
 
     if "val" not in node.meta:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.lower.calls import RuntimeValue
     from torch_pruner.graph.ir import Graph
 
-__all__ = ["Program", "RegionStep", "Step", "attribute", "describe", "eager_step"]
+__all__ = ["Program", "ProgramStep", "RegionStep", "attribute", "describe", "eager_step"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class RegionStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class ProgramStep:
     """One step: which values it reads and writes, and which nobody needs after it."""
 
     does: RegionStep | fx.GraphModule  # a module returns a tuple
@@ -60,7 +60,7 @@ class Program:
     ``outputs`` are pairs: the number of a value and None, or -1 and a constant.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     n_values: int
     constants: Mapping[int, RuntimeValue]
     outputs: tuple[tuple[int, RuntimeValue], ...]
@@ -102,7 +102,7 @@ def describe(
         keep_channels_last(outputs, loose, [n for r in partitioned.regions for n in r.outputs])
     in_place = _unrisky(updates_in_place(gm, mutated), partitioned, gm)
     last = _last_uses(partitioned, outputs)
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     for k, step in enumerate(partitioned.steps):
         does: RegionStep | fx.GraphModule
         if isinstance(step, Region):
@@ -117,7 +117,7 @@ def describe(
             numbers[node] = len(numbers)
         dead = dict.fromkeys(numbers[n] for n in (*reads, *writes) if last.get(n) == k)
         reads_at, writes_at = (tuple(numbers[n] for n in nodes) for nodes in (reads, writes))
-        steps.append(Step(does, reads_at, writes_at, tuple(dead)))
+        steps.append(ProgramStep(does, reads_at, writes_at, tuple(dead)))
     return Program(
         tuple(steps),
         len(numbers),
@@ -157,7 +157,7 @@ def eager_step(
 def _unrisky(
     updates: Collection[fx.Node], partitioned: PartitionedGraph, gm: fx.GraphModule
 ) -> frozenset[fx.Node]:
-    """Those ``updates`` in place before which eager cannot have raised for what runs after them."""
+    """The ``updates`` in place before which eager cannot have raised for what runs after them."""
     order = {node: k for k, node in enumerate(gm.graph.nodes)}
     kept = set(updates)
     written: list[fx.Node] = []

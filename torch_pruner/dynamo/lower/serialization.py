@@ -19,7 +19,7 @@ from torch import fx
 
 from torch_pruner.dynamo.lower.aten.demand import KINDS, Range
 from torch_pruner.dynamo.lower.bounds import IndexCheck
-from torch_pruner.dynamo.lower.program import Program, RegionStep, Step
+from torch_pruner.dynamo.lower.program import Program, ProgramStep, RegionStep
 from torch_pruner.dynamo.lower.tensors import TensorSpec
 from torch_pruner.graph.ir import Graph
 from torch_pruner.report import OpFallback
@@ -87,7 +87,7 @@ def loads(data: bytes) -> Program:
         total, compiled, flops, flops_compiled = map(int, given["counts"])
         return Program(
             tuple(
-                Step(_read_step(does), _numbers(reads), _numbers(writes), _numbers(dead))
+                ProgramStep(_read_step(does), _numbers(reads), _numbers(writes), _numbers(dead))
                 for does, reads, writes, dead in given["steps"]
             ),
             int(given["values"]),

@@ -25,7 +25,7 @@ _log = logger(__name__)
 
 
 class Where(TypedDict):
-    """Of a graph: which inputs stay where they are in memory, its kind, and its device."""
+    """The inputs of a graph that stay where they are in memory, its kind, and its device."""
 
     static: Collection[int]
     kind: str

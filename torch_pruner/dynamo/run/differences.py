@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FREE_BYTES = 32 << 20
 """Results of eager's that are kept whatever else there is."""
 SHARE = 0.05
-"""Of eager's memory that is kept beside a call of ours; what is compared at a time adds to it."""
+"""The part of eager's memory that is kept beside a call; what is compared at a time adds to it."""
 _BLOCK = 1 << 18  # elements that are compared at a time
 _SMALL = 1 << 16  # elements of a result that is kept whole
 
@@ -36,7 +36,7 @@ def parts_for(inputs: Sequence[RuntimeValue], results: Sequence[RuntimeValue]) -
 
 
 def _bytes(values: Sequence[RuntimeValue]) -> int:
-    """Of all tensors; memory that several share counts once."""
+    """The bytes of all tensors; memory that several share counts once."""
     found = {v.data_ptr(): v.nbytes for v in values if _comparable(v)}
     return sum(found.values())
 
@@ -98,7 +98,7 @@ class Kept:
 
 
 def differences(got: Sequence[RuntimeValue], expected: Sequence[Kept]) -> list[float]:
-    """Of each result."""
+    """How far each result is off."""
     return [kept.difference(value) for value, kept in zip(got, expected, strict=True)]
 
 

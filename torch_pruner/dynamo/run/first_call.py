@@ -44,7 +44,7 @@ class FirstCall:
         platform: Platform | None = None,
     ) -> None:
         """``draws``: whether there may be random numbers, which eager would have to draw again."""
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        # On the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         self._eager: Eager | None = eager
         self._call = call

@@ -63,7 +63,7 @@ class _Held:
     copies: dict[_Layout, torch.Tensor] = field(default_factory=dict)
 
 
-# Of each parameter that is kept in another form, shared between all graphs that read it.
+# What is known of each parameter that is kept in another form, for all graphs that read it.
 _shared: MutableMapping[torch.Tensor, _Held] = WeakIdKeyDictionary()
 
 

@@ -245,7 +245,7 @@ class GraphCall:
         outputs: Sequence[tuple[int, RuntimeValue]],
     ) -> None:
         """``outputs``: the number of a value and None, or -1 and a constant."""
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        # On the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         # Hundreds of parameters pass through here at every call: no loop of Python's over them, and
         # what the last step used is dropped with the list of values.

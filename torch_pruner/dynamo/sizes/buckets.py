@@ -19,7 +19,7 @@ from torch_pruner import exc
 from torch_pruner.compiler import kernels
 from torch_pruner.dynamo.devices import device_of, platform_of
 from torch_pruner.dynamo.lower.bounds import guarded
-from torch_pruner.dynamo.lower.program import Program, RegionStep, Step, describe
+from torch_pruner.dynamo.lower.program import Program, ProgramStep, RegionStep, describe
 from torch_pruner.dynamo.lower.tensors import TensorSpec
 from torch_pruner.dynamo.run import reports
 from torch_pruner.dynamo.run.build import (
@@ -61,7 +61,7 @@ COUNT = getattr(torch, COUNT_DTYPE)
 
 
 class Buckets:
-    """Of one graph of symbolic sizes: the programs that compute smaller sizes than their own.
+    """The programs of one graph of symbolic sizes that compute smaller sizes than their own.
 
     ``config`` says how their kernels are chosen. Not safe for several threads: its caller is.
     """
@@ -193,7 +193,7 @@ class Buckets:
         compiler = self._platform.compiler(self._config, timer)
         count = TensorSpec.make((), (), COUNT)
         runs: list[StepCall] = []
-        steps, built, left = list[Step](), list[BuiltRegion](), iter(buckets)
+        steps, built, left = list[ProgramStep](), list[BuiltRegion](), iter(buckets)
         for step in wide.steps:
             does = step.does
             if isinstance(does, RegionStep):

@@ -78,7 +78,7 @@ class SizedCall:
         name: str,
         larger: Larger | None = None,
     ) -> None:
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        # On the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         self._gm, self._build, self._general, self._larger = gm, build, general, larger
         self._limit, self._name = limit, name

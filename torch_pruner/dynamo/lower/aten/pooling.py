@@ -14,7 +14,7 @@ from torch_pruner.dynamo.lower.aten.pooling_gradients import (
     spread,
     through_matrices,
 )
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.value import Value
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _window(
 
 def _max_pool(
     rank: int,
-    call: Call,
+    call: OpCall,
     x: Value,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
@@ -57,12 +57,16 @@ def _max_pool(
 ) -> tuple[Value, Value | None]:
     del ceil_mode
     kernel = spread(kernel_size, rank)
-    hops = spread(stride, rank) if len(stride) else kernel
-    pads, gaps = spread(padding, rank), spread(dilation, rank)
+    strides = spread(stride, rank) if len(stride) else kernel
+    pads, dilations = spread(padding, rank), spread(dilation, rank)
     size = call.shape[x.ndim - rank :]
     if 1 in call.used:
-        return located_maximum(x, size, kernel=kernel, stride=hops, padding=pads, dilation=gaps)
-    out = _window("window_max", x, size, kernel=kernel, stride=hops, padding=pads, dilation=gaps)
+        return located_maximum(
+            x, size, kernel=kernel, stride=strides, padding=pads, dilation=dilations
+        )
+    out = _window(
+        "window_max", x, size, kernel=kernel, stride=strides, padding=pads, dilation=dilations
+    )
     return out, None
 
 
@@ -72,7 +76,7 @@ rule(aten.max_pool3d_with_indices.default)(partial(_max_pool, 3))
 
 def _average_pool(
     rank: int,
-    call: Call,
+    call: OpCall,
     x: Value,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
@@ -83,16 +87,16 @@ def _average_pool(
 ) -> Value:
     del ceil_mode
     kernel, pads = spread(kernel_size, rank), spread(padding, rank)
-    hops = spread(stride, rank) if len(stride) else kernel
+    strides = spread(stride, rank) if len(stride) else kernel
     size = call.shape[x.ndim - rank :]
     total = _window(
-        "window_sum", x.widened(), size, kernel=kernel, stride=hops, padding=pads,
+        "window_sum", x.widened(), size, kernel=kernel, stride=strides, padding=pads,
         dilation=(1,) * rank,
     )  # fmt: skip
     if divisor_override:
         return total / float(divisor_override)
     return divided_by_counts(
-        total, x.shape[x.ndim - rank :], kernel=kernel, stride=hops, padding=pads,
+        total, x.shape[x.ndim - rank :], kernel=kernel, stride=strides, padding=pads,
         include_pad=count_include_pad,
     )  # fmt: skip
 
@@ -107,7 +111,7 @@ rule(aten.avg_pool3d.default)(partial(_average_pool, 3))
     aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool3d.default,
 )  # fmt: skip
-def adaptive_average_pool(call: Call, x: Value, output_size: Sequence[int]) -> Value:
+def adaptive_average_pool(call: OpCall, x: Value, output_size: Sequence[int]) -> Value:
     rank = len(output_size)
     size, source = call.shape[x.ndim - rank :], x.shape[x.ndim - rank :]
     wide = x.widened()
