@@ -178,8 +178,8 @@ def convolution(
         )
     else:
         out = conv(
-            x, weight, call.shape, stride=strides, lo=pads, hi=pads, dilation=dilations, groups=groups,
-            dtype=dtype,
+            x, weight, call.shape, stride=strides, lo=pads, hi=pads, dilation=dilations,
+            groups=groups, dtype=dtype,
         )  # fmt: skip
     if bias is None:
         return out
