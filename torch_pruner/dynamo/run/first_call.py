@@ -29,7 +29,7 @@ class FirstCall:
     The failure is said once and handed to ``failed``; under ``strict`` it is raised instead. What
     eager raises of the same inputs is the user's, and the next call is a first one again. Inputs
     reach eager as they came: a compiled graph writes into one only what eager would write there,
-    whatever was there before (``dynamo/inplace.py``).
+    whatever was there before (``lower/inplace.py``).
     """
 
     def __init__(

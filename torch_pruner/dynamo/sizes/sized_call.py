@@ -5,7 +5,7 @@ a call the graph is written down anew with numbers in place of symbols, which ma
 any other; it is compiled and kept. That takes seconds, and sizes may come once and never again (a
 sequence that grows by a token): so the first few sizes are compiled when they come, later ones and
 those of something that grows when they come again, and how many is bounded. A size that comes while
-a larger one is at hand runs in that one's program (``dynamo/buckets.py``). Others run in the graph
+a larger one is at hand runs in that one's program (``sizes/buckets.py``). Others run in the graph
 as it was captured, in which eager runs what depends on a size.
 """
 
@@ -49,7 +49,7 @@ OFTEN = 16  # calls' worth of work that a size spends in a larger one before it 
 
 
 class Larger(Protocol):
-    """What computes sizes in programs for larger ones (``dynamo/buckets.py``)."""
+    """What computes sizes in programs for larger ones (``sizes/buckets.py``)."""
 
     def call(self, args: SizedArguments, large: SizedArguments, text: str) -> BoxedCall | None:
         """A call for the sizes of ``args`` in the program for those of ``large``, or None."""

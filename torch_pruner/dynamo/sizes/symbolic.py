@@ -2,7 +2,7 @@
 
 AOTAutograd captures such a graph once, and the extents of a kernel are numbers. With numbers in
 place of symbols it is a graph like any other. Which sizes are compiled, and when, is for
-``dynamo/sized_call.py`` to say.
+``sizes/sized_call.py`` to say.
 """
 
 from __future__ import annotations
