@@ -74,9 +74,9 @@ def _status(name: str) -> int:
 
 def _packed_bytes() -> int:
     """Of every compiled region alive."""
-    from torch_pruner.dynamo.run.static import StaticInputs
+    from torch_pruner.dynamo.run.packed_inputs import PackedInputs
 
-    return sum(x.nbytes for x in gc.get_objects() if isinstance(x, StaticInputs))
+    return sum(x.nbytes for x in gc.get_objects() if isinstance(x, PackedInputs))
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -26,12 +26,14 @@ MAX_FUNCTION_LINES = 60
 #   exc ← log ← config ← target ← graph ← task
 #     ← codegen.tir ← codegen.parts ← families ← codegen.build ← tuner
 #     ← compiler (which also has cache and report)
-#     ← devices ← dynamo ← cli
+#     ← devices ← dynamo.lower ← dynamo.capture ← dynamo.run ← dynamo.sizes ← dynamo ← cli
 _BASE = {"exc", "fork_locks", "log", "versions", "config", "target", "cards", "fingerprint"}
 _NOUNS = _BASE | {"graph", "task"}
 _KERNELS = {"codegen.tir", "codegen.parts", "families", "codegen.build"}
 _TUNING = _NOUNS | _KERNELS | {"tuner"}
 _COMPILING = _TUNING | {"cache", "report", "compiler"}
+_DYNAMO = _NOUNS | {"compiler", "report", "devices"}
+_DYNAMO_PARTS = {"dynamo.lower", "dynamo.capture", "dynamo.run", "dynamo.sizes"}
 MAY_IMPORT = {
     "exc": set(),
     "fork_locks": set(),
@@ -53,13 +55,17 @@ MAY_IMPORT = {
     "tuner": _NOUNS | _KERNELS,
     "compiler": _COMPILING - {"compiler"},
     "devices": _COMPILING,
-    "dynamo": _NOUNS | {"compiler", "report", "devices"},
+    "dynamo.lower": _DYNAMO,
+    "dynamo.capture": _DYNAMO | {"dynamo.lower"},
+    "dynamo.run": _DYNAMO | {"dynamo.lower", "dynamo.capture"},
+    "dynamo.sizes": _DYNAMO | {"dynamo.lower", "dynamo.capture", "dynamo.run"},
+    "dynamo": _DYNAMO | _DYNAMO_PARTS,
     "onnx": {"exc", "log", "config"},  # hands its graphs to torch.compile(backend="pruner")
-    "cli": _COMPILING | {"devices", "dynamo", "onnx"},
+    "cli": _COMPILING | {"devices", "dynamo", "dynamo.run", "onnx"},
     # The package itself: public names, looked up when used.
     "": {"exc", "dynamo", "onnx"},
 }
-_SPLIT = ("codegen",)  # whose folders are packages of the picture
+_SPLIT = ("codegen", "dynamo")  # whose folders are packages of the picture
 # External packages that a package of ours must not import, not even inside a function.
 _TVM = {"tvm", "tvm_ffi"}
 _LIGHT = (*_BASE, "report", "graph", "cache")
@@ -68,7 +74,7 @@ FORBIDDEN = {
     **{name: {"torch"} for name in ("compiler", "families")},
     "task": _TVM,
     "devices": _TVM,
-    "dynamo": _TVM,
+    **dict.fromkeys(("dynamo", *_DYNAMO_PARTS), _TVM),
     "onnx": _TVM,
 }
 

@@ -12,7 +12,7 @@ from torch_pruner.config import Config
 from torch_pruner.devices import device_for
 from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.lower.tensors import spec_of
-from torch_pruner.dynamo.run.build import built_region
+from torch_pruner.dynamo.run.build import built_region, region_calls
 from torch_pruner.graph.ir import Builder
 
 if TYPE_CHECKING:
@@ -74,8 +74,9 @@ def region(names: list[str], x: torch.Tensor, w: torch.Tensor, orders: dict[int,
 
 def run(backend, step: RegionStep, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     config = Config.from_options(None, backend.options())
-    device = device_for(CPU, config)
-    call, _ = built_region(step, device.compiler(config), device, "ends")
+    platform = device_for(CPU, config)
+    built = built_region(step, platform.compiler(config), platform, "ends")
+    call, _ = region_calls(built, step, platform)
     call([x, w])  # a second call finds the table filled
     return list(call([x, w]))
 

@@ -184,7 +184,7 @@ def test_functions_of_users_are_not_described() -> None:
     seen = []
 
     def backend(gm, inputs):
-        seen.append(capture_key.describe(gm, inputs))
+        seen.append(capture_key.of(gm, inputs))
         return gm.forward
 
     torch.compile(lambda x: mine(x) * 2, backend=backend)(torch.ones(3))

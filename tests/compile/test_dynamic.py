@@ -10,7 +10,7 @@ from torch import nn
 
 import torch_pruner
 from tests.compile.agreement import assert_equal, check
-from torch_pruner.dynamo import reports
+from torch_pruner.dynamo.run import reports
 
 pytestmark = pytest.mark.tvm
 randn = torch.randn

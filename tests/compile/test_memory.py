@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torch_pruner as tp
-from torch_pruner.dynamo.run import static
+from torch_pruner.dynamo.run import packed_inputs
 
 pytestmark = pytest.mark.tvm
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.tvm
 @torch.no_grad()
 def test_one_copy_of_each_weight_is_held_and_reported(backend, monkeypatch):
     made = []
-    original = static.StaticInputs._make
+    original = packed_inputs.PackedInputs._make
 
     def keep(self, *given):
         made.append(original(self, *given))
         return made[-1]
 
-    monkeypatch.setattr(static.StaticInputs, "_make", keep)
+    monkeypatch.setattr(packed_inputs.PackedInputs, "_make", keep)
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(16, 32, 5), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 32)

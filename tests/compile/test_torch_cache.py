@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def no_captures():
     """Our own store would answer before torch's cache is asked (test_captures.py)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch_pruner.dynamo.capture.capture_key.describe", lambda *_: None)
+        patch.setattr("torch_pruner.dynamo.capture.capture_key.of", lambda *_: None)
         yield
 
 
@@ -181,7 +181,7 @@ def test_weights_that_change_later_are_seen(cold) -> None:
 SHIP = """
 import sys, torch, torch_pruner
 from torch_pruner.dynamo.capture import capture_key
-capture_key.describe = lambda *_: None
+capture_key.of = lambda *_: None
 from torch._dynamo.utils import counters
 def fn(x, w):
     return torch.softmax(x @ w, -1)

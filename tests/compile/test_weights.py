@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.suites import weights as suite
-from torch_pruner.dynamo.run import static
+from torch_pruner.dynamo.run import packed_inputs
 from torch_pruner.dynamo.run.weight_checks import (
     Contents,
     State,
@@ -105,7 +105,7 @@ def test_a_write_that_raises_no_version_is_seen_at_the_next_call(backend, networ
 def test_what_torch_knows_of_weights_is_asked_by_whoever_can(backend, network, monkeypatch, told):
     """Where experiments do not say how torch lays tensors out, Python is asked."""
     if not told:
-        monkeypatch.setattr(static, "facts_of", lambda *given: None)
+        monkeypatch.setattr(packed_inputs, "facts_of", lambda *given: None)
     compiled, x = backend.compile(network), torch.randn(32, 96)
     assert all(agrees(compiled, network, x) for _ in range(3))
     with torch.no_grad():
@@ -134,9 +134,9 @@ def test_another_optimizers_step_renews_nothing(backend, network, monkeypatch):
     compiled, x = backend.compile(network), torch.randn(32, 96)
     assert all(agrees(compiled, network, x) for _ in range(3))
     made = []
-    original = static.StaticInputs._make
+    original = packed_inputs.PackedInputs._make
     monkeypatch.setattr(
-        static.StaticInputs, "_make", lambda *given: made.append(1) or original(*given)
+        packed_inputs.PackedInputs, "_make", lambda *given: made.append(1) or original(*given)
     )
     other = nn.Parameter(torch.ones(3))
     other.grad = torch.ones(3)
@@ -147,13 +147,13 @@ def test_another_optimizers_step_renews_nothing(backend, network, monkeypatch):
 
 def test_live_weights_are_kept_nowhere(backend, network, monkeypatch):
     kept = []
-    original = static.StaticInputs._make
+    original = packed_inputs.PackedInputs._make
 
     def keep(self, *given):
         kept.append(original(self, *given))
         return kept[-1]
 
-    monkeypatch.setattr(static.StaticInputs, "_make", keep)
+    monkeypatch.setattr(packed_inputs.PackedInputs, "_make", keep)
     compiled, x = backend.compile(network, weights="live"), torch.randn(32, 96)
     assert all(agrees(compiled, network, x) for _ in range(3))
     network[0].weight.data[5, 7] += 100  # less than a sample sees for sure

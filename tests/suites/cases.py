@@ -42,7 +42,7 @@ def check(name: str) -> Outcome:
     import torch
 
     import torch_pruner
-    from torch_pruner.dynamo import reports
+    from torch_pruner.dynamo.run import reports
 
     case = by_name()[name]
     torch._dynamo.reset()

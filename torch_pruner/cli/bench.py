@@ -92,7 +92,7 @@ def _measure(
     loaded = model.load(args)
     import torch
 
-    from torch_pruner.dynamo import reports
+    from torch_pruner.dynamo.run import reports
 
     if unknown := set(against) - {"eager", *torch.compiler.list_backends(exclude_tags=())}:
         usual = ", ".join(torch.compiler.list_backends())

@@ -16,13 +16,14 @@ from torch_pruner.compiler import bundles, kernels, stores
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
 from torch_pruner.devices import bundle_device, device_for, torch_device_of
-from torch_pruner.dynamo import backend, reports
+from torch_pruner.dynamo import backend
 from torch_pruner.dynamo.capture import aot_metadata
-from torch_pruner.dynamo.distributed import sync_cache
 from torch_pruner.dynamo.lower.bounds import flag_spec
 from torch_pruner.dynamo.lower.partition import Region, partition
 from torch_pruner.dynamo.lower.tensors import spec_of
 from torch_pruner.dynamo.ready import missing_of
+from torch_pruner.dynamo.run import reports
+from torch_pruner.dynamo.run.distributed import sync_cache
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.log import PhaseTimer
 from torch_pruner.report import GraphReport, OpFallback, Report
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.compiler.bundles import Manifest
     from torch_pruner.compiler.driver import Compiler
+    from torch_pruner.dynamo.lower.calls import DynamoCall, RuntimeValue
     from torch_pruner.task import Task
 
 __all__ = [
@@ -69,7 +71,7 @@ class TaskExplanation:
     flops: float
     cached: bool
     # For a missing kernel: the fields in which the nearest entry differs.
-    differs: Mapping[str, tuple[Any, Any]]
+    differs: Mapping[str, tuple[object, object]]
     schedule: str = ""
     latency_s: float | None = None
     effort: str = ""  # that its tuning was completed with, for whatever is asked for now
@@ -122,7 +124,7 @@ class Explanation:
 def tune(
     model: torch.nn.Module,
     inputs: Inputs | Sequence[Inputs],
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     mode: str | None = None,
     *,
     backward: bool = False,
@@ -145,7 +147,7 @@ def tune(
 
 
 def tune_seen(
-    options: Mapping[str, Any] | None = None, mode: str | None = None, *, device: str = "cpu"
+    options: Mapping[str, object] | None = None, mode: str | None = None, *, device: str = "cpu"
 ) -> Report:
     """Tune what the cache has noted: kernels that ran untuned because no one was to wait for them.
 
@@ -173,7 +175,7 @@ def tune_seen(
 def explain(
     model: torch.nn.Module,
     inputs: Inputs | Sequence[Inputs],
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Explanation:
     """What would be compiled, and why not the rest.
 
@@ -182,7 +184,7 @@ def explain(
     config = Config.from_options(None, options)
     found: list[GraphExplanation] = []
 
-    def look(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], name: str) -> None:
+    def look(gm: torch.fx.GraphModule, example_inputs: Sequence[RuntimeValue], name: str) -> None:
         found.append(_explain_graph(gm, example_inputs, config, name))
 
     with stores.looking():
@@ -193,7 +195,7 @@ def explain(
 def check_ready(
     model: torch.nn.Module,
     inputs: Inputs | Sequence[Inputs],
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> None:
     """Return if the cache has every kernel and library that ``model`` needs for all of ``inputs``.
 
@@ -204,7 +206,7 @@ def check_ready(
     config = Config.from_options(None, options).replace(on_miss="error")
     misses: list[exc.CacheMiss] = []
 
-    def look(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], name: str) -> None:
+    def look(gm: torch.fx.GraphModule, example_inputs: Sequence[RuntimeValue], name: str) -> None:
         misses.extend(missing_of(gm, example_inputs, config))
 
     _run(model, _input_sets(inputs), config, backward=False, look=look)
@@ -275,14 +277,16 @@ def _run(
     config: Config,
     *,
     backward: bool,
-    look: Any = None,
+    look: backend.Look | None = None,
 ) -> None:
     """Call a compiled copy once per input set.
 
     With ``look``, graphs are shown to it and run in eager.
     """
 
-    def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    def compile_graph(
+        gm: torch.fx.GraphModule, example_inputs: Sequence[RuntimeValue]
+    ) -> DynamoCall:
         if look is None:
             return backend.compile_dynamo_graph(gm, example_inputs, config)
         return backend.inspect_dynamo_graph(gm, example_inputs, look)
@@ -301,7 +305,7 @@ def _run(
     torch._dynamo.reset()
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     leaves = torch.utils._pytree.tree_leaves(
         value.to_tuple() if hasattr(value, "to_tuple") else value
     )
@@ -309,7 +313,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _explain_graph(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str
+    gm: torch.fx.GraphModule, example_inputs: Sequence[RuntimeValue], config: Config, name: str
 ) -> GraphExplanation:
     platform = device_for(torch_device_of(gm), config)
     static = aot_metadata.static_inputs(example_inputs)
@@ -352,7 +356,7 @@ def _explain_graph(
 
 def _explain_task(task: Task, compiler: Compiler, known: kernels.Choice | None) -> TaskExplanation:
     out = task.spec.nodes[task.spec.outputs[0]]
-    differs: Mapping[str, tuple[Any, Any]] = {}
+    differs: Mapping[str, tuple[object, object]] = {}
     timed = known is not None and math.isfinite(known.latency_s)
     key = compiler.context.kernel_key(task.workload)
     effort, trials = history.progress(compiler.store, key)

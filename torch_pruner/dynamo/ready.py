@@ -9,31 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.devices import device_for, torch_device_of
-from torch_pruner.dynamo.capture.aot_metadata import Ends
+from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
 from torch_pruner.dynamo.lower.program import RegionStep, describe
 from torch_pruner.dynamo.run.graphs import outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any
 
     from torch import fx
 
     from torch_pruner import exc
     from torch_pruner.config import Config
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
 
 
 def missing_of(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config
+    gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue], config: Config
 ) -> Iterable[exc.CacheMiss]:
     """What a graph for inference needs and the cache lacks."""
     if not outputs(gm):
         return
-    ends = Ends.of(example_inputs, "inference", len(outputs(gm)))
+    metadata = AotMetadata.of(example_inputs, "inference", len(outputs(gm)))
     platform = device_for(torch_device_of(gm), config)
     program = describe(
-        gm, static=ends.static, mutated=ends.mutated, loose=ends.loose, device=platform.device,
-        dtypes=platform.dtypes,
+        gm, static=metadata.static, mutated=metadata.mutated, loose=metadata.loose,
+        device=platform.device, dtypes=platform.dtypes,
     )  # fmt: skip
     compiler = platform.compiler(config)
     for step in program.steps:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torch_pruner.cli import bench
-from torch_pruner.dynamo import reports
+from torch_pruner.dynamo.run import reports
 from torch_pruner.report import GraphReport
 
 if TYPE_CHECKING:

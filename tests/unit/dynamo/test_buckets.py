@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.dynamo.test_sizes import Builds, arguments, attend, captured_one
+from tests.unit.dynamo.test_symbolic import Builds, arguments, attend, captured_one
 from torch_pruner.dynamo.lower.tensors import TensorSpec
 from torch_pruner.dynamo.sizes import sized_call, symbolic
 from torch_pruner.dynamo.sizes.buckets import padded

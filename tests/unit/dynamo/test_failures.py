@@ -10,7 +10,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from torch_pruner import exc
 from torch_pruner.cli import main
-from torch_pruner.dynamo.failures import raised_as_both
+from torch_pruner.dynamo.run.failures import raised_as_both
 
 ERRORS = [
     exc.CacheMiss("matmul", {"threads": ("2", "4")}, others=["softmax"]),

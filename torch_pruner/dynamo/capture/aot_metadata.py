@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
+
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Of one graph: its kind ("forward", "backward" or "inference"), which inputs rarely change,
-    which it writes, whether nothing is to be done around it (``are_plain``), and which outputs only
-    its backward reads."""
+class AotMetadata:
+    """What there is to know of one graph beside its operators.
+
+    Its kind ("forward", "backward" or "inference"), which inputs rarely change, which it writes,
+    whether nothing is to be done around it (``are_plain``), and which outputs only its backward
+    reads.
+    """
 
     kind: str
     static: frozenset[int]
@@ -24,16 +31,16 @@ class Ends:
     loose: range = range(0)
 
     @staticmethod
-    def of(example_inputs: Sequence[Any], kind: str, outputs: int) -> Ends:
+    def of(example_inputs: Sequence[RuntimeValue], kind: str, outputs: int) -> AotMetadata:
         if kind == "forward":
-            return Ends(kind, frozenset(), (), loose=kept_for_backward(outputs))
+            return AotMetadata(kind, frozenset(), (), loose=kept_for_backward(outputs))
         if kind != "inference":
-            return Ends(kind, frozenset(), ())
+            return AotMetadata(kind, frozenset(), ())
         plain = are_plain(len(example_inputs))
-        return Ends(kind, static_inputs(example_inputs), mutated_inputs(), plain)
+        return AotMetadata(kind, static_inputs(example_inputs), mutated_inputs(), plain)
 
 
-def _metadata() -> Any:
+def _metadata() -> ViewAndMutationMeta | None:
     context = torch._guards.TracingContext.try_get()
     return context.fw_metadata if context is not None else None
 
@@ -44,7 +51,7 @@ def kept_for_backward(outputs: int) -> range:
     return range(outputs if first is None else first, outputs)
 
 
-def static_inputs(example_inputs: Sequence[Any]) -> frozenset[int]:
+def static_inputs(example_inputs: Sequence[RuntimeValue]) -> frozenset[int]:
     """Positions of parameters and buffers that the graph itself does not change."""
     metadata = _metadata()
     if metadata is None:

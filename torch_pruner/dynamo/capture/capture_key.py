@@ -5,9 +5,9 @@ we do in a process that finds its kernels. The result depends on the graph, on w
 inputs, and on some settings of torch: these are the key, and the ``Program`` that came out is the
 entry, in the kernel store beside libraries (``compiler.captured``).
 
-Only inference, and only where nothing is left for AOTAutograd to do at run time (``ends``): nothing
-is written, nothing shares memory, no size is a symbol. A graph with anything in it that has no
-plain text is not looked up: user's functions, operators other than torch's own, subgraphs.
+Only inference, and only where nothing is left for AOTAutograd to do at run time (``aot_metadata``):
+nothing is written, nothing shares memory, no size is a symbol. A graph with anything in it that has
+no plain text is not looked up: user's functions, operators other than torch's own, subgraphs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from torch_pruner.dynamo.lower import serialization
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import EllipsisType
+
+    from torch.fx.node import Argument, Target
+
+    from torch_pruner.dynamo.lower.calls import Json, RuntimeValue
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -37,7 +42,7 @@ class _NoTextError(ValueError):
     """Something in a graph has no text that says all there is to say of it."""
 
 
-def describe(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
+def of(gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> str | None:
     """A digest of all that the captured graph depends on; None: it has to be captured."""
     try:
         rows = [_settings(), *_rows(gm, example_inputs)]
@@ -49,7 +54,7 @@ def describe(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     ).hexdigest()
 
 
-def _settings() -> list[Any]:
+def _settings() -> list[Json]:
     """What capturing depends on beside the graph. Raises ``_NoTextError`` if that is too much."""
     functorch, dynamo = torch._functorch.config, torch._dynamo.config
     # Both keep what a compilation gives, and want AOTAutograd's.
@@ -73,15 +78,15 @@ def _settings() -> list[Any]:
             cuda.math_sdp_enabled(),
             cuda.cudnn_sdp_enabled(),
         ],
-        torch.backends.mkldnn.enabled,
+        bool(torch.backends.mkldnn.enabled),
         devices.settings(),
         sorted((k, repr(v)) for k, v in functorch.save_config_portable().items()),
     ]
 
 
-def _rows(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+def _rows(gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> list[Json]:
     index: dict[fx.Node, int] = {}
-    rows: list[Any] = []
+    rows: list[Json] = []
     inputs = iter(example_inputs)
     memory: set[int] = set()
     for node in gm.graph.nodes:
@@ -102,9 +107,11 @@ def _rows(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     return rows
 
 
-def _tensor(value: Any, memory: set[int]) -> list[Any]:
+def _tensor(value: RuntimeValue, memory: set[int]) -> list[Json]:
     """What AOTAutograd knows of an input; ``memory``: the storages of those before it."""
-    if type(value) not in _PLAIN_TENSORS or value.layout is not torch.strided:
+    if not isinstance(value, torch.Tensor) or type(value) not in _PLAIN_TENSORS:
+        raise _NoTextError(f"a {type(value).__name__}")
+    if value.layout is not torch.strided:
         raise _NoTextError(f"a {type(value).__name__}")
     numbers = [*value.shape, *value.stride(), value.storage_offset()]
     if any(type(n) is not int for n in numbers):
@@ -120,7 +127,7 @@ def _tensor(value: Any, memory: set[int]) -> list[Any]:
     return [str(value.dtype), str(value.device), value.ndim, numbers, flags, kind]
 
 
-def _function(target: Any) -> str:
+def _function(target: Target) -> str:
     """The name of one of torch's or Python's own functions."""
     if isinstance(target, torch._ops.OpOverload):
         if target.namespace not in ("aten", "prims"):
@@ -130,7 +137,7 @@ def _function(target: Any) -> str:
     if getattr(operator, name, None) is target:
         return f"operator.{name}"
     for place in (module, "torch"):  # what is built in has no module
-        owner: Any = torch
+        owner: object = torch
         if place not in _MODULES:
             continue
         for part in place.split(".")[1:]:
@@ -140,9 +147,9 @@ def _function(target: Any) -> str:
     raise _NoTextError(f"the function {target}")
 
 
-def _text(value: Any, index: Mapping[fx.Node, int]) -> Any:
+def _text(value: Argument | EllipsisType, index: Mapping[fx.Node, int]) -> Json:
     """Arguments as JSON; different ones differ."""
-    if value is None or type(value) in (bool, int, str):
+    if value is None or (isinstance(value, (int, str)) and type(value) in (bool, int, str)):
         return value
     if type(value) is float:
         return {"float": value.hex()}

@@ -14,6 +14,8 @@ from torch_pruner.dynamo.lower.aten import TABLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    Decomposition = Callable[..., object]
+
 aten = torch.ops.aten
 
 # Eager runs these: their decomposition draws other random numbers, scatters more slowly, or gives
@@ -56,14 +58,16 @@ _DECOMPOSED = frozenset(
 _drawing: ContextVar[bool] = ContextVar("_drawing", default=False)
 
 
-def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+def native_dropout(
+    x: torch.Tensor, p: float, train: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Dropout whose mask eager draws from the shape and strides of ``x`` alone.
 
     The random numbers and the generator's state afterwards are eager's, and a mask that does not
     wait for ``x`` can be drawn before all compiled regions: dropout does not cut regions apart.
     """
     if _drawing.get():
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]  # to torch: leave it as it is
     if train is False or p == 0:
         return x, torch.ones_like(x, dtype=torch.bool)
     if p == 1:
@@ -83,24 +87,24 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
 def empty_like(
     x: torch.Tensor, *, memory_format: torch.memory_format | None = None, **options: Any
-) -> Any:
+) -> torch.Tensor:
     """A tensor that does not wait for ``x``, of which only the shape and strides matter."""
     preserve = memory_format in (None, torch.preserve_format)
     if not preserve or not is_non_overlapping_and_dense_or_false(x):
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]  # to torch: leave it as it is
     placement: dict[str, Any] = {"dtype": x.dtype, "device": x.device, "layout": x.layout}
     placement |= {k: v for k, v in options.items() if v is not None}
     return torch.empty_strided(x.shape, x.stride(), **placement)
 
 
-def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+def decomposition_table() -> dict[torch._ops.OpOverload, Decomposition]:
     """Torch's core decompositions without the operators that have a rule or stay with eager.
 
     Composite operators are left to the dispatcher. Random operators are never decomposed, save for
     the masks of dropout.
     """
-    table: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
-    core: Mapping[Any, Callable[..., Any]] = core_aten_decompositions()
+    table: dict[torch._ops.OpOverload, Decomposition] = {}
+    core: Mapping[torch._ops.OperatorBase, Decomposition] = core_aten_decompositions()
     table[aten.native_dropout.default] = native_dropout
     table[aten.empty_like.default] = empty_like
     for op, fn in {**core, **get_decompositions(_ADDED)}.items():

@@ -5,17 +5,20 @@ What is compiled again comes in the middle of a run: nothing is tuned then, and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_seen: dict[Any, set[tuple[int, ...]]] = {}  # by frame: the shapes of the parameters that it read
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
+
+# By frame: the shapes of the parameters that it read.
+_seen: dict[int | None, set[tuple[int, ...]]] = {}
 
 
-def seen(example_inputs: Sequence[Any]) -> bool:
+def seen(example_inputs: Sequence[RuntimeValue]) -> bool:
     """Whether Dynamo has compiled what it compiles now before.
 
     Models of one class share the code of its ``forward``, which is all that Dynamo counts by. One

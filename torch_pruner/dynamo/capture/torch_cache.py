@@ -15,10 +15,11 @@ import contextlib
 import contextvars
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from torch_pruner.dynamo.lower.calls import forwarded
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    Call = Callable[[list[Any]], Any]
-    Compile = Callable[[fx.GraphModule, Sequence[Any]], "SavedCall"]
-    Restore = Callable[["SavedCall"], Call]
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
+
+    Compile = Callable[[fx.GraphModule, Sequence[RuntimeValue]], "SavedCall"]
+    Restore = Callable[["SavedCall"], BoxedCall]
 
 try:
     from torch._functorch import config as functorch_config
@@ -89,15 +91,18 @@ class SavedCall(OutputCode):
     why: str = ""
     kind: str = "inference"
     settings: str = "{}"
-    call: Call | None = field(default=None, repr=False, compare=False)
+    call: BoxedCall | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        # On the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
 
-    def __call__(self, inputs: Any) -> Any:
-        assert self.call is not None
-        return self.call(inputs)
+    if TYPE_CHECKING:
+
+        def __call__(self, inputs: Sequence[RuntimeValue]) -> list[RuntimeValue]: ...
+
+    else:
+        __call__ = forwarded("call")
 
     def prepare_for_serialization(self) -> None:
         """On a copy, before it is written."""
@@ -105,12 +110,14 @@ class SavedCall(OutputCode):
             raise BypassAOTAutogradCache(f"torch_pruner cannot keep {self.why}")
         self.call = None
 
-    def post_compile(self, _example_inputs: Any, _constants: Any, _graph_kwargs: Any) -> None:
+    def post_compile(
+        self, _example_inputs: object, _constants: object, _graph_kwargs: object
+    ) -> None:
         """After it was read: look its kernels up. Raises what keeps it from being used."""
         if self.call is None:
             self.call = (_restore.get() or _default[-1])(self)
 
-    def set_triton_bundle(self, _bundle: Any) -> None:
+    def set_triton_bundle(self, _bundle: object) -> None:
         """Nothing of Triton here."""
 
 
@@ -120,7 +127,7 @@ def set_default(restore: Restore) -> None:
 
 
 @contextlib.contextmanager
-def riding(tag: str, restore: Restore) -> Iterator[Callable[[Compile], Any]]:
+def riding(tag: str, restore: Restore) -> Iterator[Callable[[Compile], Callable[..., OutputCode]]]:
     """Inside, AOTAutograd keeps what compilers return that were passed through what is given.
 
     Args:

@@ -8,7 +8,7 @@ values with these strides to whoever compiles the backward.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -19,12 +19,18 @@ from torch_pruner.graph.layout import channels_last
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from torch.fx.node import Argument
+
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
+
 aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
-def keep_channels_last(outputs: Sequence[Any], loose: Collection[int], made: Sequence[Any]) -> None:
+def keep_channels_last(
+    outputs: Sequence[Argument], loose: Collection[int], made: Sequence[fx.Node]
+) -> None:
     """Gives nodes among ``outputs`` other strides (in ``meta``), if they are ``made`` by kernels.
 
     ``loose``: positions of outputs that no one but the backward reads.
@@ -39,7 +45,7 @@ def keep_channels_last(outputs: Sequence[Any], loose: Collection[int], made: Seq
             node.meta["val"] = _channels_last(node.meta["val"])
 
 
-def report(outputs: Sequence[Any]) -> None:
+def report(outputs: Sequence[Argument]) -> None:
     """Tell AOTAutograd, if it asks, how ``outputs`` lie."""
     context = torch._guards.TracingContext.try_get()
     asked = getattr(context, "output_strides", None)
@@ -48,7 +54,7 @@ def report(outputs: Sequence[Any]) -> None:
         asked.extend(_strides(value) for value in values)
 
 
-def adopt(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+def adopt(gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> None:
     """Placeholders of a backward graph as they will come, and not as eager would have kept them."""
     for node, given in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False):
         known = node.meta.get("val")
@@ -57,7 +63,7 @@ def adopt(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
             node.meta["val"] = known if same else given
 
 
-def _strides(value: Any) -> tuple[int, ...] | None:
+def _strides(value: object) -> tuple[int, ...] | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     strides = value.stride()

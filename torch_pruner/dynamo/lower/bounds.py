@@ -10,7 +10,7 @@ result. What can be seen to hold for every input is not tested.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -21,12 +21,11 @@ from torch_pruner.graph.ir import const_value
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch_pruner.dynamo.lower.aten.demand import Demand, Range
+    from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
     from torch_pruner.graph.ir import Builder
-
-    Run = Callable[[list[Any]], Sequence[Any]]
 
 __all__ = ["IndexCheck", "Watch", "flag_spec", "guarded", "watched"]
 
@@ -102,7 +101,7 @@ def flag_spec(flags: Sequence[Range]) -> tuple[TensorSpec, ...]:
     return (TensorSpec.make((len(flags),), (1,), getattr(torch, _KEY)),) if flags else ()
 
 
-def guarded(run: Run, checks: Sequence[IndexCheck], flags: Sequence[Range] = ()) -> Run:
+def guarded(run: StepCall, checks: Sequence[IndexCheck], flags: Sequence[Range] = ()) -> StepCall:
     """``run`` after all ``checks`` of its inputs, without its last output, which shows ``flags``.
 
     Raises what eager does where one does not hold.
@@ -111,14 +110,15 @@ def guarded(run: Run, checks: Sequence[IndexCheck], flags: Sequence[Range] = ())
         return run
     spans = tuple((wanted, wanted.high - wanted.low + _LEAST) for wanted in flags)
 
-    def call(inputs: list[Any]) -> Sequence[Any]:
+    def call(inputs: Sequence[RuntimeValue]) -> Sequence[RuntimeValue]:
         for check in checks:
-            check(inputs[check.input])
+            check(cast("torch.Tensor", inputs[check.input]))
         results = run(inputs)
         if not spans:
             return results
-        *results, keys = results
-        for key, (wanted, end) in zip(keys.tolist(), spans, strict=True):
+        *results, shown = results
+        keys: list[int] = cast("torch.Tensor", shown).tolist()
+        for key, (wanted, end) in zip(keys, spans, strict=True):
             if key >= end:
                 wanted.fail(torch.tensor([_value(key, wanted)]))
         return results

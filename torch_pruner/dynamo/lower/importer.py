@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import fx
@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.aten import (
     TABLE,
-    Call,
+    OpCall,
     RejectionKind,
     Unsupported,
     Value,
@@ -30,10 +30,15 @@ from torch_pruner.graph.ir import Builder, Graph, Node
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from torch.fx.node import Argument
 
     from torch_pruner.dynamo.lower.aten.demand import Demand, Range
     from torch_pruner.dynamo.lower.bounds import IndexCheck
+
+    # What a rule is given: tensors are values, in lists of arguments, too.
+    _RuleArgument: TypeAlias = "Values | Argument | Sequence[_RuleArgument]"
 
 CPU = torch.device("cpu")
 
@@ -144,12 +149,14 @@ def import_node(
         assert value is not None, node
         return value
     assert isinstance(node.target, torch._ops.OpOverload)
-    call = Call(builder, output_fakes(node), used_outputs(node), [] if demands is None else demands)
+    call = OpCall(
+        builder, output_fakes(node), used_outputs(node), [] if demands is None else demands
+    )
 
-    def replaced(arg: fx.Node) -> Any:
+    def replaced(arg: fx.Node) -> Values:
         return env[arg] if arg in env else _unread(builder, arg)
 
-    args = _replace(node.args, replaced)
+    args = [_replace(arg, replaced) for arg in node.args]
     kwargs = {k: _replace(v, replaced) for k, v in node.kwargs.items() if k not in _PLACEMENT}
     result = TABLE[node.target](call, *args, **kwargs)
     if not isinstance(result, tuple):
@@ -183,7 +190,7 @@ def used_outputs(node: fx.Node) -> frozenset[int]:
     return frozenset(found)
 
 
-def _replace(arg: Any, fn: Any) -> Any:
+def _replace(arg: Argument, fn: Callable[[fx.Node], Values]) -> _RuleArgument:
     """``arg`` with fx nodes replaced; nested lists become lists."""
     if isinstance(arg, fx.Node):
         return fn(arg)

@@ -8,13 +8,15 @@ are the same tensor and does nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from torch.fx.node import Argument, Target
 
 __all__ = ["IN_PLACE", "updates_in_place"]
 
@@ -24,7 +26,7 @@ aten = torch.ops.aten
 _SILENT = frozenset((aten._unsafe_view.default, aten.reshape.default, aten.contiguous.default))
 
 # Writing the same values twice changes nothing, so the first-call check may run them again.
-IN_PLACE: Mapping[Any, torch._ops.OpOverload] = {
+IN_PLACE: Mapping[Target, torch._ops.OpOverload] = {
     aten.index_copy.default: aten.index_copy_.default,
     aten.index_put.default: aten.index_put_.default,
 }
@@ -37,7 +39,7 @@ def updates_in_place(gm: fx.GraphModule, mutated: Sequence[int]) -> frozenset[fx
     """
     placeholders: Sequence[fx.Node] = list(gm.graph.find_nodes(op="placeholder"))
     output = gm.graph.output_node()
-    results = cast("Sequence[Any]", output.args[0])
+    results = cast("Sequence[Argument]", output.args[0])
     found = set()
     for k, position in enumerate(mutated):
         node = results[k]
@@ -71,7 +73,7 @@ def _aliased(node: fx.Node, output: fx.Node) -> bool:
     return False
 
 
-def _may_alias(op: Any) -> bool:
+def _may_alias(op: Target) -> bool:
     """Whether a result of ``op`` may share memory with an operand."""
     if not isinstance(op, torch._ops.OpOverload) or op in _SILENT:
         return True

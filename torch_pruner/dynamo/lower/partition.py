@@ -197,7 +197,7 @@ def _is_tuple(node: fx.Node) -> bool:
 
 
 def _eager_flops(node: fx.Node) -> int:
-    """Of a rejected node, by shape: torch's formula for contractions, else one per element."""
+    """The operations of a rejected node: torch's formula for contractions, else one per element."""
     from torch.utils.flop_counter import flop_registry
 
     if "val" not in node.meta:
@@ -309,9 +309,9 @@ def _region(
     assert isinstance(device, torch.device)
     # Eager raises on the CPU; a GPU computes on, or stops for good.
     made = import_region(nodes, inputs, outputs, static, flagged=device.type == "cpu")
-    ends = tuple(inputs), tuple(outputs)
+    interface = tuple(inputs), tuple(outputs)
     return Region(
-        made.graph, made.checks, made.flags, made.demanding, *ends, tuple(members), device
+        made.graph, made.checks, made.flags, made.demanding, *interface, tuple(members), device
     )
 
 

@@ -7,7 +7,7 @@ callable and ``saved`` into bytes. Knows no compiler.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from torch_pruner.dynamo.lower.aten.demand import Range
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
     from torch_pruner.graph.ir import Graph
 
-__all__ = ["Program", "RegionStep", "Step", "describe", "eager_step"]
+__all__ = ["Program", "ProgramStep", "RegionStep", "attribute", "describe", "eager_step"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +45,7 @@ class RegionStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class ProgramStep:
     """One step: which values it reads and writes, and which nobody needs after it."""
 
     does: RegionStep | fx.GraphModule  # a module returns a tuple
@@ -60,10 +61,10 @@ class Program:
     ``outputs`` are pairs: the number of a value and None, or -1 and a constant.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     n_values: int
-    constants: Mapping[int, Any]
-    outputs: tuple[tuple[int, Any], ...]
+    constants: Mapping[int, RuntimeValue]
+    outputs: tuple[tuple[int, RuntimeValue], ...]
     ops_total: int
     ops_compiled: int
     flops_total: int
@@ -93,16 +94,16 @@ def describe(
     """
     partitioned = partition(gm, static_inputs=static, dtypes=dtypes, device=device)
     numbers = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    constants: dict[int, Any] = {}
+    constants: dict[int, RuntimeValue] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
         numbers[node] = len(numbers)
-        constants[numbers[node]] = _attribute(gm, str(node.target))
-    outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
+        constants[numbers[node]] = attribute(gm, str(node.target))
+    outputs = cast("Sequence[fx.Node | RuntimeValue]", gm.graph.output_node().args[0])
     if loose:
         keep_channels_last(outputs, loose, [n for r in partitioned.regions for n in r.outputs])
     in_place = _unrisky(updates_in_place(gm, mutated), partitioned, gm)
     last = _last_uses(partitioned, outputs)
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     for k, step in enumerate(partitioned.steps):
         does: RegionStep | fx.GraphModule
         if isinstance(step, Region):
@@ -117,7 +118,7 @@ def describe(
             numbers[node] = len(numbers)
         dead = dict.fromkeys(numbers[n] for n in (*reads, *writes) if last.get(n) == k)
         reads_at, writes_at = (tuple(numbers[n] for n in nodes) for nodes in (reads, writes))
-        steps.append(Step(does, reads_at, writes_at, tuple(dead)))
+        steps.append(ProgramStep(does, reads_at, writes_at, tuple(dead)))
     return Program(
         tuple(steps),
         len(numbers),
@@ -157,7 +158,7 @@ def eager_step(
 def _unrisky(
     updates: Collection[fx.Node], partitioned: PartitionedGraph, gm: fx.GraphModule
 ) -> frozenset[fx.Node]:
-    """Those ``updates`` in place before which eager cannot have raised for what runs after them."""
+    """The ``updates`` in place before which eager cannot have raised for what runs after them."""
     order = {node: k for k, node in enumerate(gm.graph.nodes)}
     kept = set(updates)
     written: list[fx.Node] = []
@@ -171,7 +172,7 @@ def _unrisky(
 
 
 def _interface(
-    step: EagerStep, partitioned: PartitionedGraph, outputs: Any
+    step: EagerStep, partitioned: PartitionedGraph, outputs: Sequence[fx.Node | RuntimeValue]
 ) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]:
     """What an eager step reads from outside, and which of its values others read."""
     inside = set(step.nodes)
@@ -188,7 +189,9 @@ def _interface(
     return tuple(reads), tuple(n for n in step.nodes if n in wanted)
 
 
-def _last_uses(partitioned: PartitionedGraph, outputs: Any) -> dict[fx.Node, int]:
+def _last_uses(
+    partitioned: PartitionedGraph, outputs: Sequence[fx.Node | RuntimeValue]
+) -> dict[fx.Node, int]:
     last: dict[fx.Node, int] = {}
     for k, step in enumerate(partitioned.steps):
         if isinstance(step, Region):
@@ -201,8 +204,9 @@ def _last_uses(partitioned: PartitionedGraph, outputs: Any) -> dict[fx.Node, int
     return {n: k for n, k in last.items() if n.op != "get_attr"}
 
 
-def _attribute(gm: fx.GraphModule, path: str) -> Any:
-    value: Any = gm
+def attribute(gm: fx.GraphModule, path: str) -> torch.Tensor:
+    """A constant of a graph, by the target of the node that reads it."""
+    value: object = gm
     for part in path.split("."):
         value = getattr(value, part)
-    return value
+    return cast("torch.Tensor", value)

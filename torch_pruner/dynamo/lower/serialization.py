@@ -19,7 +19,7 @@ from torch import fx
 
 from torch_pruner.dynamo.lower.aten.demand import KINDS, Range
 from torch_pruner.dynamo.lower.bounds import IndexCheck
-from torch_pruner.dynamo.lower.program import Program, RegionStep, Step
+from torch_pruner.dynamo.lower.program import Program, ProgramStep, RegionStep
 from torch_pruner.dynamo.lower.tensors import TensorSpec
 from torch_pruner.graph.ir import Graph
 from torch_pruner.report import OpFallback
@@ -28,13 +28,17 @@ from torch_pruner.versions import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch.fx.node import Argument, Target
+
+    from torch_pruner.dynamo.lower.calls import Json
+
 FORMAT = 3
 _KINDS: Mapping[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
-_PLAIN: Mapping[str, Callable[..., Any]] = {"operator.getitem": operator.getitem}
+_PLAIN: Mapping[str, Callable[..., object]] = {"operator.getitem": operator.getitem}
 
 
 class UnsavableError(ValueError):
@@ -83,7 +87,7 @@ def loads(data: bytes) -> Program:
         total, compiled, flops, flops_compiled = map(int, given["counts"])
         return Program(
             tuple(
-                Step(_read_step(does), _numbers(reads), _numbers(writes), _numbers(dead))
+                ProgramStep(_read_step(does), _numbers(reads), _numbers(writes), _numbers(dead))
                 for does, reads, writes, dead in given["steps"]
             ),
             int(given["values"]),
@@ -100,24 +104,28 @@ def loads(data: bytes) -> Program:
         raise ValueError(f"not a saved program: {err!r}") from err
 
 
+_CODE = ("dynamo", "devices", "graph")  # folders of the package
+
+
 @functools.cache
 def version() -> str:
     """What the bytes of a graph depend on beside the graph: the code that makes and reads them."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[2]
+    files = (path for name in _CODE for path in package.joinpath(name).rglob("*.py"))
     digest = hashlib.sha256(f"{FORMAT}".encode())
     try:
-        for path in sorted([*package.rglob("*.py"), *package.parent.glob("graph/*.py")]):
+        for path in sorted(files):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     except OSError:  # installed without sources
         digest.update(str(installed_version("torch-pruner")).encode())
     return digest.hexdigest()[:16]
 
 
-def _numbers(values: Sequence[Any]) -> tuple[int, ...]:
+def _numbers(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(v) for v in values)
 
 
-def _step(does: RegionStep | fx.GraphModule) -> dict[str, Any]:
+def _step(does: RegionStep | fx.GraphModule) -> dict[str, Json]:
     if isinstance(does, RegionStep):
         return {
             "graph": does.graph.to_json(),
@@ -127,8 +135,8 @@ def _step(does: RegionStep | fx.GraphModule) -> dict[str, Any]:
             "flags": [_range(flag) for flag in does.flags],
         }
     index: dict[fx.Node, int] = {}
-    rows: list[Any] = []
-    results: Any = None
+    rows: list[Json] = []
+    results: Json = None
     for node in does.graph.nodes:
         if node.op == "output":
             results = _encoded(node.args[0], index)
@@ -169,7 +177,7 @@ def _read_step(given: Mapping[str, Any]) -> RegionStep | fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _range(of: Range) -> list[Any]:
+def _range(of: Range) -> list[Json]:
     return [of.low, of.high, of.kind, of.axis, of.rank]
 
 
@@ -179,7 +187,7 @@ def _read_range(low: int, high: int, kind: str, axis: int, rank: int) -> Range:
     return Range(int(low), int(high), kind, int(axis), int(rank))
 
 
-def _spec(spec: TensorSpec) -> list[Any]:
+def _spec(spec: TensorSpec) -> list[Json]:
     return [list(spec.shape), list(spec.strides), str(spec.dtype).removeprefix("torch.")]
 
 
@@ -196,7 +204,7 @@ def _named(name: str, kind: type) -> Any:
     return found
 
 
-def _name(target: Any) -> str:
+def _name(target: Target) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     for name, function in _PLAIN.items():
@@ -205,7 +213,7 @@ def _name(target: Any) -> str:
     raise UnsavableError(f"the operator {target}")
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _operator(name: str) -> Callable[..., object]:
     """An operator of torch by its full name, "aten.add.Tensor"."""
     if name in _PLAIN:
         return _PLAIN[name]
@@ -216,7 +224,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return found
 
 
-def _encoded(value: Any, index: Mapping[fx.Node, int]) -> Any:
+def _encoded(value: Argument, index: Mapping[fx.Node, int]) -> Json:
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if type(value) is float:

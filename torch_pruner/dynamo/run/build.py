@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from torch_pruner import exc
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
-from torch_pruner.dynamo.run.runtime import GraphCall, RegionCall, profiled
+from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep, RegionCall, profiled
 from torch_pruner.report import GraphReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import fx
 
     from torch_pruner.compiler.driver import CompiledGraph, Compiler
     from torch_pruner.devices.base import Device
-    from torch_pruner.dynamo.run import runtime
+    from torch_pruner.dynamo.lower.calls import StepCall
     from torch_pruner.report import Tuning
 
 
@@ -83,40 +83,49 @@ def build_graph(
     if fallback == "error" and program.refused:
         first = program.refused[0]
         raise exc.UnsupportedModel(name, f"{first.node}: {first.detail}", "allow fallback='eager'")
-    steps: list[runtime.Step] = []
+    steps: list[GraphStep] = []
     regions: list[BuiltRegion] = []
     for step in program.steps:
         if isinstance(step.does, RegionStep):
-            run, region = built_region(step.does, compiler, platform, f"{name}.{len(regions)}")
-            regions.append(BuiltRegion(region, step.reads))
+            call = built_region(step.does, compiler, platform, f"{name}.{len(regions)}")
+            regions.append(BuiltRegion(call, step.reads))
+            run, named = region_calls(call, step.does, platform)
         else:
-            run = eager_call(step.does, fallback)
-        steps.append((run, step.reads, step.writes, step.dead))
-    call = GraphCall(steps, program.n_values, program.constants, program.outputs)
-    return BuiltGraph(call, program, tuple(regions))
+            run, named = eager_call(step.does, fallback), None
+        steps.append(GraphStep(run, step.reads, step.writes, step.dead, named))
+    graph = GraphCall(steps, program.n_values, program.constants, program.outputs)
+    return BuiltGraph(graph, program, tuple(regions))
 
 
-def built_region(
-    region: RegionStep, compiler: Compiler, platform: Device, name: str
-) -> tuple[Callable[[list[Any]], Sequence[Any]], RegionCall]:
-    """A region as a function of its inputs, checked and profiled, and the call that it wraps."""
-    call = _region_call(region, compiler, platform, name)
+def region_calls(
+    call: RegionCall, region: RegionStep, platform: Device
+) -> tuple[StepCall, StepCall]:
+    """``call`` with all that its device and its operators' demands need around it.
+
+    Once as it is, and once as ``torch.profiler`` is to see it.
+    """
     checks = region.checks if platform.checks_indices else ()
-    return guarded(platform.guard(profiled(call.name, call)), checks, region.flags), call
+    run = cast("StepCall", call)  # what a region reads and writes are tensors
+    plain, named = (
+        guarded(cast("StepCall", platform.guard(r)), checks, region.flags)
+        for r in (run, profiled(call.name, run))
+    )
+    return plain, named
 
 
-def _region_call(region: RegionStep, compiler: Compiler, platform: Device, name: str) -> RegionCall:
+def built_region(region: RegionStep, compiler: Compiler, platform: Device, name: str) -> RegionCall:
+    """A region, compiled."""
     orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
     compiled = compiler.compile(region.graph, orders[0], orders[1])
     nodes = region.graph.nodes
     static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
     if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
         static = []
-    ends = (region.inputs, region.outputs)
-    return RegionCall(name, compiled, *ends, static, platform.device)
+    specs = (region.inputs, region.outputs)
+    return RegionCall(name, compiled, *specs, static, platform.device)
 
 
-def eager_call(module: fx.GraphModule, fallback: str) -> Callable[[list[Any]], Sequence[Any]]:
+def eager_call(module: fx.GraphModule, fallback: str) -> StepCall:
     forward = module.forward
     if fallback == "inductor":
         inductor = torch.compile(module, backend="inductor", dynamic=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx
@@ -18,7 +18,10 @@ from torch_pruner.dynamo.run.first_call import FirstCall
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch.fx.node import Argument, Target
+
     from torch_pruner.devices.base import Device
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
     from torch_pruner.dynamo.run.first_call import Eager, Generators
 
 aten = torch.ops.aten
@@ -56,7 +59,7 @@ class CheckedCall(FirstCall):
     def __init__(
         self,
         gm: fx.GraphModule,
-        call: Callable[[list[Any]], list[Any]],
+        call: BoxedCall,
         name: str,
         *,
         strict: bool,
@@ -72,7 +75,7 @@ class CheckedCall(FirstCall):
         self._on_match = on_match
         self._bounds = [max(bound, least_bound) if bound else bound for bound in bounds_of(gm)]
 
-    def _first(self, args: list[Any]) -> Any:
+    def _first(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
         eager, values = self._eager, list(args)
         assert eager is not None
         args.clear()
@@ -91,8 +94,8 @@ class CheckedCall(FirstCall):
         return got
 
     def _compared(
-        self, eager: Eager, values: Sequence[Any], state: Generators | None
-    ) -> tuple[Any, Exception | None, Generators | None]:
+        self, eager: Eager, values: Sequence[RuntimeValue], state: Generators | None
+    ) -> tuple[list[RuntimeValue], Exception | None, Generators | None]:
         """The compiled graph's results, or what is wrong with them and eager's; and what eager
         draws next.
 
@@ -123,22 +126,22 @@ class CheckedCall(FirstCall):
     def _attempt(
         self,
         eager: Eager,
-        values: Sequence[Any],
+        values: Sequence[RuntimeValue],
         expected: Sequence[Kept],
         state: Generators | None,
-    ) -> tuple[Any, Exception | None]:
+    ) -> tuple[list[RuntimeValue], Exception | None]:
         """The compiled graph's results, or what is wrong with them."""
         try:
             got = self._call(list(values))
             return got, self._mismatch(eager, values, got, expected, state)
         except Exception as err:
-            return None, err
+            return [], err
 
     def _mismatch(
         self,
         eager: Eager,
-        inputs: Sequence[Any],
-        got: Sequence[Any],
+        inputs: Sequence[RuntimeValue],
+        got: Sequence[RuntimeValue],
         expected: Sequence[Kept],
         state: Generators | None,
     ) -> exc.ResultMismatch | None:
@@ -163,7 +166,7 @@ def may_draw(gm: fx.GraphModule) -> bool:
     return any(_may_draw(n.target) for n in gm.graph.nodes if n.op == "call_function")
 
 
-def _may_draw(op: Any) -> bool:
+def _may_draw(op: Target) -> bool:
     """Whether an operator may use the random number generator; another thread may be using it."""
     if not isinstance(op, torch._ops.OpOverload):
         return isinstance(op, torch._ops.OperatorBase)
@@ -174,7 +177,7 @@ def _draws(op: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-def run_eager(gm: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+def run_eager(gm: fx.GraphModule, args: Sequence[RuntimeValue]) -> list[RuntimeValue]:
     """The graph's outputs by its own operators."""
     return list(gm.forward(*args))
 
@@ -195,7 +198,7 @@ def bounds_of(gm: fx.GraphModule) -> list[float]:
         own = [_BOUNDS.get(v.dtype, 0.0) for v in values if isinstance(v, torch.Tensor)]
         read = (loosest[a] for a in node.all_input_nodes)
         loosest[node] = max([*own, *(b for b in read if b < math.inf)], default=0.0)
-    outputs = cast("Sequence[Any]", gm.graph.output_node().args[0])
+    outputs = cast("Sequence[Argument]", gm.graph.output_node().args[0])
     return [loosest[o] if isinstance(o, fx.Node) else 0.0 for o in outputs]
 
 
@@ -215,7 +218,7 @@ def _is_unwritten(node: fx.Node, bounds: Mapping[fx.Node, float]) -> bool:
     return any(bounds.get(a) == math.inf for a in read if isinstance(a, fx.Node))
 
 
-def _shifted(value: Any) -> Any:
+def _shifted(value: RuntimeValue) -> RuntimeValue:
     """A tensor of floats with its elements off by a part of the bound, alternately up and down."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value

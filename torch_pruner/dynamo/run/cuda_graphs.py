@@ -6,7 +6,7 @@ lacks them, or a graph cannot be recorded, there is a reason instead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from torch_pruner.log import logger
 
@@ -16,9 +16,20 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
     from torch_pruner.dynamo.run.build import BuiltGraph
 
+    _Plain = torch.Tensor | torch.SymInt | int | None  # what torch records
+
 _log = logger(__name__)
+
+
+class Where(TypedDict):
+    """The inputs of a graph that stay where they are in memory, its kind, and its device."""
+
+    static: Collection[int]
+    kind: str
+    device: torch.device
 
 
 class NotRecordableError(Exception):
@@ -28,18 +39,15 @@ class NotRecordableError(Exception):
 def replayed(
     gm: fx.GraphModule,
     built: BuiltGraph,
-    example_inputs: Sequence[Any],
-    *,
-    static: Collection[int],
-    kind: str,
-    device: torch.device,
-) -> Callable[[list[Any]], Any]:
+    example_inputs: Sequence[RuntimeValue],
+    **where: Unpack[Where],
+) -> BoxedCall:
     """``built.call``, recorded at its second call and replayed from then on.
 
-    ``static`` are positions of inputs that stay where they are in memory. Replaying runs no Python,
-    so parameters that changed are packed anew before it, into the memory that was recorded. Raises
-    ``NotRecordableError``.
+    Replaying runs no Python, so parameters that changed are packed anew before it, into the memory
+    that was recorded. Raises ``NotRecordableError``.
     """
+    static, kind, device = where["static"], where["kind"], where["device"]
     if device.type != "cuda":
         raise NotRecordableError(f"CUDA graphs are for GPUs, and the graph runs on {device}")
     if kind != "inference":
@@ -57,10 +65,10 @@ def replayed(
     if why := check_for_skip(gm, 0):
         raise NotRecordableError(" ".join(str(why).split()))
     for region in built.regions:
-        region.call.static.stay()
+        region.call.packed.stay()
     recorded = cudagraphify_impl(
-        built.call,
-        list(example_inputs),
+        cast("Callable[[list[_Plain]], list[torch.Tensor | int | None]]", built.call),
+        list(cast("Sequence[_Plain]", example_inputs)),
         sorted(static),
         device_index=device.index,
         is_backward=False,
@@ -70,19 +78,25 @@ def replayed(
         mutated_input_idxs=find_input_mutations(gm.graph),
     )
 
-    def call(args: list[Any]) -> Any:
+    replay = cast("BoxedCall", recorded)
+
+    def call(args: list[RuntimeValue]) -> list[RuntimeValue]:
         for region in built.regions:
-            values: list[Any] = [args[k] if k < len(args) else None for k in region.reads]
-            region.call.static.current(values)
-        return recorded(args)
+            values = [args[k] if k < len(args) else None for k in region.reads]
+            region.call.packed.current(cast("Sequence[torch.Tensor]", values))
+        return replay(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
 
 def recorded_or_not(
-    gm: fx.GraphModule, built: BuiltGraph, example_inputs: Sequence[Any], name: str, **where: Any
-) -> Callable[[list[Any]], Any]:
+    gm: fx.GraphModule,
+    built: BuiltGraph,
+    example_inputs: Sequence[RuntimeValue],
+    name: str,
+    **where: Unpack[Where],
+) -> BoxedCall:
     """``replayed``, or the call as it is and a line in the log that says why."""
     try:
         return replayed(gm, built, example_inputs, **where)

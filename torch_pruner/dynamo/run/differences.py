@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
+
 FREE_BYTES = 32 << 20
 """Results of eager's that are kept whatever else there is."""
 SHARE = 0.05
-"""Of eager's memory that is kept beside a call of ours; what is compared at a time adds to it."""
+"""The part of eager's memory that is kept beside a call; what is compared at a time adds to it."""
 _BLOCK = 1 << 18  # elements that are compared at a time
 _SMALL = 1 << 16  # elements of a result that is kept whole
 
 
-def parts_for(inputs: Sequence[Any], results: Sequence[Any]) -> int:
+def parts_for(inputs: Sequence[RuntimeValue], results: Sequence[RuntimeValue]) -> int:
     """In how many parts ``results`` of a call with ``inputs`` are compared.
 
     So that one part of them is at most ``SHARE`` of both together, which eager's peak is no less
@@ -33,13 +35,13 @@ def parts_for(inputs: Sequence[Any], results: Sequence[Any]) -> int:
     return math.ceil(made / max(SHARE * (made + given), FREE_BYTES)) if made else 1
 
 
-def _bytes(values: Sequence[Any]) -> int:
-    """Of all tensors; memory that several share counts once."""
+def _bytes(values: Sequence[RuntimeValue]) -> int:
+    """The bytes of all tensors; memory that several share counts once."""
     found = {v.data_ptr(): v.nbytes for v in values if _comparable(v)}
     return sum(found.values())
 
 
-def _comparable(value: Any) -> bool:
+def _comparable(value: object) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided
@@ -52,13 +54,13 @@ def _comparable(value: Any) -> bool:
 class Kept:
     """One part of a result, and of all of it the number of elements and the largest magnitude."""
 
-    value: Any
+    value: RuntimeValue
     where: tuple[int, int, int] | None  # dimension, first index, how many; None: all of it
     shape: tuple[int, ...] = ()
     scale: float = 0.0
 
     @staticmethod
-    def of(result: Any, part: int, parts: int, before: Kept | None = None) -> Kept:
+    def of(result: RuntimeValue, part: int, parts: int, before: Kept | None = None) -> Kept:
         """Part ``part`` of ``parts``: a copy, or the result itself where there is one part.
 
         ``before``: another part of the same.
@@ -73,7 +75,7 @@ class Kept:
         where = dim, first, end - first
         return Kept(result.narrow(*where).clone(), where, shape, scale)
 
-    def difference(self, got: Any) -> float:
+    def difference(self, got: RuntimeValue) -> float:
         """How far a whole result is off in this part.
 
         Floats: relative to the largest magnitude, and infinitely if NaN or infinity are elsewhere.
@@ -82,6 +84,7 @@ class Kept:
         """
         if not _comparable(self.value):
             return 0.0
+        assert isinstance(got, torch.Tensor)
         if tuple(got.shape) != self.shape or got.dtype != self.value.dtype:
             return math.inf
         mine = got if self.where is None else got.narrow(*self.where)
@@ -94,8 +97,8 @@ class Kept:
         return error / max(self.scale, 1e-30) if error else 0.0
 
 
-def differences(got: Sequence[Any], expected: Sequence[Kept]) -> list[float]:
-    """Of each result."""
+def differences(got: Sequence[RuntimeValue], expected: Sequence[Kept]) -> list[float]:
+    """How far each result is off."""
     return [kept.difference(value) for value, kept in zip(got, expected, strict=True)]
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from torch_pruner import exc
+from torch_pruner.dynamo.lower.calls import forwarded
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch_pruner.devices.base import Device
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
 
     Generators = tuple[torch.Tensor, torch.Tensor | None]
-    Eager = Callable[[Sequence[Any]], list[Any]]
+    Eager = Callable[[Sequence[RuntimeValue]], list[RuntimeValue]]
 
 log = logger(__name__)
 
@@ -27,13 +29,13 @@ class FirstCall:
     The failure is said once and handed to ``failed``; under ``strict`` it is raised instead. What
     eager raises of the same inputs is the user's, and the next call is a first one again. Inputs
     reach eager as they came: a compiled graph writes into one only what eager would write there,
-    whatever was there before (``dynamo/lower/inplace.py``).
+    whatever was there before (``lower/inplace.py``).
     """
 
     def __init__(
         self,
         eager: Eager,
-        call: Callable[[list[Any]], Any],
+        call: BoxedCall,
         name: str,
         *,
         strict: bool,
@@ -42,24 +44,30 @@ class FirstCall:
         platform: Device | None = None,
     ) -> None:
         """``draws``: whether there may be random numbers, which eager would have to draw again."""
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        # On the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         self._eager: Eager | None = eager
         self._call = call
+        self._now: BoxedCall = self._until_settled
         self._name, self._strict, self._draws = name, strict, draws
         self._failed, self._platform = failed, platform
         self._lock = threading.Lock()
         self._settled = False
 
-    def __call__(self, args: list[Any]) -> Any:
-        if self._settled:
-            return self._call(args)
+    if TYPE_CHECKING:
+
+        def __call__(self, args: list[RuntimeValue]) -> list[RuntimeValue]: ...
+
+    else:
+        __call__ = forwarded("_now")
+
+    def _until_settled(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
         with self._lock:
             if not self._settled:
                 return self._first(args)
-        return self._call(args)
+        return self._now(args)
 
-    def _first(self, args: list[Any]) -> Any:
+    def _first(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
         values = list(args)
         args.clear()
         state = self._generators() if self._draws else None
@@ -80,14 +88,15 @@ class FirstCall:
 
     def _settle(self) -> None:
         """The compiled graph is good."""
-        self._settled, self._eager = True, None
+        self._now, self._eager = self._call, None
+        self._settled = True
 
     def _give_up(self, error: Exception) -> None:
         """Eager runs from now on."""
         eager = self._eager
         assert eager is not None
 
-        def call(args: list[Any]) -> list[Any]:
+        def call(args: list[RuntimeValue]) -> list[RuntimeValue]:
             values = list(args)
             args.clear()
             return eager(values)
@@ -103,7 +112,8 @@ class FirstCall:
                 error,
             )
             log.debug("the failure", exc_info=error)
-        self._call, self._settled = call, True
+        self._call = self._now = call
+        self._settled = True
 
     def _generators(self) -> Generators:
         """What random numbers come next, on the CPU and on the graph's device."""

@@ -6,19 +6,19 @@ import functools
 import hashlib
 import itertools
 import json
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from torch_pruner import exc, fork_locks, log
 from torch_pruner.compiler.remembered import captured, verdicts
 from torch_pruner.config import OPTIONS, Config
 from torch_pruner.devices import device_for, forked_threads, torch_device_of
-from torch_pruner.dynamo import reports
 from torch_pruner.dynamo.capture import torch_cache
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.lower import activations, serialization
 from torch_pruner.dynamo.lower.program import describe
-from torch_pruner.dynamo.run import cuda_graphs
+from torch_pruner.dynamo.run import cuda_graphs, reports
 from torch_pruner.dynamo.run.build import build_graph
 from torch_pruner.dynamo.run.checked import INT8_BOUND, TF32_BOUND, CheckedCall, may_draw, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import fx
+    from torch.fx.node import Argument
 
     from torch_pruner.compiler.driver import Compiler
     from torch_pruner.devices.base import Device
-    from torch_pruner.dynamo.capture.aot_metadata import Ends
+    from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
     from torch_pruner.dynamo.run.build import BuiltGraph
 
 _counter = itertools.count()
@@ -42,12 +44,12 @@ Result = TypeVar("Result")
 
 
 def next_name() -> str:
-    """Of a Dynamo graph, in logs and reports."""
+    """A name for a Dynamo graph, in logs and reports."""
     return f"graph{next(_counter)}"
 
 
-def outputs(gm: fx.GraphModule) -> Sequence[Any]:
-    return cast("Sequence[Any]", gm.graph.output_node().args[0])
+def outputs(gm: fx.GraphModule) -> Sequence[Argument]:
+    return cast("Sequence[Argument]", gm.graph.output_node().args[0])
 
 
 def label_of(name: str, kind: str) -> str:
@@ -65,101 +67,117 @@ def one_at_a_time(function: Callable[P, Result]) -> Callable[P, Result]:
     return locked
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AtenGraph:
+    """An ATen graph to compile: as AOTAutograd hands it over, or written down for some sizes."""
+
+    gm: fx.GraphModule
+    example_inputs: Sequence[RuntimeValue]
+    metadata: AotMetadata
+    label: str  # in logs and reports
+    timer: PhaseTimer
+
+
 @one_at_a_time
-def build(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    ends: Ends,
-    config: Config,
-    label: str,
-    timer: PhaseTimer,
-    described: str | None = None,
-) -> SavedCall:
-    """The call of an ATen graph. ``described``: under which name to keep what was captured."""
-    kind, static, mutated = ends.kind, ends.static, ends.mutated
+def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall:
+    """The call of an ATen graph. ``key``: under which to keep what was captured."""
+    gm, metadata, label = graph.gm, graph.metadata, graph.label
+    kind = metadata.kind
     if not outputs(gm):
         return SavedCall(why="an empty graph", kind=kind, call=boxed(gm))
     platform = device_for(torch_device_of(gm), config)
-    compiler = platform.compiler(config, timer)
+    compiler = platform.compiler(config, graph.timer)
     if kind == "backward":
-        activations.adopt(gm, example_inputs)
-    with timer.phase("lower"):
+        activations.adopt(gm, graph.example_inputs)
+    with graph.timer.phase("lower"):
         program = describe(
-            gm, static=static, mutated=mutated, loose=ends.loose, device=platform.device,
-            dtypes=platform.dtypes,
+            gm, static=metadata.static, mutated=metadata.mutated, loose=metadata.loose,
+            device=platform.device, dtypes=platform.dtypes,
         )  # fmt: skip
         built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
-    if ends.loose:
+    if metadata.loose:
         activations.report(outputs(gm))
-    reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
+    reports.add(built.report(label, dict(graph.timer.seconds), compiler.tunings))
     if platform.builds_only:
         return SavedCall(why="a graph for a card that is not at hand", kind=kind, call=boxed(gm))
-    call: Callable[[list[Any]], Any] = built.call
+    call: BoxedCall = built.call
     if config.cuda_graphs:
-        where = {"static": static, "kind": kind, "device": platform.device}
-        call = cuda_graphs.recorded_or_not(gm, built, example_inputs, label, **where)
+        call = cuda_graphs.recorded_or_not(
+            gm, built, graph.example_inputs, label, static=metadata.static, kind=kind,
+            device=platform.device,
+        )  # fmt: skip
     result = SavedCall(kind=kind, settings=json.dumps(_settings(config)), call=call)
     try:
         if call is not built.call:
             raise serialization.UnsavableError("a call that is replayed as a CUDA graph")
         result.blob = serialization.dumps(program, _identity(gm))
-        if described and ends.plain:
-            captured.keep(compiler, described, result.blob, label)
+        if key and metadata.plain:
+            captured.keep(compiler, key, result.blob, label)
     except serialization.UnsavableError as err:
         result.why = str(err)
     if built.compiled:
-        result.call = _compared(gm, call, result.blob, built, compiler, platform, config, label)
+        first = _FirstResult(label, built, result.blob, compiler, platform, config)
+        result.call = first.watched(gm, call)
     return result
 
 
-def _compared(
-    gm: fx.GraphModule,
-    call: Callable[[list[Any]], Any],
-    blob: bytes | None,
-    built: BuiltGraph,
-    compiler: Compiler,
-    platform: Device,
-    config: Config,
-    label: str,
-) -> Callable[[list[Any]], Any]:
-    """The call that compares its first result with eager's, unless that was done already.
+@dataclass(frozen=True, slots=True, eq=False)
+class _FirstResult:
+    """The first result of a graph that was built, which is compared with eager's once.
 
-    Eager takes over if the first call fails.
+    The graph itself is not kept: nobody needs it after that.
     """
-    # Once is once: a process before this one may have compared it, with the same kernels.
-    proof = blob and _proof(blob)
-    known = proof is not None and verdicts.remembered(compiler, proof, built.compiled)
-    if known or config.check != "first-call":
-        return FirstCall(
-            partial(run_eager, gm), call, label, strict=config.strict, draws=may_draw(gm),
-            failed=lambda err: reports.failed(label, f"{type(err).__name__}: {err}"),
-            platform=platform,
+
+    label: str
+    built: BuiltGraph
+    blob: bytes | None
+    compiler: Compiler
+    platform: Device
+    config: Config
+
+    def watched(self, gm: fx.GraphModule, call: BoxedCall) -> BoxedCall:
+        """``call``; its first result is compared, unless that was done already.
+
+        Eager takes over if the first call fails.
+        """
+        label, config = self.label, self.config
+        # Once is once: a process before this one may have compared it, with the same kernels.
+        if self._compared_before() or config.check != "first-call":
+            return FirstCall(
+                partial(run_eager, gm), call, label, strict=config.strict, draws=may_draw(gm),
+                failed=self._failed_unasked, platform=self.platform,
+            )  # fmt: skip
+        least = INT8_BOUND if config.int8_weights else TF32_BOUND if self.compiler.tf32 else 0.0
+        return CheckedCall(
+            gm, call, label, strict=config.strict, failed=self._failed, on_match=self._confirm,
+            platform=self.platform, least_bound=least,
         )  # fmt: skip
 
-    def failed(error: Exception) -> None:
+    def _compared_before(self) -> bool:
+        proof = _proof(self.blob) if self.blob else None
+        return proof is not None and verdicts.remembered(self.compiler, proof, self.built.compiled)
+
+    def _confirm(self) -> None:
+        if self.blob:
+            proof = _proof(self.blob)
+            verdicts.remember(self.compiler, proof, self.built.compiled, self.label)
+
+    def _failed_unasked(self, error: Exception) -> None:
+        reports.failed(self.label, f"{type(error).__name__}: {error}")
+
+    def _failed(self, error: Exception) -> None:
+        label, compiler = self.label, self.compiler
         if not isinstance(error, exc.ResultMismatch):
             reports.failed(label, f"its first call failed: {type(error).__name__}: {error}")
             return
-        for compiled in built.compiled:
+        for compiled in self.built.compiled:
             for task in compiled.tasks:
                 compiler.store.drop_kernel(compiler.context.kernel_key(task.workload))
         reports.failed(label, "its first result differed from eager's")
 
-    def confirm() -> None:
-        if proof is not None:
-            verdicts.remember(compiler, proof, built.compiled, label)
-
-    least = INT8_BOUND if config.int8_weights else TF32_BOUND if compiler.tf32 else 0.0
-    return CheckedCall(
-        gm, call, label, strict=config.strict, failed=failed, on_match=confirm,
-        platform=platform, least_bound=least,
-    )  # fmt: skip
-
 
 @one_at_a_time
-def restored(
-    given: SavedCall, *, config: Config, name: str, timer: PhaseTimer
-) -> Callable[[list[Any]], list[Any]]:
+def restored(given: SavedCall, *, config: Config, name: str, timer: PhaseTimer) -> BoxedCall:
     """The call of a graph that torch kept, with the kernels that the store has now.
 
     Raises ``NotUsableError`` if its results were never compared with eager's, with these kernels.
@@ -191,7 +209,7 @@ def _proof(blob: bytes) -> bytes:
     return serialization.version().encode() + blob
 
 
-def _restored_alone(given: SavedCall) -> Callable[[list[Any]], list[Any]]:
+def _restored_alone(given: SavedCall) -> BoxedCall:
     """The same where torch loads a graph of ``aot_compile`` and nobody compiles anything.
 
     There is no graph to compare with, and no other way to run it: nothing is checked.
@@ -205,7 +223,7 @@ def _restored_alone(given: SavedCall) -> Callable[[list[Any]], list[Any]]:
 torch_cache.set_default(_restored_alone)
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _settings(config: Config) -> dict[str, object]:
     """The options that differ from their defaults and mean the same on another machine."""
     local = ("cache_dir", "debug_dir", "tracker", "executor", "progress")
     default = Config()
@@ -222,8 +240,8 @@ def _identity(gm: fx.GraphModule) -> str:
     return hashlib.sha256("\n".join([gm.code, *inputs]).encode()).hexdigest()
 
 
-def boxed(gm: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
-    def call(args: list[Any]) -> list[Any]:
+def boxed(gm: fx.GraphModule) -> BoxedCall:
+    def call(args: list[RuntimeValue]) -> list[RuntimeValue]:
         values = list(args)
         args.clear()
         return run_eager(gm, values)

@@ -8,7 +8,7 @@ written only when it has moved.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -26,7 +26,7 @@ class Steps:
         self.count = 0
         self._last: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
-    def note(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+    def note(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
         """Called after a step of ``optimizer``."""
         if torch.compiler.is_compiling():
             return  # compiled steps write by operators that move the counter

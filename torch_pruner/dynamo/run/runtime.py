@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
 from torch_pruner.devices.aten import run_spec
 from torch_pruner.devices.dtypes import DTYPES
+from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import takeable
-from torch_pruner.dynamo.run.static import Snapshot, StaticInputs, picker
+from torch_pruner.dynamo.run.packed_inputs import PackedInputs, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
     from torch_pruner.dynamo.lower.tensors import TensorSpec
     from torch_pruner.graph.memory import Place
 
 
 KEEPS_WORKSPACE = ("cpu",)
+_profiler = torch.autograd.profiler
 
 
 class _Local(threading.local):
@@ -36,8 +39,8 @@ class _Local(threading.local):
     uses it, and takes it from the pool of a graph that is being captured.
     """
 
-    table: Any = None
-    address: int = 0
+    table: ctypes.Array[ctypes.c_int64]
+    address: int = 0  # 0: this thread has no table yet
     workspace: torch.Tensor | None = None
     snapshot: Snapshot | None = None
 
@@ -59,7 +62,8 @@ class RegionCall:
         self.compiled = compiled
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         orders = [s.order for s in inputs]
-        self.static = StaticInputs(compiled, len(inputs), static, orders, device)
+        self.packed = PackedInputs(compiled, len(inputs), static, orders, device)
+        self._reads_static = bool(static)
         varying = set(range(len(inputs))) - set(static)
         plan = compiled.plan
         self._dynamic = tuple(
@@ -106,16 +110,18 @@ class RegionCall:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         local = self._local
-        if local.table is None:
+        if not local.address:
             local = self._start_thread()
         elif not self._keeps_workspace:
             self._take_workspace(local)
         table = local.table
-        snapshot = self.static.current(inputs)
-        if snapshot is not local.snapshot:
-            for slot, address in snapshot.table:
-                table[slot] = address
-            local.snapshot = snapshot
+        snapshot = local.snapshot
+        if snapshot is None or self._reads_static:
+            snapshot = self.packed.current(inputs)
+            if snapshot is not local.snapshot:
+                for slot, address in snapshot.table:
+                    table[slot] = address
+                local.snapshot = snapshot
         held = []  # copies of inputs stay alive until the program is done
         for slot, i, strides in self._dynamic:
             tensor = inputs[i]
@@ -125,7 +131,7 @@ class RegionCall:
                 held.append(tensor)
                 address = tensor.data_ptr()
             table[slot] = address
-        results: list[Any] = [None] * len(self._outputs)
+        results = cast("list[torch.Tensor]", [None] * len(self._outputs))
         for j, slot, shape, strides, dtype in self._made:
             out = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
             results[j] = out
@@ -141,7 +147,9 @@ class RegionCall:
             local.workspace = None
         return results
 
-    def _run_steps(self, local: _Local, inputs: Sequence[torch.Tensor], results: list[Any]) -> None:
+    def _run_steps(
+        self, local: _Local, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]
+    ) -> None:
         for step in self.compiled.steps:
             if isinstance(step, LibraryCall):
                 operands = [
@@ -167,7 +175,7 @@ class RegionCall:
         local: _Local,
         place: Place,
         inputs: Sequence[torch.Tensor],
-        results: list[Any],
+        results: list[torch.Tensor],
         shape: tuple[int, ...],
         dtype: str,
     ) -> torch.Tensor:
@@ -186,7 +194,7 @@ class RegionCall:
             )
         if slot.kind == "output":
             spec, tensor = self._outputs[slot.index], results[slot.index]
-            return tensor.permute(spec.order)  # type: ignore[no-any-return]
+            return tensor.permute(spec.order)
         if slot.index < len(self._inputs):
             spec = self._inputs[slot.index]
             return takeable(inputs[slot.index].detach(), spec.kernel_strides).permute(spec.order)
@@ -196,7 +204,7 @@ class RegionCall:
         return prepared
 
     def _finish(
-        self, snapshot: Snapshot, inputs: Sequence[torch.Tensor], results: list[Any]
+        self, snapshot: Snapshot, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]
     ) -> None:
         values = {"input": inputs, "output": results, "prepared": snapshot.prepared}
         for j, (kind, index) in self._copies:
@@ -213,9 +221,18 @@ class RegionCall:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)
 
 
-Step = tuple[
-    Callable[[list[Any]], Sequence[Any]], tuple[int, ...], tuple[int, ...], tuple[int, ...]
-]
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """One step of a graph that runs: what it reads and writes, and which values nobody needs then.
+
+    ``named`` does the same under a name that ``torch.profiler`` shows.
+    """
+
+    run: StepCall
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    dead: tuple[int, ...]
+    named: StepCall | None = None
 
 
 class GraphCall:
@@ -223,46 +240,51 @@ class GraphCall:
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[GraphStep],
         n_values: int,
-        constants: Mapping[int, Any],
-        outputs: Sequence[tuple[int, Any]],
+        constants: Mapping[int, RuntimeValue],
+        outputs: Sequence[tuple[int, RuntimeValue]],
     ) -> None:
         """``outputs``: the number of a value and None, or -1 and a constant."""
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        # On the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         # Hundreds of parameters pass through here at every call: no loop of Python's over them, and
         # what the last step used is dropped with the list of values.
-        self._steps = tuple(
-            (run, picker(reads), writes, dead if k < len(steps) - 1 else ())
-            for k, (run, reads, writes, dead) in enumerate(steps)
-        )
+        dead = [step.dead for step in steps[:-1]] + [()]
+        rows = [(picker(s.reads), s.writes, d) for s, d in zip(steps, dead, strict=False)]
+        self._steps = tuple((s.run, *row) for s, row in zip(steps, rows, strict=True))
+        self._named = tuple((s.named or s.run, *row) for s, row in zip(steps, rows, strict=True))
+        known, numbers = dict(constants), []
+        for number, constant in outputs:
+            if number < 0:
+                number = n_values
+                known[number] = constant
+                n_values += 1
+            numbers.append(number)
         self._n_values = n_values
-        self._constants = tuple(constants.items())
-        self._outputs = tuple(outputs)
+        self._constants = tuple(known.items())
+        self._outputs: Callable[[Sequence[RuntimeValue]], Sequence[RuntimeValue]] = picker(numbers)
 
-    def __call__(self, args: list[Any]) -> list[Any]:
-        values: list[Any] = [*args, *(None,) * (self._n_values - len(args))]
+    def __call__(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
+        values: list[RuntimeValue] = [*args, *(None,) * (self._n_values - len(args))]
         if isinstance(args, list):
             args.clear()
         for index, constant in self._constants:
             values[index] = constant
-        for run, pick, writes, dead in self._steps:
-            for index, value in zip(writes, run(list(pick(values))), strict=True):
+        steps = self._named if _profiler._is_profiler_enabled else self._steps
+        for run, pick, writes, dead in steps:
+            for index, value in zip(writes, run(pick(values)), strict=True):
                 values[index] = value
             for index in dead:
                 values[index] = None
-        return [values[index] if index >= 0 else constant for index, constant in self._outputs]
+        return list(self._outputs(values))
 
 
-def profiled(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` under a name that ``torch.profiler`` shows; one attribute read when none is on."""
-    profiler = torch.autograd.profiler
+def profiled(name: str, run: StepCall) -> StepCall:
+    """``run`` under a name that ``torch.profiler`` shows."""
 
-    def call(inputs: list[Any]) -> Any:
-        if profiler._is_profiler_enabled:
-            with torch._C._profiler._RecordFunctionFast(name):
-                return run(inputs)
-        return run(inputs)
+    def call(inputs: Sequence[RuntimeValue]) -> Sequence[RuntimeValue]:
+        with torch._C._profiler._RecordFunctionFast(name):
+            return run(inputs)
 
     return call

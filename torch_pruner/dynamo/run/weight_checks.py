@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 WORTH_THREADS = 4 * BLOCKS
 """Lines in one turn: fewer are read before another thread has started."""
 BLOCK_LINES = 128
-"""Of what a thread takes at once, facts counted as the lines in which they lie."""
+"""Lines that a thread takes at once; facts count as the lines in which they lie."""
 _FACT_LINES = 3
 
 

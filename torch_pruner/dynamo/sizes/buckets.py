@@ -11,38 +11,46 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from torch_pruner import exc
 from torch_pruner.compiler import kernels
 from torch_pruner.devices import device_for, torch_device_of
-from torch_pruner.dynamo import reports
 from torch_pruner.dynamo.lower.bounds import guarded
-from torch_pruner.dynamo.lower.program import Program, RegionStep, Step, describe
+from torch_pruner.dynamo.lower.program import Program, ProgramStep, RegionStep, describe
 from torch_pruner.dynamo.lower.tensors import TensorSpec
-from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion, built_region, eager_call
+from torch_pruner.dynamo.run import reports
+from torch_pruner.dynamo.run.build import (
+    BuiltGraph,
+    BuiltRegion,
+    built_region,
+    eager_call,
+    region_calls,
+)
 from torch_pruner.dynamo.run.checked import INT8_BOUND, CheckedCall, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import one_at_a_time
-from torch_pruner.dynamo.run.runtime import GraphCall
+from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep
 from torch_pruner.dynamo.sizes import symbolic
 from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError, bucketed
 from torch_pruner.log import PhaseTimer, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import fx
 
     from torch_pruner.config import Config
     from torch_pruner.devices.base import Device
-    from torch_pruner.dynamo.capture.aot_metadata import Ends
-    from torch_pruner.dynamo.run import runtime
-    from torch_pruner.dynamo.sizes.sized_call import Call
+    from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue, StepCall
+    from torch_pruner.dynamo.run.runtime import RegionCall
+    from torch_pruner.dynamo.sizes.symbolic import SizedArguments
 
-    Run = Callable[[list[Any]], Sequence[Any]]
+    _Sizes = tuple[object, ...]  # of each argument its shape, or what it is
+
 
 __all__ = ["Buckets", "PaddedRegion"]
 
@@ -53,16 +61,18 @@ COUNT = getattr(torch, COUNT_DTYPE)
 
 
 class Buckets:
-    """Of one graph of symbolic sizes: the programs that compute smaller sizes than their own.
+    """The programs of one graph of symbolic sizes that compute smaller sizes than their own.
 
     ``config`` says how their kernels are chosen. Not safe for several threads: its caller is.
     """
 
-    def __init__(self, gm: fx.GraphModule, ends: Ends, config: Config, label: str) -> None:
-        self._gm, self._ends, self._config, self._label = gm, ends, config, label
-        self._large: dict[tuple[Any, ...], Program] = {}  # by the sizes of the arguments
-        self._runs: dict[tuple[Any, ...], list[Run]] = {}
-        self._latest: tuple[Any, fx.GraphModule, Program] | None = None
+    def __init__(
+        self, gm: fx.GraphModule, metadata: AotMetadata, config: Config, label: str
+    ) -> None:
+        self._gm, self._metadata, self._config, self._label = gm, metadata, config, label
+        self._large: dict[_Sizes, Program] = {}  # by the sizes of the arguments
+        self._runs: dict[tuple[Sequence[object], ...], list[StepCall]] = {}
+        self._latest: tuple[_Sizes, fx.GraphModule, Program] | None = None
         self._refused = 0
 
     @functools.cached_property
@@ -72,10 +82,10 @@ class Buckets:
     @property
     def _usable(self) -> bool:
         # What leaves a forward for its backward, and inputs that are written, are not cut.
-        plain = self._ends.kind == "inference" and not self._ends.mutated
+        plain = self._metadata.kind == "inference" and not self._metadata.mutated
         return plain and self._refused < MOST_REFUSED and not self._platform.builds_only
 
-    def call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> Call | None:
+    def call(self, args: SizedArguments, large: SizedArguments, text: str) -> BoxedCall | None:
         """A call for sizes as those of ``args`` in the program for those of ``large``.
 
         None where there is none: the graph does not allow it, or has enough of such programs.
@@ -92,7 +102,7 @@ class Buckets:
         self._refused -= 1
         return found
 
-    def ready(self, args: Sequence[Any]) -> bool:
+    def ready(self, args: SizedArguments) -> bool:
         """Whether the cache has the kernels for sizes as those of ``args``."""
         if not self._usable:
             return False
@@ -107,7 +117,7 @@ class Buckets:
         return bool(regions)
 
     @one_at_a_time
-    def _call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> Call | None:
+    def _call(self, args: SizedArguments, large: SizedArguments, text: str) -> BoxedCall | None:
         (graph, small), wide = self._captured(args), self._known(large)
         name = f"{self._label}[..{text}]"
         if _wiring(small) != _wiring(wide) or not small.regions:
@@ -137,13 +147,13 @@ class Buckets:
         )  # fmt: skip
 
     def _joined(
-        self, buckets: Sequence[Bucket], runs: Sequence[Run], wide: Program, small: Program
+        self, buckets: Sequence[Bucket], runs: Sequence[StepCall], wide: Program, small: Program
     ) -> GraphCall:
         """The small program with its regions computed by ``runs``."""
-        steps: list[runtime.Step] = []
+        steps: list[GraphStep] = []
         regions = zip(buckets, runs, wide.regions, strict=True)
         for step in small.steps:
-            run: Run
+            run: StepCall
             if isinstance(step.does, RegionStep):
                 bucket, inner, large = next(regions)
                 counts = [
@@ -154,44 +164,44 @@ class Buckets:
                 run = guarded(padding, checks, step.does.flags)
             else:
                 run = eager_call(step.does, self._config.fallback)
-            steps.append((run, step.reads, step.writes, step.dead))
+            steps.append(GraphStep(run, step.reads, step.writes, step.dead))
         return GraphCall(steps, small.n_values, small.constants, small.outputs)
 
-    def _captured(self, args: Sequence[Any]) -> tuple[fx.GraphModule, Program]:
+    def _captured(self, args: SizedArguments) -> tuple[fx.GraphModule, Program]:
         """The graph for these sizes, and it as a program; the last one is kept."""
         key = _key(args)
         if self._latest is None or self._latest[0] != key:
             self._latest = key, *self._described(args)
         return self._latest[1:]
 
-    def _described(self, args: Sequence[Any]) -> tuple[fx.GraphModule, Program]:
-        graph, ends = symbolic.with_sizes(self._gm, args), self._ends
+    def _described(self, args: SizedArguments) -> tuple[fx.GraphModule, Program]:
+        graph, metadata = symbolic.with_sizes(self._gm, args), self._metadata
         device, dtypes = self._platform.device, self._platform.dtypes
         return graph, describe(
-            graph, static=ends.static, loose=ends.loose, device=device, dtypes=dtypes
+            graph, static=metadata.static, loose=metadata.loose, device=device, dtypes=dtypes
         )
 
-    def _known(self, large: Sequence[Any]) -> Program:
+    def _known(self, large: SizedArguments) -> Program:
         key = _key(large)
         if key not in self._large:
             self._large[key] = self._described(large)[1]
         return self._large[key]
 
-    def _compiled(self, buckets: Sequence[Bucket], wide: Program, name: str) -> list[Run]:
+    def _compiled(self, buckets: Sequence[Bucket], wide: Program, name: str) -> list[StepCall]:
         """Every region of ``wide`` with its bucket's graph in place of its own."""
         timer = PhaseTimer()
         compiler = self._platform.compiler(self._config, timer)
         count = TensorSpec.make((), (), COUNT)
-        runs: list[Run] = []
-        steps, built, left = list[Step](), list[BuiltRegion](), iter(buckets)
+        runs: list[StepCall] = []
+        steps, built, left = list[ProgramStep](), list[BuiltRegion](), iter(buckets)
         for step in wide.steps:
             does = step.does
             if isinstance(does, RegionStep):
                 bucket = next(left)
                 inputs = (*does.inputs, *(count,) * len(bucket.counts))
                 does = replace(does, graph=bucket.graph, inputs=inputs, checks=(), flags=())
-                run, region = built_region(does, compiler, self._platform, f"{name}.{len(runs)}")
-                runs.append(run)
+                region = built_region(does, compiler, self._platform, f"{name}.{len(runs)}")
+                runs.append(_inner(region, does, self._platform))
                 built.append(BuiltRegion(region, step.reads))
             steps.append(replace(step, does=does))
         program = replace(wide, steps=tuple(steps))
@@ -214,7 +224,7 @@ class PaddedRegion:
     """A region at one size as a function of its inputs, by the region of a larger one."""
 
     def __init__(
-        self, run: Run, large: RegionStep, small: RegionStep, counts: Sequence[torch.Tensor]
+        self, run: StepCall, large: RegionStep, small: RegionStep, counts: Sequence[torch.Tensor]
     ) -> None:
         """``counts`` are the inputs that ``run`` has besides those of ``large``."""
         self._run, self._counts = run, tuple(counts)
@@ -225,11 +235,11 @@ class PaddedRegion:
         )
         self._cuts = tuple(zip(large.outputs, small.outputs, strict=True))
 
-    def __call__(self, inputs: list[Any]) -> list[torch.Tensor]:
-        given = [*inputs, *self._counts]
+    def __call__(self, inputs: Sequence[RuntimeValue]) -> list[torch.Tensor]:
+        given = [*cast("Sequence[torch.Tensor]", inputs), *self._counts]
         for pad in self._pads:
             given[pad.input] = padded(given[pad.input], pad.spec, pad.axes)
-        made = self._run(given)
+        made = cast("Sequence[torch.Tensor]", self._run(given))
         return [_cut(m, old, new) for m, (old, new) in zip(made, self._cuts, strict=True)]
 
 
@@ -254,6 +264,13 @@ def padded(tensor: torch.Tensor, spec: TensorSpec, axes: Sequence[tuple[int, int
     return large
 
 
+def _inner(call: RegionCall, region: RegionStep, platform: Device) -> StepCall:
+    """A region that others call: it asks itself whether ``torch.profiler`` is on."""
+    run, named = region_calls(call, region, platform)
+    profiler = torch.autograd.profiler
+    return lambda inputs: (named if profiler._is_profiler_enabled else run)(inputs)
+
+
 def _longer(new: TensorSpec, old: TensorSpec) -> tuple[tuple[int, int], ...]:
     pairs = enumerate(zip(new.shape, old.shape, strict=True))
     return tuple((axis, small) for axis, (large, small) in pairs if large != small)
@@ -273,11 +290,11 @@ def _cut(made: torch.Tensor, old: TensorSpec, new: TensorSpec) -> torch.Tensor:
     return result.copy_(made)
 
 
-def _wiring(program: Program) -> tuple[Any, ...]:
+def _wiring(program: Program) -> tuple[tuple[object, ...], tuple[int, ...]]:
     """Which steps a program has, and which values they and it read, write and return."""
     steps = tuple((isinstance(s.does, RegionStep), s.reads, s.writes) for s in program.steps)
     return steps, tuple(number for number, _ in program.outputs)
 
 
-def _key(args: Sequence[Any]) -> tuple[Any, ...]:
+def _key(args: SizedArguments) -> _Sizes:
     return tuple(getattr(a, "shape", a) for a in args)

@@ -5,7 +5,7 @@ a call the graph is written down anew with numbers in place of symbols, which ma
 any other; it is compiled and kept. That takes seconds, and sizes may come once and never again (a
 sequence that grows by a token): so the first few sizes are compiled when they come, later ones and
 those of something that grows when they come again, and how many is bounded. A size that comes while
-a larger one is at hand runs in that one's program (``buckets.py``). Others run in the graph
+a larger one is at hand runs in that one's program (``sizes/buckets.py``). Others run in the graph
 as it was captured, in which eager runs what depends on a size.
 """
 
@@ -13,39 +13,48 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
+from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.sizes.symbolic import Given, rounded_up
 from torch_pruner.log import logger, warn_once
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import fx
+
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
+    from torch_pruner.dynamo.sizes.symbolic import Extents, SizedArgument, SizedArguments
+
+    Build = Callable[[SizedArguments, str], BoxedCall]
+    Sizes = tuple[int | Extents, ...]
+    """Numbers among the arguments, then the shapes of tensors that say what those do not."""
 
 __all__ = ["Larger", "SizedCall"]
 
-Call = Callable[[list[Any]], Any]
-Build = Callable[[Sequence[Any], str], Call]
 
 log = logger(__name__)
 AT_ONCE = 8  # sizes that are compiled when they first come
 MOST_NOTED = 4096  # sizes that came once are remembered
 CLOSE = 1.25  # times larger sizes that serve as well as a size's own: it never gets any
 FARTHEST = 8.0  # times larger sizes that still serve, until the size has come often
+_shape = operator.attrgetter("shape")
 OFTEN = 16  # calls' worth of work that a size spends in a larger one before it is compiled
 
 
 class Larger(Protocol):
-    """What computes sizes in programs for larger ones (``buckets.py``)."""
+    """What computes sizes in programs for larger ones (``sizes/buckets.py``)."""
 
-    def call(self, args: Sequence[Any], large: Sequence[Any], text: str) -> Call | None:
+    def call(self, args: SizedArguments, large: SizedArguments, text: str) -> BoxedCall | None:
         """A call for the sizes of ``args`` in the program for those of ``large``, or None."""
 
-    def ready(self, args: Sequence[Any]) -> bool:
+    def ready(self, args: SizedArguments) -> bool:
         """Whether the cache has the kernels for these sizes."""
 
 
@@ -63,26 +72,28 @@ class SizedCall:
         self,
         gm: fx.GraphModule,
         build: Build,
-        general: Callable[[], Call],
+        general: Callable[[], BoxedCall],
         *,
         limit: int,
         name: str,
         larger: Larger | None = None,
     ) -> None:
-        # Of the instance: torch wraps a backward and copies its __dict__ only.
+        # On the instance: torch wraps a backward and copies its __dict__ only.
         self._boxed_call = True
         self._gm, self._build, self._general, self._larger = gm, build, general, larger
         self._limit, self._name = limit, name
         self._numbers, self._tensors = _where_sizes_are(gm)
-        self._calls: dict[Any, Call] = {}
-        self._given: dict[Any, list[Any]] = {}  # arguments of those sizes
-        self._near: dict[Any, tuple[float, Call]] = {}  # in programs so many times larger
-        self._times: dict[Any, int] = {}  # that sizes came which were not compiled, the latest last
-        self._latest: Any = ()  # the sizes of the call before
-        self._other: Call | None = None
+        self._pick_numbers: Callable[[SizedArguments], SizedArguments] = picker(self._numbers)
+        self._pick_tensors: Callable[[SizedArguments], SizedArguments] = picker(self._tensors)
+        self._calls: dict[Sizes, BoxedCall] = {}
+        self._given: dict[Sizes, list[SizedArgument]] = {}  # arguments of those sizes
+        self._near: dict[Sizes, tuple[float, BoxedCall]] = {}  # in programs so many times larger
+        self._times: dict[Sizes, int] = {}  # that sizes came uncompiled, the latest last
+        self._latest: Sizes = ()  # the sizes of the call before
+        self._other: BoxedCall | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, args: list[Any]) -> Any:
+    def __call__(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
         key = self._sizes(args)
         call = self._calls.get(key)
         if call is None:
@@ -95,21 +106,22 @@ class SizedCall:
         self._latest = key
         return call(args)
 
-    def prepare(self, args: Sequence[Any], build: Build) -> None:
+    def prepare(self, args: SizedArguments, build: Build) -> None:
         """Have the call for ``args`` ready, made by another ``build``."""
         with self._lock:
             self._latest = self._sizes(args)
             self._made(self._latest, args, build)
 
-    def _sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return (*[args[i] for i in self._numbers], *[args[i].shape for i in self._tensors])
+    def _sizes(self, args: SizedArguments) -> Sizes:
+        numbers = cast("Sequence[int]", self._pick_numbers(args))
+        return (*numbers, *map(_shape, self._pick_tensors(args)))
 
-    def _arguments(self, key: tuple[Any, ...]) -> list[Any]:
+    def _arguments(self, key: Sizes) -> list[SizedArgument | Extents]:
         """What ``_sizes`` looks at, in its place: numbers, and shapes for tensors."""
         at = dict(zip((*self._numbers, *self._tensors), key, strict=True))
         return [at.get(i) for i in range(max(at) + 1)]
 
-    def _call_for(self, key: Any, args: Sequence[Any]) -> Call:
+    def _call_for(self, key: Sizes, args: SizedArguments) -> BoxedCall:
         if key in self._calls:  # another thread was first
             return self._calls[key]
         grows = _grown(self._latest, key)
@@ -128,13 +140,13 @@ class SizedCall:
             self._other = self._general()
         return self._other
 
-    def _pays(self, key: Any, times: float) -> bool:
+    def _pays(self, key: Sizes, times: float) -> bool:
         """Whether a size has come so many times before and there is room for it."""
         return self._times.get(key, 0) >= times and len(self._calls) < self._limit
 
     def _nearest(
-        self, key: Any, args: Sequence[Any], before: Sequence[Any] | None
-    ) -> tuple[float, Call] | None:
+        self, key: Sizes, args: SizedArguments, before: Sequence[SizedArgument | Extents] | None
+    ) -> tuple[float, BoxedCall] | None:
         """The call for a new size in the program of a larger one, and how much larger that is.
 
         The larger size is one that came before. Where there is none, it is a power of two if the
@@ -163,7 +175,7 @@ class SizedCall:
             del self._near[next(iter(self._near))]
         return self._near[key]
 
-    def _note(self, key: Any) -> None:
+    def _note(self, key: Sizes) -> None:
         if key in self._times and key not in self._near and len(self._calls) >= self._limit:
             warn_once(
                 log,
@@ -177,7 +189,7 @@ class SizedCall:
         if len(self._times) > MOST_NOTED:
             del self._times[next(iter(self._times))]
 
-    def _made(self, key: Any, args: Sequence[Any], build: Build) -> Call:
+    def _made(self, key: Sizes, args: SizedArguments, build: Build) -> BoxedCall:
         self._calls[key] = build(args, _text(key))
         self._times.pop(key, None)
         self._given[key] = _given(args)
@@ -189,7 +201,7 @@ def patience(times: float) -> float:
     return math.inf if times <= CLOSE else math.ceil(OFTEN / (times - 1))
 
 
-def times_larger(large: tuple[Any, ...], small: tuple[Any, ...]) -> float:
+def times_larger(large: Sizes, small: Sizes) -> float:
     """How many times more one size is to compute than another; infinite if it is not larger.
 
     Extents that vary together count once, and the work is taken to be proportional to each.
@@ -202,12 +214,12 @@ def times_larger(large: tuple[Any, ...], small: tuple[Any, ...]) -> float:
     return math.prod((a / b for a, b in set(zip(*flat, strict=True))), start=1.0)
 
 
-def _given(args: Sequence[Any]) -> list[Any]:
+def _given(args: SizedArguments) -> list[SizedArgument]:
     """Arguments without their values."""
     return [Given.of(a) if isinstance(a, torch.Tensor) else a for a in args]
 
 
-def _grown(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+def _grown(before: Sizes, now: Sizes) -> bool:
     """Whether a size is one more than it was: it goes on growing, and none will come again soon."""
     numbers = [[k if isinstance(k, tuple) else (k,) for k in key] for key in (before, now)]
     pairs = zip(*map(itertools.chain.from_iterable, numbers), strict=False)
@@ -226,10 +238,11 @@ def _where_sizes_are(gm: fx.GraphModule) -> tuple[list[int], list[int]]:
         if isinstance(value, torch.Tensor) and (new := free_symbols(value) - known):
             tensors.append(i)
             # A shape tells its plain symbols; of an expression it tells the value alone.
-            plain: list[Any] = [d for d in value.shape if isinstance(d, torch.SymInt)]
+            shape = cast("Sequence[torch.SymInt | int]", value.shape)
+            plain = [d for d in shape if isinstance(d, torch.SymInt)]
             known |= {d.node.expr for d in plain} & new
     return numbers, tensors
 
 
-def _text(key: tuple[Any, ...]) -> str:
+def _text(key: Sizes) -> str:
     return ",".join("x".join(map(str, k)) if isinstance(k, tuple) else str(k) for k in key)

@@ -2,13 +2,13 @@
 
 AOTAutograd captures such a graph once, and the extents of a kernel are numbers. With numbers in
 place of symbols it is a graph like any other. Which sizes are compiled, and when, is for
-``sized_call.py`` to say.
+``sizes/sized_call.py`` to say.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 from torch import fx
@@ -16,11 +16,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
+from torch_pruner.dynamo.lower.program import attribute
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
-__all__ = ["Given", "depends_on_sizes", "hinted", "rounded_up", "with_sizes"]
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
 
+__all__ = [
+    "Given", "SizedArgument", "SizedArguments", "depends_on_sizes", "hinted", "rounded_up",
+    "with_sizes",
+]  # fmt: skip
+
+SizedArgument: TypeAlias = "RuntimeValue | Given"
+"""An argument of a graph, of which only the size matters."""
+SizedArguments: TypeAlias = "Sequence[SizedArgument]"
+Extents: TypeAlias = tuple[int, ...]
+Number = TypeVar("Number")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -62,7 +74,7 @@ def depends_on_sizes(gm: fx.GraphModule) -> bool:
     )
 
 
-def hinted(example_inputs: Sequence[Any]) -> list[Any] | None:
+def hinted(example_inputs: Sequence[RuntimeValue]) -> list[SizedArgument] | None:
     """The arguments that a graph was captured with; None if some size was never known."""
     try:
         return [Given.of(v) if isinstance(v, torch.Tensor) else _number(v) for v in example_inputs]
@@ -70,19 +82,21 @@ def hinted(example_inputs: Sequence[Any]) -> list[Any] | None:
         return None
 
 
-def _number(value: Any) -> Any:
+def _number(value: Number) -> Number:
     """A symbol's value while the graph was captured; anything else as it is."""
     if not isinstance(value, _SYMBOLIC):
         return value
     hint = value.node.hint  # asking the symbol itself would fix it for all calls
     if hint is None:
         raise ValueError(f"{value} has no value yet")
-    return hint
+    return cast("Number", hint)
 
 
 def rounded_up(
-    gm: fx.GraphModule, args: Sequence[Any], before: Sequence[Any] | None = None
-) -> list[Any] | None:
+    gm: fx.GraphModule,
+    args: SizedArguments,
+    before: Sequence[SizedArgument | Extents] | None = None,
+) -> list[SizedArgument] | None:
     """``args`` with every size that varies rounded up to a power of two.
 
     If there were arguments ``before`` (of tensors the shapes will do, and None for those without
@@ -92,7 +106,7 @@ def rounded_up(
     """
     values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
     now, then = _symbols(values, args), _symbols(values, before or ())
-    known: dict[Any, int] = {}
+    known: dict[Hashable, int] = {}
     most = _most(values)
     for symbol, number in now.items():
         if before is None:
@@ -106,20 +120,23 @@ def rounded_up(
     if any(v.node.expr.free_symbols - known.keys() for v in expressions):
         return None
 
-    def larger(value: Any) -> Any:
-        return int(value.node.expr.xreplace(known)) if isinstance(value, _SYMBOLIC) else value
+    def larger(value: RuntimeValue) -> int:
+        if isinstance(value, _SYMBOLIC):
+            return int(value.node.expr.xreplace(known))
+        return cast("int", value)
 
-    found: list[Any] = []
+    found: list[SizedArgument] = []
     for value, arg in zip(values, args, strict=True):
         if isinstance(value, torch.Tensor):
             shape, stride = (tuple(map(larger, x)) for x in (value.shape, value.stride()))
+            assert isinstance(arg, (torch.Tensor, Given))
             found.append(Given(shape, stride, arg.dtype, arg.device))
         else:
             found.append(larger(value) if isinstance(value, _SYMBOLIC) else arg)
     return found
 
 
-def _most(values: Sequence[Any]) -> dict[Any, int]:
+def _most(values: Sequence[RuntimeValue]) -> dict[Hashable, int]:
     """The largest numbers that symbols may stand for, where Dynamo knows them."""
     found = {}
     for leaf in tree_leaves([_extents(v) for v in values]):
@@ -131,38 +148,43 @@ def _most(values: Sequence[Any]) -> dict[Any, int]:
     return found
 
 
-def _symbols(values: Sequence[Any], args: Sequence[Any]) -> dict[Any, int]:
+def _symbols(
+    values: Sequence[RuntimeValue], args: Sequence[SizedArgument | Extents]
+) -> dict[Hashable, int]:
     """The numbers that stand for the symbols of a graph's arguments ``values``."""
-    found: dict[Any, int] = {}
+    found: dict[Hashable, int] = {}
     for value, arg in zip(values, args, strict=False):
-        symbols = [(value, arg)] if arg is not None else []
+        symbols: list[tuple[object, object]] = [(value, arg)] if arg is not None else []
         if isinstance(value, torch.Tensor) and symbols:
-            symbols = list(zip(value.shape, getattr(arg, "shape", arg), strict=True))
+            shape = arg.shape if isinstance(arg, (torch.Tensor, Given)) else arg
+            symbols = list(zip(value.shape, cast("Extents", shape), strict=True))
         for symbol, number in symbols:
             if isinstance(symbol, torch.SymInt) and symbol.node.expr.is_Symbol:
-                found[symbol.node.expr] = number
+                found[symbol.node.expr] = cast("int", number)
     return found
 
 
-def _extents(value: Any) -> Any:
+def _extents(value: RuntimeValue) -> list[int] | RuntimeValue:
     return [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else value
 
 
-def with_sizes(gm: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
+def with_sizes(gm: fx.GraphModule, args: SizedArguments) -> fx.GraphModule:
     """``gm`` for arguments of the sizes of ``args``: tensors, ``Given`` or numbers.
 
     Takes the same arguments and has no symbols. What was computed from sizes alone is a constant.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     graph, given = fx.Graph(), iter(args)
-    values: dict[fx.Node, Any] = {}  # fake tensors and numbers
-    copies: dict[fx.Node, Any] = {}  # what stands for a node: its copy, or a number
+    values: dict[fx.Node, RuntimeValue] = {}  # fake tensors and numbers
+    copies: dict[
+        fx.Node, fx.Node | RuntimeValue
+    ] = {}  # what stands for a node: its copy, or a number
     with torch.no_grad(), torch._C._DisableAutocast():
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 values[node] = _fake(mode, next(given))
             elif node.op == "get_attr":
-                values[node] = _fake(mode, _attribute(gm, str(node.target)))
+                values[node] = _fake(mode, attribute(gm, str(node.target)))
             elif node.op != "output":
                 taken, named = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 with mode:
@@ -172,14 +194,14 @@ def with_sizes(gm: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
                     continue
                 if values[node] is None and all(map(_is_number, tree_leaves((taken, named)))):
                     continue  # an assertion about sizes, which held
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta = {**node.meta, "val": values.get(node)}
+            copy = copies[node] = graph.node_copy(node, copies.__getitem__)
+            copy.meta = {**node.meta, "val": values.get(node)}
             if node.op == "placeholder" and _is_number(values[node]):
                 copies[node] = values[node]
     return fx.GraphModule(gm, graph)
 
 
-def _fake(mode: FakeTensorMode, value: Any) -> Any:
+def _fake(mode: FakeTensorMode, value: SizedArgument) -> RuntimeValue:
     if isinstance(value, torch.Tensor):
         value = Given.of(value)
     if not isinstance(value, Given):
@@ -190,12 +212,5 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
         )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (bool, int, float, str))
-
-
-def _attribute(gm: fx.GraphModule, path: str) -> Any:
-    value: Any = gm
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value

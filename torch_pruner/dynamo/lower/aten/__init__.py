@@ -17,12 +17,12 @@ from torch_pruner.dynamo.lower.aten import (
     resampling,
     views,
 )
-from torch_pruner.dynamo.lower.aten.registry import TABLE, Call, dtype_name
+from torch_pruner.dynamo.lower.aten.registry import TABLE, OpCall, dtype_name
 from torch_pruner.dynamo.lower.aten.rejection import Rejection, RejectionKind, Unsupported
 from torch_pruner.dynamo.lower.aten.value import Value
 
 __all__ = [
-    "TABLE", "Call", "Rejection", "RejectionKind", "Unsupported", "Value", "activations",
+    "TABLE", "OpCall", "Rejection", "RejectionKind", "Unsupported", "Value", "activations",
     "attention", "contractions", "creation", "dtype_name", "indexing", "losses",
     "normalization", "pointwise", "pooling", "pooling_gradients", "reductions", "resampling",
     "views",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.rejection import RejectionKind, Unsupported
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _repeated(x: Value, heads: int) -> Value:
 
 
 def _scores(
-    call: Call, q: Value, k: Value, mask: Value | None, causal: bool, scale: float | None
+    call: OpCall, q: Value, k: Value, mask: Value | None, causal: bool, scale: float | None
 ) -> Value:
     """Scaled and masked products of queries and keys, in the accumulator's dtype."""
     out = q.matmul(k.swapped(), q.widened().dtype) * _scale(q, scale)
@@ -47,7 +47,7 @@ def _scores(
 
 
 def _attention(
-    call: Call,
+    call: OpCall,
     q: Value,
     k: Value,
     v: Value,
@@ -76,7 +76,7 @@ def _attention(
 
 @rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention_cpu(
-    call: Call,
+    call: OpCall,
     q: Value,
     k: Value,
     v: Value,
@@ -90,7 +90,7 @@ def flash_attention_cpu(
 
 @rule(aten.scaled_dot_product_attention.default)
 def attention(
-    call: Call,
+    call: OpCall,
     q: Value,
     k: Value,
     v: Value,
@@ -108,7 +108,7 @@ def attention(
 
 @rule(aten._scaled_dot_product_efficient_attention.default)
 def efficient_attention(
-    call: Call,
+    call: OpCall,
     q: Value,
     k: Value,
     v: Value,
@@ -126,7 +126,7 @@ def efficient_attention(
 
 @rule(aten._scaled_dot_product_flash_attention.default)
 def flash_attention(
-    call: Call,
+    call: OpCall,
     q: Value,
     k: Value,
     v: Value,
@@ -143,7 +143,7 @@ def flash_attention(
 
 @rule(aten._scaled_dot_product_cudnn_attention.default)
 def cudnn_attention(
-    call: Call,
+    call: OpCall,
     q: Value,
     k: Value,
     v: Value,
@@ -160,7 +160,7 @@ def cudnn_attention(
     return out, *[None] * (len(call.outputs) - 1)
 
 
-def _only_output(call: Call) -> None:
+def _only_output(call: OpCall) -> None:
     if call.used - {0}:
         raise Unsupported(
             RejectionKind.ARGUMENTS, "attention whose random state or log-sum-exp is used"
@@ -169,7 +169,7 @@ def _only_output(call: Call) -> None:
 
 @rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 def flash_attention_cpu_backward(
-    call: Call,
+    call: OpCall,
     grad: Value,
     q: Value,
     k: Value,

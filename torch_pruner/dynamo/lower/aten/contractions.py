@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 from torch_pruner.dynamo.lower.aten.value import Number, Value
 
@@ -30,37 +30,37 @@ def _combined(bias: Value, product: Value, beta: Number, alpha: Number) -> Value
 
 
 @rule(aten.mm.default, aten.bmm.default)
-def mm(_call: Call, a: Value, b: Value) -> Value:
+def mm(_call: OpCall, a: Value, b: Value) -> Value:
     return a.matmul(b)
 
 
 @rule(aten.addmm.default, aten.baddbmm.default)
 def addmm(
-    _call: Call, bias: Value, a: Value, b: Value, beta: Number = 1, alpha: Number = 1
+    _call: OpCall, bias: Value, a: Value, b: Value, beta: Number = 1, alpha: Number = 1
 ) -> Value:
     return _combined(bias, a.matmul(b, _accumulator(a)), beta, alpha)
 
 
 @rule(aten.addmv.default)
 def addmv(
-    _call: Call, bias: Value, a: Value, v: Value, beta: Number = 1, alpha: Number = 1
+    _call: OpCall, bias: Value, a: Value, v: Value, beta: Number = 1, alpha: Number = 1
 ) -> Value:
     product = a.matmul(v.unsqueeze(1), _accumulator(a)).reshape((a.shape[0],))
     return _combined(bias, product, beta, alpha)
 
 
 @rule(aten.mv.default)
-def mv(_call: Call, a: Value, v: Value) -> Value:
+def mv(_call: OpCall, a: Value, v: Value) -> Value:
     return a.matmul(v.unsqueeze(1)).reshape((a.shape[0],))
 
 
 @rule(aten.dot.default)
-def dot(_call: Call, a: Value, b: Value) -> Value:
+def dot(_call: OpCall, a: Value, b: Value) -> Value:
     return a.unsqueeze(0).matmul(b.unsqueeze(1)).reshape(())
 
 
 @rule(aten.linear.default)
-def linear(call: Call, x: Value, weight: Value, bias: Value | None = None) -> Value:
+def linear(call: OpCall, x: Value, weight: Value, bias: Value | None = None) -> Value:
     rows = 1
     for extent in x.shape[:-1]:
         rows *= extent
@@ -145,7 +145,7 @@ def conv_transpose(
 
 @rule(aten.convolution.default)
 def convolution(
-    call: Call,
+    call: OpCall,
     x: Value,
     weight: Value,
     bias: Value | None,
@@ -160,19 +160,26 @@ def convolution(
     rank = weight.ndim - 2
     if x.ndim != weight.ndim:
         raise arguments("convolution of an input without a batch dim")
-    hops, pads, gaps = (_spread(v, rank) for v in (stride, padding, dilation))
+    strides, pads, dilations = (_spread(v, rank) for v in (stride, padding, dilation))
     dtype = _accumulator(x) if bias is not None else x.dtype
     single = all(n == 1 for n in x.shape[2:]) and tuple(call.shape[2:]) == tuple(weight.shape[2:])
-    if transposed and single and groups == 1 and not any(pads) and max(gaps) == 1:
+    if transposed and single and groups == 1 and not any(pads) and max(dilations) == 1:
         out = _spread_pixel(x, weight, dtype)
     elif transposed:
         out = conv_transpose(
-            x, weight, call.shape, stride=hops, lo=pads, dilation=gaps, groups=groups, dtype=dtype
+            x,
+            weight,
+            call.shape,
+            stride=strides,
+            lo=pads,
+            dilation=dilations,
+            groups=groups,
+            dtype=dtype,
         )
     else:
         out = conv(
-            x, weight, call.shape, stride=hops, lo=pads, hi=pads, dilation=gaps, groups=groups,
-            dtype=dtype,
+            x, weight, call.shape, stride=strides, lo=pads, hi=pads, dilation=dilations,
+            groups=groups, dtype=dtype,
         )  # fmt: skip
     if bias is None:
         return out
@@ -200,7 +207,7 @@ def _weight_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> Value:
-    """Of a convolution of ``x``: itself a convolution, with batch and channels exchanged."""
+    """The gradient of a convolution's weight: a convolution with batch and channels exchanged."""
     rank, batch, channels = len(kernel), x.shape[0], x.shape[1]
     space, depth = x.shape[2:], channels // groups
     grouped = x.reshape((batch, groups, depth, *space))
@@ -224,7 +231,7 @@ def _weight_gradient(
 
 @rule(aten.convolution_backward.default)
 def convolution_backward(
-    _call: Call,
+    _call: OpCall,
     grad: Value,
     x: Value,
     weight: Value,
@@ -241,22 +248,29 @@ def convolution_backward(
     rank = weight.ndim - 2
     if x.ndim != weight.ndim:
         raise arguments("convolution of an input without a batch dim")
-    hops, pads, gaps = (_spread(v, rank) for v in (stride, padding, dilation))
+    strides, pads, dilations = (_spread(v, rank) for v in (stride, padding, dilation))
     kernel = weight.shape[2:]
     into_x: Value | None = None
     into_weight: Value | None = None
     if output_mask[0] and transposed:
         into_x = conv(
-            grad, weight, x.shape, stride=hops, lo=pads, hi=pads, dilation=gaps, groups=groups
+            grad,
+            weight,
+            x.shape,
+            stride=strides,
+            lo=pads,
+            hi=pads,
+            dilation=dilations,
+            groups=groups,
         )
     elif output_mask[0]:
         into_x = conv_transpose(
-            grad, weight, x.shape, stride=hops, lo=pads, dilation=gaps, groups=groups
+            grad, weight, x.shape, stride=strides, lo=pads, dilation=dilations, groups=groups
         )
     if output_mask[1]:
         source, taps = (grad, x) if transposed else (x, grad)
         into_weight = _weight_gradient(
-            source, taps, kernel, stride=hops, padding=pads, dilation=gaps, groups=groups
+            source, taps, kernel, stride=strides, padding=pads, dilation=dilations, groups=groups
         )
     axes = (0, *range(2, 2 + rank))
     return into_x, into_weight, grad.widened().sum(axes) if output_mask[2] else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -42,28 +42,28 @@ class Demand:
     range: Range
 
 
-def _gather(x: torch.Tensor, axis: int, values: torch.Tensor) -> Any:
+def _gather(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
     shape = [1] * x.dim()
     shape[axis] = -1
     return torch.gather(x, axis, values.reshape(shape).long())
 
 
-def _index(x: torch.Tensor, axis: int, values: torch.Tensor) -> Any:
+def _index(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
     return x[(*(torch.zeros_like(values) for _ in range(axis)), values)]
 
 
-def _loss(x: torch.Tensor, axis: int, values: torch.Tensor) -> Any:
+def _loss(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
     classes = values.flatten().long()
     logits = torch.zeros(classes.shape[0], x.shape[axis])
     return torch.nn.functional.nll_loss(logits, classes, ignore_index=0)
 
 
-def _divide(_x: torch.Tensor, _axis: int, values: torch.Tensor) -> Any:
+def _divide(_x: torch.Tensor, _axis: int, values: torch.Tensor) -> torch.Tensor:
     return values // torch.zeros_like(values)
 
 
 # What eager does with such values: it raises, in its own words.
-KINDS: Mapping[str, Callable[[torch.Tensor, int, torch.Tensor], Any]] = {
+KINDS: Mapping[str, Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]] = {
     "embedding": lambda x, _axis, values: torch.embedding(x.reshape(-1, 1), values),
     "index_select": lambda x, axis, values: torch.index_select(x, axis, values.flatten()),
     "gather": _gather,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 from torch_pruner.dynamo.lower.aten.value import Value
 from torch_pruner.graph.ir import broadcast_shapes
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @rule(aten.embedding.default)
 def embedding(
-    call: Call,
+    call: OpCall,
     weight: Value,
     indices: Value,
     padding_idx: int = -1,
@@ -32,7 +32,7 @@ def embedding(
 
 
 @rule(aten.index_select.default)
-def index_select(call: Call, x: Value, dim: int, index: Value) -> Value:
+def index_select(call: OpCall, x: Value, dim: int, index: Value) -> Value:
     if x.ndim == 0:
         raise arguments("index_select of a scalar")
     call.demand_index(index, x.shape, dim % x.ndim, "index_select")
@@ -44,7 +44,7 @@ def _count(index: Value) -> int:
 
 
 @rule(aten.gather.default)
-def gather(call: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+def gather(call: OpCall, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
     del sparse_grad
     if x.ndim == 0 or index.ndim != x.ndim:
         raise arguments("gather of a scalar")
@@ -57,7 +57,7 @@ def gather(call: Call, x: Value, dim: int, index: Value, sparse_grad: bool = Fal
 
 
 @rule(aten.index.Tensor)
-def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+def index_tensor(call: OpCall, x: Value, indices: Sequence[Value | None]) -> Value:
     pairs = zip(indices, x.shape, strict=False)
     used = [(index, size) for index, size in pairs if index is not None]
     for k, (index, _) in enumerate(used):  # eager counts the dimensions that are indexed
@@ -66,7 +66,7 @@ def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value
 
 
 @rule(aten._unsafe_index.Tensor)
-def unsafe_index(_call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+def unsafe_index(_call: OpCall, x: Value, indices: Sequence[Value | None]) -> Value:
     """``index`` whose positions are promised to lie within."""
     axes = [i for i, index in enumerate(indices) if index is not None]
     tensors = [index for index in indices if index is not None]

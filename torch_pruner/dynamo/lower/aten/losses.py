@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.value import Value, iota
 
 aten = torch.ops.aten
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 _MEAN, _SUM = 1, 2
 
 
-def _classes(call: Call, x: Value, target: Value, ignore_index: int) -> tuple[Value, Value]:
+def _classes(call: OpCall, x: Value, target: Value, ignore_index: int) -> tuple[Value, Value]:
     """Which targets count, and the targets, 0 in place of others, as positions along the axis of
     classes; eager raises for those that are no class."""
     axis = 0 if x.ndim == 1 else 1
@@ -24,7 +24,12 @@ def _classes(call: Call, x: Value, target: Value, ignore_index: int) -> tuple[Va
 
 @rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
-    call: Call, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
+    call: OpCall,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
 ) -> tuple[Value, Value]:
     axis = 0 if x.ndim == 1 else 1
     counts, labels = _classes(call, x, target, ignore_index)
@@ -55,7 +60,7 @@ def nll_loss_forward(
 
 @rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(
-    call: Call,
+    call: OpCall,
     grad: Value,
     x: Value,
     target: Value,

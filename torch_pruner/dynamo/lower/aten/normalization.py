@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_pruner.dynamo.lower.aten.reductions import moments
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _per_channel(vector: Value, rank: int) -> Value:
 
 @rule(aten.native_layer_norm.default)
 def layer_norm(
-    _call: Call,
+    _call: OpCall,
     x: Value,
     normalized_shape: Sequence[int],
     weight: Value | None,
@@ -47,7 +47,7 @@ def layer_norm(
 
 @rule(aten._fused_rms_norm.default)
 def rms_norm(
-    _call: Call,
+    _call: OpCall,
     x: Value,
     normalized_shape: Sequence[int],
     weight: Value | None,
@@ -63,7 +63,7 @@ def rms_norm(
 
 @rule(aten.native_group_norm.default)
 def group_norm(
-    _call: Call,
+    _call: OpCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -103,7 +103,7 @@ def _folded(
 
 @rule(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_inference(
-    call: Call,
+    call: OpCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -120,7 +120,7 @@ def batch_norm_inference(
 
 @rule(aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
 def batch_norm(
-    call: Call,
+    call: OpCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -137,7 +137,7 @@ def batch_norm(
 
 @rule(aten._native_batch_norm_legit.no_stats)
 def batch_norm_without_stats(
-    _call: Call,
+    _call: OpCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -160,7 +160,7 @@ def batch_moments(x: Value) -> tuple[Value, Value]:
 
 @rule(aten._native_batch_norm_legit_functional.default)
 def batch_norm_functional(
-    call: Call,
+    call: OpCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.dynamo.lower.aten.registry import PROMOTION, Call, Operand, elementwise, rule
+from torch_pruner.dynamo.lower.aten.registry import (
+    PROMOTION,
+    OpCall,
+    Operand,
+    elementwise,
+    rule,
+)
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 from torch_pruner.dynamo.lower.aten.value import Number, Value
 
@@ -74,7 +80,7 @@ rule(aten.mul.Tensor, aten.mul.Scalar)(
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
-def add(_call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Value:
+def add(_call: OpCall, a: Operand, b: Operand, alpha: Number = 1) -> Value:
     def combine(x: Value, y: Value) -> Value:
         if x.dtype == "bool":
             return x | (y if alpha else y.const(False))
@@ -84,22 +90,22 @@ def add(_call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Value:
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
-def sub(_call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Value:
+def sub(_call: OpCall, a: Operand, b: Operand, alpha: Number = 1) -> Value:
     return elementwise(lambda x, y: x - (y if alpha == 1 else y * alpha), a, b)
 
 
 @rule(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(_call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Value:
+def rsub(_call: OpCall, a: Operand, b: Operand, alpha: Number = 1) -> Value:
     return elementwise(lambda x, y: y - (x if alpha == 1 else x * alpha), a, b)
 
 
 @rule(aten.div.Tensor, aten.div.Scalar)
-def div(_call: Call, a: Operand, b: Operand) -> Value:
+def div(_call: OpCall, a: Operand, b: Operand) -> Value:
     return elementwise(lambda x, y: x / y, a, b, kind=PROMOTION.INT_TO_FLOAT)
 
 
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(call: Call, a: Operand, b: Operand, rounding_mode: str | None = None) -> Value:
+def div_mode(call: OpCall, a: Operand, b: Operand, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return div(call, a, b)
 
@@ -112,7 +118,7 @@ def div_mode(call: Call, a: Operand, b: Operand, rounding_mode: str | None = Non
     return elementwise(combine, a, b)
 
 
-def _quotient(call: Call, op: str, a: Operand, b: Operand) -> Value:
+def _quotient(call: OpCall, op: str, a: Operand, b: Operand) -> Value:
     def combine(x: Value, y: Value) -> Value:
         call.demand_divisor(y)
         return x.apply(op, y)
@@ -121,27 +127,27 @@ def _quotient(call: Call, op: str, a: Operand, b: Operand) -> Value:
 
 
 @rule(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(call: Call, a: Operand, b: Operand) -> Value:
+def floor_divide(call: OpCall, a: Operand, b: Operand) -> Value:
     return _quotient(call, "floordiv", a, b)
 
 
 @rule(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(call: Call, a: Operand, b: Operand) -> Value:
+def remainder(call: OpCall, a: Operand, b: Operand) -> Value:
     return _quotient(call, "mod", a, b)
 
 
 @rule(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(call: Call, a: Operand, b: Operand) -> Value:
+def fmod(call: OpCall, a: Operand, b: Operand) -> Value:
     return _quotient(call, "fmod", a, b)
 
 
 @rule(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def power(_call: Call, a: Operand, b: Operand) -> Value:
+def power(_call: OpCall, a: Operand, b: Operand) -> Value:
     return elementwise(lambda x, y: x.apply("pow", y), a, b)
 
 
 @rule(aten.pow.Tensor_Scalar)
-def power_scalar(_call: Call, a: Value, exponent: Number) -> Value:
+def power_scalar(_call: OpCall, a: Value, exponent: Number) -> Value:
     def raised(x: Value, e: Value) -> Value:
         if exponent == 0:
             return x.const(1).broadcast(x.shape)
@@ -157,33 +163,33 @@ def power_scalar(_call: Call, a: Value, exponent: Number) -> Value:
 
 
 @rule(aten.bitwise_not.default)
-def bitwise_not(_call: Call, x: Value) -> Value:
+def bitwise_not(_call: OpCall, x: Value) -> Value:
     return ~x if x.dtype == "bool" else x.apply("bitwise_not")
 
 
 @rule(aten.logical_not.default)
-def logical_not(_call: Call, x: Value) -> Value:
+def logical_not(_call: OpCall, x: Value) -> Value:
     return ~x.cast("bool")
 
 
 @rule(aten.isnan.default)
-def isnan(_call: Call, x: Value) -> Value:
+def isnan(_call: OpCall, x: Value) -> Value:
     return x.isnan() if x.is_float else x.cast("bool") & x.const(0).cast("bool")
 
 
 @rule(aten.isinf.default)
-def isinf(_call: Call, x: Value) -> Value:
+def isinf(_call: OpCall, x: Value) -> Value:
     return x.apply("isinf", dtype="bool") if x.is_float else isnan(_call, x)
 
 
 @rule(aten.isfinite.default)
-def isfinite(_call: Call, x: Value) -> Value:
+def isfinite(_call: OpCall, x: Value) -> Value:
     bad = isnan(_call, x) | isinf(_call, x)
     return ~bad
 
 
 @rule(aten.round.decimals)
-def round_decimals(_call: Call, x: Value, decimals: int = 0) -> Value:
+def round_decimals(_call: OpCall, x: Value, decimals: int = 0) -> Value:
     if not x.is_float:
         return x
     wide, scale = x.widened(), 10.0 ** abs(decimals)
@@ -198,7 +204,7 @@ def round_decimals(_call: Call, x: Value, decimals: int = 0) -> Value:
     aten.__lshift__.Tensor,
     aten.__lshift__.Scalar,
 )
-def shift_left(_call: Call, a: Operand, b: Operand) -> Value:
+def shift_left(_call: OpCall, a: Operand, b: Operand) -> Value:
     return elementwise(lambda x, y: x.apply("shift_left", y), a, b)
 
 
@@ -208,13 +214,13 @@ def shift_left(_call: Call, a: Operand, b: Operand) -> Value:
     aten.__rshift__.Tensor,
     aten.__rshift__.Scalar,
 )
-def shift_right(_call: Call, a: Operand, b: Operand) -> Value:
+def shift_right(_call: OpCall, a: Operand, b: Operand) -> Value:
     return elementwise(lambda x, y: x.apply("shift_right", y), a, b)
 
 
 @rule(aten.clamp.default)
 def clamp(
-    _call: Call,
+    _call: OpCall,
     x: Value,
     low: Operand | None = None,
     high: Operand | None = None,
@@ -236,35 +242,39 @@ def clamp(
 
 @rule(aten.clamp.Tensor)
 def clamp_tensor(
-    call: Call, x: Value, low: Value | None = None, high: Value | None = None, **bounds: Value
+    call: OpCall,
+    x: Value,
+    low: Value | None = None,
+    high: Value | None = None,
+    **bounds: Value,
 ) -> Value:
     return clamp(call, x, bounds.get("min", low), bounds.get("max", high))
 
 
 @rule(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(call: Call, x: Value, low: Operand) -> Value:
+def clamp_min(call: OpCall, x: Value, low: Operand) -> Value:
     return clamp(call, x, low)
 
 
 @rule(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(call: Call, x: Value, high: Operand) -> Value:
+def clamp_max(call: OpCall, x: Value, high: Operand) -> Value:
     return clamp(call, x, None, high)
 
 
 @rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
-def where(_call: Call, condition: Value, a: Operand, b: Operand) -> Value:
+def where(_call: OpCall, condition: Value, a: Operand, b: Operand) -> Value:
     test = condition.cast("bool")
     return elementwise(lambda x, y: test.where(x, y), a, b, kind=PROMOTION.NO_OPMATH)
 
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(call: Call, x: Value, mask: Value, value: Operand) -> Value:
+def masked_fill(call: OpCall, x: Value, mask: Value, value: Operand) -> Value:
     fill = value.cast(x.dtype) if isinstance(value, Value) else call.const(value, x.dtype)
     return mask.where(fill, x)
 
 
 @rule(aten.addcmul.default)
-def addcmul(_call: Call, x: Value, a: Value, b: Value, value: Number = 1) -> Value:
+def addcmul(_call: OpCall, x: Value, a: Value, b: Value, value: Number = 1) -> Value:
     def combine(s: Value, p: Value, q: Value) -> Value:
         return s + (p * q if value == 1 else p * value * q)
 
@@ -272,7 +282,7 @@ def addcmul(_call: Call, x: Value, a: Value, b: Value, value: Number = 1) -> Val
 
 
 @rule(aten.addcdiv.default)
-def addcdiv(_call: Call, x: Value, a: Value, b: Value, value: Number = 1) -> Value:
+def addcdiv(_call: OpCall, x: Value, a: Value, b: Value, value: Number = 1) -> Value:
     def combine(s: Value, p: Value, q: Value) -> Value:
         return s + (p / q if value == 1 else p * value / q)
 
@@ -280,7 +290,7 @@ def addcdiv(_call: Call, x: Value, a: Value, b: Value, value: Number = 1) -> Val
 
 
 @rule(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(_call: Call, start: Value, end: Value, weight: Operand) -> Value:
+def lerp(_call: OpCall, start: Value, end: Value, weight: Operand) -> Value:
     def mix(a: Value, b: Value, w: Value) -> Value:
         near = w.apply("abs") < 0.5
         return near.where(a + w * (b - a), b - (b - a) * (1.0 - w))
@@ -288,7 +298,7 @@ def lerp(_call: Call, start: Value, end: Value, weight: Operand) -> Value:
     return elementwise(mix, start, end, weight)
 
 
-def _of_numbers(call: Call, op: str, a: Value, b: Value) -> Value:
+def _of_numbers(call: OpCall, op: str, a: Value, b: Value) -> Value:
     """The larger or smaller, of a number and NaN the number. Of zeros of both signs eager takes the
     first, in half precision the second."""
     half = call.dtype in ("bfloat16", "float16")
@@ -301,17 +311,17 @@ def _of_numbers(call: Call, op: str, a: Value, b: Value) -> Value:
 
 
 @rule(aten.fmax.default)
-def fmax(call: Call, a: Value, b: Value) -> Value:
+def fmax(call: OpCall, a: Value, b: Value) -> Value:
     return _of_numbers(call, "maximum", a, b)
 
 
 @rule(aten.fmin.default)
-def fmin(call: Call, a: Value, b: Value) -> Value:
+def fmin(call: OpCall, a: Value, b: Value) -> Value:
     return _of_numbers(call, "minimum", a, b)
 
 
 @rule(aten.logaddexp.default)
-def logaddexp(_call: Call, a: Value, b: Value) -> Value:
+def logaddexp(_call: OpCall, a: Value, b: Value) -> Value:
     def combine(x: Value, y: Value) -> Value:
         top = x.maximum(y)
         difference = (x - y).apply("abs")
@@ -323,7 +333,7 @@ def logaddexp(_call: Call, a: Value, b: Value) -> Value:
 
 @rule(aten.nan_to_num.default)
 def nan_to_num(
-    _call: Call,
+    _call: OpCall,
     x: Value,
     nan: float | None = None,
     posinf: float | None = None,

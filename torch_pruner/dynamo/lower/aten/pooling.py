@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +14,7 @@ from torch_pruner.dynamo.lower.aten.pooling_gradients import (
     spread,
     through_matrices,
 )
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.value import Value
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def _window(
 
 
 def _max_pool(
-    call: Call,
     rank: int,
+    call: OpCall,
     x: Value,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
@@ -56,28 +57,26 @@ def _max_pool(
 ) -> tuple[Value, Value | None]:
     del ceil_mode
     kernel = spread(kernel_size, rank)
-    hops = spread(stride, rank) if len(stride) else kernel
-    pads, gaps = spread(padding, rank), spread(dilation, rank)
+    strides = spread(stride, rank) if len(stride) else kernel
+    pads, dilations = spread(padding, rank), spread(dilation, rank)
     size = call.shape[x.ndim - rank :]
     if 1 in call.used:
-        return located_maximum(x, size, kernel=kernel, stride=hops, padding=pads, dilation=gaps)
-    out = _window("window_max", x, size, kernel=kernel, stride=hops, padding=pads, dilation=gaps)
+        return located_maximum(
+            x, size, kernel=kernel, stride=strides, padding=pads, dilation=dilations
+        )
+    out = _window(
+        "window_max", x, size, kernel=kernel, stride=strides, padding=pads, dilation=dilations
+    )
     return out, None
 
 
-@rule(aten.max_pool2d_with_indices.default)
-def max_pool2d(call: Call, *args: Any, **kwargs: Any) -> tuple[Value, Value | None]:
-    return _max_pool(call, 2, *args, **kwargs)
-
-
-@rule(aten.max_pool3d_with_indices.default)
-def max_pool3d(call: Call, *args: Any, **kwargs: Any) -> tuple[Value, Value | None]:
-    return _max_pool(call, 3, *args, **kwargs)
+rule(aten.max_pool2d_with_indices.default)(partial(_max_pool, 2))
+rule(aten.max_pool3d_with_indices.default)(partial(_max_pool, 3))
 
 
 def _average_pool(
-    call: Call,
     rank: int,
+    call: OpCall,
     x: Value,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
@@ -88,33 +87,23 @@ def _average_pool(
 ) -> Value:
     del ceil_mode
     kernel, pads = spread(kernel_size, rank), spread(padding, rank)
-    hops = spread(stride, rank) if len(stride) else kernel
+    strides = spread(stride, rank) if len(stride) else kernel
     size = call.shape[x.ndim - rank :]
     total = _window(
-        "window_sum", x.widened(), size, kernel=kernel, stride=hops, padding=pads,
+        "window_sum", x.widened(), size, kernel=kernel, stride=strides, padding=pads,
         dilation=(1,) * rank,
     )  # fmt: skip
     if divisor_override:
         return total / float(divisor_override)
     return divided_by_counts(
-        total, x.shape[x.ndim - rank :], kernel=kernel, stride=hops, padding=pads,
+        total, x.shape[x.ndim - rank :], kernel=kernel, stride=strides, padding=pads,
         include_pad=count_include_pad,
     )  # fmt: skip
 
 
-@rule(aten.avg_pool1d.default)
-def avg_pool1d(call: Call, *args: Any, **kwargs: Any) -> Value:
-    return _average_pool(call, 1, *args, **kwargs)
-
-
-@rule(aten.avg_pool2d.default)
-def avg_pool2d(call: Call, *args: Any, **kwargs: Any) -> Value:
-    return _average_pool(call, 2, *args, **kwargs)
-
-
-@rule(aten.avg_pool3d.default)
-def avg_pool3d(call: Call, *args: Any, **kwargs: Any) -> Value:
-    return _average_pool(call, 3, *args, **kwargs)
+rule(aten.avg_pool1d.default)(partial(_average_pool, 1))
+rule(aten.avg_pool2d.default)(partial(_average_pool, 2))
+rule(aten.avg_pool3d.default)(partial(_average_pool, 3))
 
 
 @rule(
@@ -122,7 +111,7 @@ def avg_pool3d(call: Call, *args: Any, **kwargs: Any) -> Value:
     aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool3d.default,
 )  # fmt: skip
-def adaptive_average_pool(call: Call, x: Value, output_size: Sequence[int]) -> Value:
+def adaptive_average_pool(call: OpCall, x: Value, output_size: Sequence[int]) -> Value:
     rank = len(output_size)
     size, source = call.shape[x.ndim - rank :], x.shape[x.ndim - rank :]
     wide = x.widened()
@@ -130,6 +119,6 @@ def adaptive_average_pool(call: Call, x: Value, output_size: Sequence[int]) -> V
         return wide.mean(range(x.ndim - rank, x.ndim), keepdim=True)
     if all(m % n == 0 for m, n in zip(source, size, strict=True)):
         kernel = tuple(m // n for m, n in zip(source, size, strict=True))
-        return _average_pool(call, rank, x, kernel)
+        return _average_pool(rank, call, x, kernel)
     rows = zip(source, size, strict=True)
     return through_matrices(wide, [adaptive_matrix(wide, m, n) for m, n in rows])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 from torch_pruner.dynamo.lower.aten.value import Value, iota
 
@@ -153,7 +153,7 @@ def _row_major(lines: Sequence[Value], source: Sequence[int]) -> Value:
 
 @rule(aten.max_pool2d_with_indices_backward.default)
 def max_pool2d_backward(
-    _call: Call,
+    _call: OpCall,
     grad: Value,
     x: Value,
     kernel_size: Sequence[int],
@@ -165,10 +165,10 @@ def max_pool2d_backward(
 ) -> Value:
     """The sum over the windows that may cover an element of those whose maximum it was."""
     del ceil_mode
-    kernel, gaps = spread(kernel_size, 2), spread(dilation, 2)
-    hops, pads = (spread(stride, 2) if len(stride) else kernel), spread(padding, 2)
+    kernel, dilations = spread(kernel_size, 2), spread(dilation, 2)
+    strides, pads = (spread(stride, 2) if len(stride) else kernel), spread(padding, 2)
     lead, source = x.ndim - 2, x.shape[-2:]
-    reach = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(kernel, gaps, hops, strict=True)]
+    reach = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(kernel, dilations, strides, strict=True)]
     if math.prod(reach) > _MAX_TERMS:
         raise arguments("gradient of max pooling over strongly overlapping windows")
     here = _row_major([_places(x, n, math.prod(source)) for n in source], source)
@@ -178,7 +178,7 @@ def max_pool2d_backward(
         inside: Value | None = None
         for i, back in enumerate(steps):
             axis, count = lead + i, grad.shape[lead + i]
-            window = (iota(x.builder, source[i]) + pads[i]).apply("floordiv", hops[i]) - back
+            window = (iota(x.builder, source[i]) + pads[i]).apply("floordiv", strides[i]) - back
             valid = along((window >= 0) & (window < count), i, 2)
             window = window.maximum(0).minimum(count - 1)
             part, chosen = part.take(axis, window), chosen.take(axis, window)
@@ -219,7 +219,7 @@ def _unpooled(
 
 @rule(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 def average_pool_backward(
-    _call: Call,
+    _call: OpCall,
     grad: Value,
     x: Value,
     kernel_size: Sequence[int],
@@ -234,25 +234,25 @@ def average_pool_backward(
     if rank < 2:
         raise arguments("gradient of average pooling with one kernel size for all dims")
     kernel, pads = tuple(kernel_size), spread(padding, rank)
-    hops = spread(stride, rank) if len(stride) else kernel
+    strides = spread(stride, rank) if len(stride) else kernel
     source = x.shape[x.ndim - rank :]
     if divisor_override:
         share = grad.widened() / float(divisor_override)
     else:
         share = divided_by_counts(
-            grad.widened(), source, kernel=kernel, stride=hops, padding=pads,
+            grad.widened(), source, kernel=kernel, stride=strides, padding=pads,
             include_pad=count_include_pad,
         )  # fmt: skip
-    return _unpooled(share, source, kernel, hops, pads)
+    return _unpooled(share, source, kernel, strides, pads)
 
 
 @rule(aten._adaptive_avg_pool2d_backward.default)
-def adaptive_average_pool2d_backward(_call: Call, grad: Value, x: Value) -> Value:
+def adaptive_average_pool2d_backward(_call: OpCall, grad: Value, x: Value) -> Value:
     return _adaptive_backward(grad, x, 2)
 
 
 @rule(aten._adaptive_avg_pool3d_backward.default)
-def adaptive_average_pool3d_backward(_call: Call, grad: Value, x: Value) -> Value:
+def adaptive_average_pool3d_backward(_call: OpCall, grad: Value, x: Value) -> Value:
     return _adaptive_backward(grad, x, 3)
 
 

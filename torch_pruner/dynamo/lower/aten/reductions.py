@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 from torch_pruner.dynamo.lower.aten.value import Number, Value
 
@@ -27,20 +27,20 @@ def axes_of(x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:
     return tuple(sorted(d % x.ndim for d in dims)) if x.ndim else ()
 
 
-def _wide(call: Call, x: Value, dtype: torch.dtype | None = None) -> Value:
+def _wide(call: OpCall, x: Value, dtype: torch.dtype | None = None) -> Value:
     """``x`` in the dtype in which to accumulate the result."""
     del dtype
     return x.cast("float32" if call.dtype in ("bfloat16", "float16") else call.dtype)
 
 
 @rule(aten.sum.default)
-def sum_all(call: Call, x: Value, dtype: torch.dtype | None = None) -> Value:
+def sum_all(call: OpCall, x: Value, dtype: torch.dtype | None = None) -> Value:
     return _wide(call, x, dtype).sum(range(x.ndim))
 
 
 @rule(aten.sum.dim_IntList)
 def sum_dims(
-    call: Call,
+    call: OpCall,
     x: Value,
     dim: Sequence[int] | None,
     keepdim: bool = False,
@@ -50,13 +50,13 @@ def sum_dims(
 
 
 @rule(aten.mean.default)
-def mean_all(call: Call, x: Value, dtype: torch.dtype | None = None) -> Value:
+def mean_all(call: OpCall, x: Value, dtype: torch.dtype | None = None) -> Value:
     return mean_dims(call, x, None, False, dtype)
 
 
 @rule(aten.mean.dim)
 def mean_dims(
-    call: Call,
+    call: OpCall,
     x: Value,
     dim: Sequence[int] | None,
     keepdim: bool = False,
@@ -66,34 +66,34 @@ def mean_dims(
 
 
 @rule(aten.prod.default)
-def prod_all(call: Call, x: Value, dtype: torch.dtype | None = None) -> Value:
+def prod_all(call: OpCall, x: Value, dtype: torch.dtype | None = None) -> Value:
     return _wide(call, x, dtype).reduce("prod", range(x.ndim))
 
 
 @rule(aten.prod.dim_int)
 def prod_dim(
-    call: Call, x: Value, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None
+    call: OpCall, x: Value, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     return _wide(call, x, dtype).reduce("prod", axes_of(x, dim), keepdim=keepdim)
 
 
 @rule(aten.amax.default)
-def amax(_call: Call, x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
+def amax(_call: OpCall, x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     return x.reduce("max", axes_of(x, dim), keepdim=keepdim)
 
 
 @rule(aten.amin.default)
-def amin(_call: Call, x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
+def amin(_call: OpCall, x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     return x.reduce("min", axes_of(x, dim), keepdim=keepdim)
 
 
 @rule(aten.max.default)
-def max_all(call: Call, x: Value) -> Value:
+def max_all(call: OpCall, x: Value) -> Value:
     return amax(call, x)
 
 
 @rule(aten.min.default)
-def min_all(call: Call, x: Value) -> Value:
+def min_all(call: OpCall, x: Value) -> Value:
     return amin(call, x)
 
 
@@ -110,18 +110,18 @@ def _position(x: Value, op: str, dim: int | None, keepdim: bool) -> Value:
 
 
 @rule(aten.argmax.default)
-def argmax(_call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+def argmax(_call: OpCall, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     return _position(x, "argmax", dim, keepdim)
 
 
 @rule(aten.argmin.default)
-def argmin(_call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+def argmin(_call: OpCall, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     return _position(x, "argmin", dim, keepdim)
 
 
 @rule(aten.max.dim)
 def max_dim(
-    call: Call, x: Value, dim: int, keepdim: bool = False
+    call: OpCall, x: Value, dim: int, keepdim: bool = False
 ) -> tuple[Value | None, Value | None]:
     values = amax(call, x, (dim,), keepdim) if 0 in call.used else None
     return values, _position(x, "argmax", dim, keepdim) if 1 in call.used else None
@@ -129,7 +129,7 @@ def max_dim(
 
 @rule(aten.min.dim)
 def min_dim(
-    call: Call, x: Value, dim: int, keepdim: bool = False
+    call: OpCall, x: Value, dim: int, keepdim: bool = False
 ) -> tuple[Value | None, Value | None]:
     values = amin(call, x, (dim,), keepdim) if 0 in call.used else None
     return values, _position(x, "argmin", dim, keepdim) if 1 in call.used else None
@@ -140,25 +140,25 @@ def _truth(x: Value, op: str, dim: int | Sequence[int] | None, keepdim: bool) ->
 
 
 @rule(aten.any.default)
-def any_all(_call: Call, x: Value) -> Value:
+def any_all(_call: OpCall, x: Value) -> Value:
     return _truth(x, "any", None, False)
 
 
 @rule(aten.any.dim, aten.any.dims)
 def any_dim(
-    _call: Call, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    _call: OpCall, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
 ) -> Value:
     return _truth(x, "any", dim, keepdim)
 
 
 @rule(aten.all.default)
-def all_all(_call: Call, x: Value) -> Value:
+def all_all(_call: OpCall, x: Value) -> Value:
     return _truth(x, "all", None, False)
 
 
 @rule(aten.all.dim, aten.all.dims)
 def all_dim(
-    _call: Call, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    _call: OpCall, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False
 ) -> Value:
     return _truth(x, "all", dim, keepdim)
 
@@ -179,7 +179,7 @@ def _correction(correction: Number | None) -> Number:
 
 @rule(aten.var.correction)
 def var(
-    call: Call,
+    call: OpCall,
     x: Value,
     dim: Sequence[int] | None = None,
     correction: Number | None = None,
@@ -191,7 +191,7 @@ def var(
 
 @rule(aten.std.correction)
 def std(
-    call: Call,
+    call: OpCall,
     x: Value,
     dim: Sequence[int] | None = None,
     correction: Number | None = None,
@@ -202,7 +202,7 @@ def std(
 
 @rule(aten.var_mean.correction)
 def var_mean(
-    call: Call,
+    call: OpCall,
     x: Value,
     dim: Sequence[int] | None = None,
     correction: Number | None = None,
@@ -215,7 +215,7 @@ def var_mean(
 
 @rule(aten.linalg_vector_norm.default)
 def vector_norm(
-    call: Call,
+    call: OpCall,
     x: Value,
     ord: Number = 2,  # noqa: A002
     dim: Sequence[int] | None = None,
@@ -236,7 +236,7 @@ def vector_norm(
 
 
 @rule(aten.logsumexp.default)
-def logsumexp(call: Call, x: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
+def logsumexp(call: OpCall, x: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
     wide, axes = _wide(call, x), axes_of(x, dim)
     top = wide.reduce("max", axes, keepdim=True)
     top = top.apply("isinf", dtype="bool").where(0.0, top)
@@ -246,7 +246,7 @@ def logsumexp(call: Call, x: Value, dim: Sequence[int], keepdim: bool = False) -
 
 
 @rule(aten.cumsum.default)
-def cumsum(call: Call, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+def cumsum(call: OpCall, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
     """As a masked sum over all pairs, for short dims only."""
     wide = _wide(call, x, dtype)
     if x.ndim == 0:

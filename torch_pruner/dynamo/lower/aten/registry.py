@@ -33,11 +33,11 @@ R = TypeVar("R", bound=Rule)
 
 TABLE: dict[torch._ops.OpOverload, Rule] = {}
 
-__all__ = ["PROMOTION", "TABLE", "Call", "Operand", "Result", "Rule", "elementwise", "rule"]
+__all__ = ["PROMOTION", "TABLE", "OpCall", "Operand", "Result", "Rule", "elementwise", "rule"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpCall:
     """One use of an operator: where to append nodes, and the fake tensors that it results in.
 
     ``demands`` are what eager tests of the operands' values, and raises where it does not hold.
@@ -72,7 +72,7 @@ class Call:
         return Value(self.builder, self.builder.const(number, dtype))
 
     def iota(self, shape: Sequence[int], dim: int, dtype: str = "int64") -> Value:
-        """Of ``shape``, the index along ``dim``."""
+        """A tensor of ``shape`` whose elements are their indices along ``dim``."""
         return Value(self.builder, self.builder.append("iota", (), shape, dtype, dim=dim))
 
     def demand_index(

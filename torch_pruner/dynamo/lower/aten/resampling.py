@@ -6,12 +6,12 @@ Forward, a resized dim is one or two takes; backward, a product with the matrix 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from torch_pruner.dynamo.lower.aten.pooling_gradients import along, through_matrices
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.value import Value, iota
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _nearest_index(builder: Builder, old: int, new: int, scale: float | None, ex
     return (position * _step(old, new, scale)).cast("int64").minimum(old - 1)
 
 
-def _nearest(call: Call, x: Value, scales: Scales, *, exact: bool = False) -> Value:
+def _nearest(call: OpCall, x: Value, scales: Scales, *, exact: bool = False) -> Value:
     out = x
     for i, axis in enumerate(range(2, x.ndim)):
         old, new = x.shape[axis], call.shape[axis]
@@ -47,7 +47,7 @@ def _nearest(call: Call, x: Value, scales: Scales, *, exact: bool = False) -> Va
 
 
 @rule(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
-def nearest_vec(call: Call, x: Value, _size: Any, factors: Scales) -> Value:
+def nearest_vec(call: OpCall, x: Value, _size: Sequence[int] | None, factors: Scales) -> Value:
     return _nearest(call, x, factors)
 
 
@@ -56,7 +56,11 @@ def nearest_vec(call: Call, x: Value, _size: Any, factors: Scales) -> Value:
     aten.upsample_nearest3d.default,
 )  # fmt: skip
 def nearest(
-    call: Call, x: Value, _size: Any, *scales: float | None, **named: float | None
+    call: OpCall,
+    x: Value,
+    _size: Sequence[int] | None,
+    *scales: float | None,
+    **named: float | None,
 ) -> Value:
     return _nearest(call, x, (*scales, *named.values()))
 
@@ -66,7 +70,11 @@ def nearest(
     aten._upsample_nearest_exact3d.default,
 )  # fmt: skip
 def nearest_exact(
-    call: Call, x: Value, _size: Any, *scales: float | None, **named: float | None
+    call: OpCall,
+    x: Value,
+    _size: Sequence[int] | None,
+    *scales: float | None,
+    **named: float | None,
 ) -> Value:
     return _nearest(call, x, (*scales, *named.values()), exact=True)
 
@@ -76,10 +84,10 @@ def nearest_exact(
     aten.upsample_nearest3d_backward.default,
 )  # fmt: skip
 def nearest_backward(
-    call: Call,
+    call: OpCall,
     grad: Value,
-    _output_size: Any,
-    _input_size: Any,
+    _output_size: Sequence[int] | None,
+    _input_size: Sequence[int] | None,
     *scales: float | None,
     **named: float | None,
 ) -> Value:
@@ -94,7 +102,7 @@ def nearest_backward(
 def _neighbours(
     builder: Builder, old: int, new: int, align_corners: bool, scale: float | None
 ) -> tuple[Value, Value, Value]:
-    """Of each result element, the two source positions and the weight of the second (float32)."""
+    """For each result element, two source positions and the weight of the second (float32)."""
     index = iota(builder, new).cast("float32")
     if align_corners:
         position = index * ((old - 1) / (new - 1) if new > 1 else 0.0)
@@ -105,7 +113,7 @@ def _neighbours(
     return low, (low + 1).minimum(old - 1), weight
 
 
-def _linear(call: Call, x: Value, align_corners: bool, scales: Scales) -> Value:
+def _linear(call: OpCall, x: Value, align_corners: bool, scales: Scales) -> Value:
     out = x.widened()
     for i, axis in enumerate(range(2, x.ndim)):
         old, new = x.shape[axis], call.shape[axis]
@@ -116,7 +124,9 @@ def _linear(call: Call, x: Value, align_corners: bool, scales: Scales) -> Value:
 
 
 @rule(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec)
-def linear_vec(call: Call, x: Value, _size: Any, align_corners: bool, factors: Scales) -> Value:
+def linear_vec(
+    call: OpCall, x: Value, _size: Sequence[int] | None, align_corners: bool, factors: Scales
+) -> Value:
     return _linear(call, x, align_corners, factors)
 
 
@@ -125,9 +135,9 @@ def linear_vec(call: Call, x: Value, _size: Any, align_corners: bool, factors: S
     aten.upsample_trilinear3d.default,
 )  # fmt: skip
 def linear(
-    call: Call,
+    call: OpCall,
     x: Value,
-    _size: Any,
+    _size: Sequence[int] | None,
     align_corners: bool,
     *scales: float | None,
     **named: float | None,
@@ -140,10 +150,10 @@ def linear(
     aten.upsample_trilinear3d_backward.default,
 )  # fmt: skip
 def linear_backward(
-    call: Call,
+    call: OpCall,
     grad: Value,
-    _output_size: Any,
-    _input_size: Any,
+    _output_size: Sequence[int] | None,
+    _input_size: Sequence[int] | None,
     align_corners: bool,
     *scales: float | None,
     **named: float | None,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.dynamo.lower.aten.registry import Call, rule
+from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 from torch_pruner.dynamo.lower.aten.value import Number, Value, concatenate, iota
 
@@ -29,7 +29,7 @@ aten = torch.ops.aten
     aten.squeeze_copy.default,
     aten.unsqueeze_copy.default,
 )
-def reshape(call: Call, x: Value, *_sizes: Any) -> Value:
+def reshape(call: OpCall, x: Value, *_sizes: int | Sequence[int]) -> Value:
     return x.reshape(call.shape)
 
 
@@ -42,34 +42,34 @@ def reshape(call: Call, x: Value, *_sizes: Any) -> Value:
     aten.alias_copy.default,
     aten.positive.default,
 )
-def identity(_call: Call, x: Value) -> Value:
+def identity(_call: OpCall, x: Value) -> Value:
     return x
 
 
 @rule(aten._to_copy.default)
-def to_copy(call: Call, x: Value, dtype: torch.dtype | None = None) -> Value:
+def to_copy(call: OpCall, x: Value, dtype: torch.dtype | None = None) -> Value:
     del dtype
     return x.cast(call.dtype)
 
 
 @rule(aten.copy.default)
-def copy(call: Call, x: Value, source: Value) -> Value:
+def copy(call: OpCall, x: Value, source: Value) -> Value:
     del x
     return source.cast(call.dtype).broadcast(call.shape)
 
 
 @rule(aten.permute.default, aten.permute_copy.default)
-def permute(_call: Call, x: Value, dims: Sequence[int]) -> Value:
+def permute(_call: OpCall, x: Value, dims: Sequence[int]) -> Value:
     return x.permute([d % x.ndim for d in dims])
 
 
 @rule(aten.t.default)
-def t(_call: Call, x: Value) -> Value:
+def t(_call: OpCall, x: Value) -> Value:
     return x.swapped() if x.ndim == 2 else x
 
 
 @rule(aten.transpose.int)
-def transpose(_call: Call, x: Value, dim0: int, dim1: int) -> Value:
+def transpose(_call: OpCall, x: Value, dim0: int, dim1: int) -> Value:
     order = list(range(x.ndim))
     if order:
         a, b = dim0 % x.ndim, dim1 % x.ndim
@@ -78,14 +78,14 @@ def transpose(_call: Call, x: Value, dim0: int, dim1: int) -> Value:
 
 
 @rule(aten.expand.default, aten.expand_copy.default)
-def expand(call: Call, x: Value, size: Sequence[int], implicit: bool = False) -> Value:
+def expand(call: OpCall, x: Value, size: Sequence[int], implicit: bool = False) -> Value:
     del size, implicit
     return x.broadcast(call.shape)
 
 
 @rule(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_tensor(
-    call: Call,
+    call: OpCall,
     x: Value,
     dim: int = 0,
     start: int | None = None,
@@ -99,13 +99,13 @@ def slice_tensor(
 
 
 @rule(aten.narrow.default)
-def narrow(_call: Call, x: Value, dim: int, start: int, length: int) -> Value:
+def narrow(_call: OpCall, x: Value, dim: int, start: int, length: int) -> Value:
     axis = dim % x.ndim
     return x.narrow(axis, start % x.shape[axis], length)
 
 
 @rule(aten.select.int, aten.select_copy.int)
-def select(_call: Call, x: Value, dim: int, index: int) -> Value:
+def select(_call: OpCall, x: Value, dim: int, index: int) -> Value:
     axis = dim % x.ndim
     return x.select(axis, index % x.shape[axis])
 
@@ -118,7 +118,7 @@ def select(_call: Call, x: Value, dim: int, index: int) -> Value:
     aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default,
 )
-def split(call: Call, x: Value, size: int | Sequence[int], dim: int = 0) -> tuple[Value, ...]:
+def split(call: OpCall, x: Value, size: int | Sequence[int], dim: int = 0) -> tuple[Value, ...]:
     del size
     axis, start, parts = dim % x.ndim, 0, []
     for i in range(len(call.outputs)):
@@ -129,14 +129,18 @@ def split(call: Call, x: Value, size: int | Sequence[int], dim: int = 0) -> tupl
 
 
 @rule(aten.unbind.int)
-def unbind(_call: Call, x: Value, dim: int = 0) -> tuple[Value, ...]:
+def unbind(_call: OpCall, x: Value, dim: int = 0) -> tuple[Value, ...]:
     axis = dim % x.ndim
     return tuple(x.select(axis, i) for i in range(x.shape[axis]))
 
 
 @rule(aten.as_strided.default)
 def as_strided(
-    _call: Call, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+    _call: OpCall,
+    x: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
 ) -> Value:
     """Only where the result is the whole tensor in another shape, or a tensor seen as it is."""
     fake = x.fake
@@ -155,7 +159,7 @@ def as_strided(
 
 
 @rule(aten.diagonal.default)
-def diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def diagonal(call: OpCall, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     a, b = dim1 % x.ndim, dim2 % x.ndim
     rest = [i for i in range(x.ndim) if i not in (a, b)]
     moved = x.permute([*rest, a, b])
@@ -166,7 +170,7 @@ def diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 
 
 @rule(aten.unfold.default)
-def unfold(call: Call, x: Value, dim: int, size: int, step: int) -> Value:
+def unfold(call: OpCall, x: Value, dim: int, size: int, step: int) -> Value:
     if x.ndim == 0:
         raise arguments("unfold of a scalar")
     axis, count = dim % x.ndim, call.shape[dim % x.ndim]
@@ -176,24 +180,24 @@ def unfold(call: Call, x: Value, dim: int, size: int, step: int) -> Value:
 
 
 @rule(aten.flip.default)
-def flip(_call: Call, x: Value, dims: Sequence[int]) -> Value:
+def flip(_call: OpCall, x: Value, dims: Sequence[int]) -> Value:
     return x.flip(sorted(d % x.ndim for d in dims) if x.ndim else ())
 
 
 @rule(aten.cat.default)
-def cat(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+def cat(call: OpCall, tensors: Sequence[Value], dim: int = 0) -> Value:
     parts = [v.cast(call.dtype) for v in tensors if v.shape != (0,)]
     return concatenate(parts, dim % len(call.shape))
 
 
 @rule(aten.stack.default)
-def stack(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+def stack(call: OpCall, tensors: Sequence[Value], dim: int = 0) -> Value:
     axis = dim % len(call.shape)
     return concatenate([v.cast(call.dtype).unsqueeze(axis) for v in tensors], axis)
 
 
 @rule(aten.repeat.default)
-def repeat(call: Call, x: Value, repeats: Sequence[int]) -> Value:
+def repeat(call: OpCall, x: Value, repeats: Sequence[int]) -> Value:
     source = (1,) * (len(repeats) - x.ndim) + x.shape
     inner = [d for s in source for d in (1, s)]
     outer = [d for r, s in zip(repeats, source, strict=True) for d in (r, s)]
@@ -201,7 +205,7 @@ def repeat(call: Call, x: Value, repeats: Sequence[int]) -> Value:
 
 
 @rule(aten.roll.default)
-def roll(_call: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+def roll(_call: OpCall, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     shape = x.shape
     flat = not dims
     out = x.reshape((_numel(shape),)) if flat else x
@@ -223,7 +227,7 @@ def _numel(shape: Sequence[int]) -> int:
 
 
 @rule(aten.constant_pad_nd.default)
-def constant_pad(_call: Call, x: Value, pad: Sequence[int], value: Number = 0) -> Value:
+def constant_pad(_call: OpCall, x: Value, pad: Sequence[int], value: Number = 0) -> Value:
     out = x
     lo, hi = [0] * x.ndim, [0] * x.ndim
     for i in range(len(pad) // 2):
@@ -254,20 +258,20 @@ def _pad_by_take(x: Value, pad: Sequence[int], mode: str) -> Value:
 
 
 @rule(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(_call: Call, x: Value, pad: Sequence[int]) -> Value:
+def reflection_pad(_call: OpCall, x: Value, pad: Sequence[int]) -> Value:
     return _pad_by_take(x, pad, "reflect")
 
 
 @rule(
     aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
 )
-def replication_pad(_call: Call, x: Value, pad: Sequence[int]) -> Value:
+def replication_pad(_call: OpCall, x: Value, pad: Sequence[int]) -> Value:
     return _pad_by_take(x, pad, "replicate")
 
 
 @rule(aten.slice_scatter.default)
 def slice_scatter(
-    _call: Call,
+    _call: OpCall,
     x: Value,
     source: Value,
     dim: int = 0,
@@ -293,14 +297,14 @@ def slice_scatter(
 
 
 @rule(aten.select_scatter.default)
-def select_scatter(call: Call, x: Value, source: Value, dim: int, index: int) -> Value:
+def select_scatter(call: OpCall, x: Value, source: Value, dim: int, index: int) -> Value:
     axis = dim % x.ndim
     at = index % x.shape[axis]
     return slice_scatter(call, x, source.unsqueeze(axis), axis, at, at + 1)
 
 
 @rule(aten.pixel_shuffle.default)
-def pixel_shuffle(call: Call, x: Value, factor: int) -> Value:
+def pixel_shuffle(call: OpCall, x: Value, factor: int) -> Value:
     *lead, channels, height, width = x.shape
     rank = len(lead)
     split_shape = (*lead, channels // factor**2, factor, factor, height, width)
@@ -309,7 +313,7 @@ def pixel_shuffle(call: Call, x: Value, factor: int) -> Value:
 
 
 @rule(aten.pixel_unshuffle.default)
-def pixel_unshuffle(call: Call, x: Value, factor: int) -> Value:
+def pixel_unshuffle(call: OpCall, x: Value, factor: int) -> Value:
     *lead, channels, height, width = x.shape
     rank = len(lead)
     split_shape = (*lead, channels, height // factor, factor, width // factor, factor)

@@ -12,7 +12,7 @@ import torch
 
 import torch_pruner
 from torch_pruner.config import Config
-from torch_pruner.dynamo import distributed
+from torch_pruner.dynamo.run import distributed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,7 +39,7 @@ if rank == 0 and role != "unreadable":
     store.put_kernel(kernel_entry(key, candidate=Candidate("contraction", (("tm", 8),)).to_json()))
     store.close()
 if rank == 0 and role == "unreadable":
-    import torch_pruner.dynamo.distributed as module
+    import torch_pruner.dynamo.run.distributed as module
     def fails(*_, **__):
         raise OSError("no space")
     module.save_bundle = fails

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +18,8 @@ from torch_pruner.compiler.bundles import load_bundle, save_bundle
 
 if TYPE_CHECKING:
     import os
+
+    from torch.distributed import ProcessGroup
 
     from torch_pruner.config import Config
 
@@ -46,7 +48,10 @@ def without_tuning(config: Config) -> Config:
 
 
 def sync_cache(
-    *, cache_dir: str | os.PathLike[str] | None = None, src: int = 0, group: Any = None
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    src: int = 0,
+    group: ProcessGroup | None = None,
 ) -> None:
     """Give every rank the kernels that rank ``src`` has in its cache. A collective: all call it.
 
@@ -97,7 +102,7 @@ def _loaded(path: Path, cache_dir: str | os.PathLike[str] | None) -> Exception |
     return None
 
 
-def _agree(problem: Exception | None, group: Any) -> None:
+def _agree(problem: Exception | None, group: ProcessGroup | None) -> None:
     """Raise on every rank if loading failed on one."""
     failed = torch.tensor([int(problem is not None)])
     torch.distributed.all_reduce(failed, group=group)

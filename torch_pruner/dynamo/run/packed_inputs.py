@@ -23,6 +23,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_pruner.devices.dtypes import DTYPES
+from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.weight_checks import (
     Contents,
@@ -62,15 +63,8 @@ class _Held:
     copies: dict[_Layout, torch.Tensor] = field(default_factory=dict)
 
 
-# Of each parameter that is kept in another form, shared between all graphs that read it.
+# What is known of each parameter that is kept in another form, for all graphs that read it.
 _shared: MutableMapping[torch.Tensor, _Held] = WeakIdKeyDictionary()
-
-
-def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function from a sequence to its items at ``indices``, without a loop in Python."""
-    if len(indices) < 2:  # an item getter of one index gives no tuple
-        return lambda values: [values[i] for i in indices]
-    return operator.itemgetter(*indices)
 
 
 _version = operator.attrgetter("_version")
@@ -126,15 +120,16 @@ class Snapshot:
     kept: tuple[torch.Tensor, ...]
     prepared: tuple[torch.Tensor | None, ...]  # None: only its packed copy is read
 
-    def same_tensors(self, inputs: Sequence[torch.Tensor], pick: Callable[..., Any]) -> bool:
-        """Whether the parameters among ``inputs`` are those of the snapshot.
+    def state(self, given: Sequence[torch.Tensor], *, frozen: bool = False) -> State:
+        """Whether the parameters ``given`` are those of the snapshot, and as they were.
 
-        Asked at every call about every parameter: the loops are the interpreter's own.
+        As far as this call looks; not at all into those that are ``frozen``. Asked at every call
+        about every parameter: the loop is the interpreter's own.
         """
-        return all(map(operator.is_, pick(inputs), self.tensors))
-
-    def state(self) -> State:
-        """Whether they are as they were, as far as this call looks."""
+        if not all(map(operator.is_, given, self.tensors)):
+            return State.MOVED
+        if frozen:
+            return State.SAME
         if self.derived and self.stepped[0] != steps.count and self._stepped():
             return State.MOVED
         if self.watch is not None and self.watch.knows_facts:
@@ -169,7 +164,7 @@ class Snapshot:
         return False
 
 
-class StaticInputs:
+class PackedInputs:
     """The static inputs of one compiled graph. Safe for concurrent calls."""
 
     def __init__(
@@ -184,6 +179,7 @@ class StaticInputs:
         self._n_inputs = n_inputs
         self._orders = orders
         self.indices = tuple(static)
+        self._pick: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
         self._pick = picker(self.indices)
         self._slots = [
             (k, slot)
@@ -203,8 +199,9 @@ class StaticInputs:
     def current(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
         """The snapshot for ``inputs``, made anew when a parameter changed."""
         snapshot, distrust = self._current, False
-        if snapshot is not None and snapshot.same_tensors(inputs, self._pick):
-            if self._frozen or (state := snapshot.state()) is State.SAME:
+        if snapshot is not None:
+            state = snapshot.state(self._pick(inputs), frozen=self._frozen)
+            if state is State.SAME:
                 return snapshot
             distrust = state is State.WRITTEN
         with self._lock:
@@ -214,9 +211,10 @@ class StaticInputs:
 
     def _valid(self, inputs: Sequence[torch.Tensor]) -> Snapshot | None:
         found = self._current
-        if found is None or not found.same_tensors(inputs, self._pick):
+        if found is None:
             return None
-        return found if found.state() is State.SAME else None
+        state = found.state(self._pick(inputs), frozen=self._frozen)
+        return found if state is State.SAME else None
 
     def _renewed(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
         made, old = self._make(inputs, distrust), self._current

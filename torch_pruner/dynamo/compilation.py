@@ -1,0 +1,136 @@
+"""One graph of Dynamo's on its way to a call.
+
+It was captured by a process before this one, or AOTAutograd captures it: as one ATen graph for
+inference, or as a forward and a backward. Each of these is lowered, for the sizes that it has or
+for those that come. Where any of this fails, ``fallback`` puts eager in its place.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from torch_pruner import exc, log
+from torch_pruner.compiler.remembered import captured
+from torch_pruner.devices import device_for
+from torch_pruner.dynamo.capture import capture_key, recompiles, torch_cache
+from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
+from torch_pruner.dynamo.capture.decompositions import decomposition_table
+from torch_pruner.dynamo.capture.torch_cache import SavedCall
+from torch_pruner.dynamo.lower import serialization
+from torch_pruner.dynamo.run import distributed, graphs, reports
+from torch_pruner.dynamo.run.checked import run_eager
+from torch_pruner.dynamo.run.failures import Fallback
+from torch_pruner.dynamo.run.first_call import FirstCall
+from torch_pruner.dynamo.run.graphs import AtenGraph, boxed, label_of, next_name, outputs
+from torch_pruner.dynamo.sizes import symbolic
+from torch_pruner.dynamo.sizes.sized_compilation import SizedCompilation
+from torch_pruner.log import PhaseTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import fx
+
+    from torch_pruner.config import Config
+    from torch_pruner.dynamo.lower.calls import BoxedCall, DynamoCall, RuntimeValue
+
+Result = TypeVar("Result")
+
+_log = log.logger(__name__)
+
+
+class GraphCompilation:
+    """The compilation of one graph of Dynamo's.
+
+    A backward may come long after its forward, and keeps this until then; so no graph is kept here.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue], config: Config
+    ) -> None:
+        self.name = next_name()
+        self._config = distributed.without_tuning(config)
+        self._again = recompiles.seen(example_inputs)  # Dynamo compiled this function before
+        self._timer = PhaseTimer()
+        # What is replayed as a CUDA graph cannot be kept.
+        self._key = None if config.cuda_graphs else capture_key.of(gm, example_inputs)
+
+    def captured_before(
+        self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]
+    ) -> DynamoCall | None:
+        """The call of what a process before this one captured, if it can be used as it is."""
+        name = self.name
+        devices = {v.device for v in example_inputs if isinstance(v, torch.Tensor)}
+        if self._key is None or len(devices) != 1:
+            return None
+        try:
+            compiler = device_for(devices.pop(), self._config).compiler(self._config)
+            blob = captured.find(compiler, self._key)
+            call = None if blob is None else self._restore(SavedCall(blob=blob))
+        except (exc.PrunerError, torch_cache.NotUsableError, ValueError) as err:
+            # Captured once more: damage is a miss, and what else is wrong will be wrong then, too.
+            _log.debug("a captured graph is not used: %s", err)
+            return None
+        if call is None:
+            return None
+        first = FirstCall(
+            partial(run_eager, gm), call, name, strict=self._config.strict,
+            failed=lambda err: reports.failed(name, f"{type(err).__name__}: {err}"),
+        )  # fmt: skip
+        return lambda *inputs: first(list(inputs))
+
+    def capture(self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> DynamoCall:
+        """AOTAutograd's way to the call: it captures ATen graphs and has each of them lowered."""
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        lower, timer = self.lower, self._timer
+        with (
+            timer.phase("capture"),
+            torch_cache.riding(serialization.version(), self._restore) as kept,
+        ):
+            compiled: DynamoCall = aot_autograd(
+                fw_compiler=kept(partial(lower, kind="forward", timer=timer)),
+                bw_compiler=kept(partial(lower, kind="backward", timer=PhaseTimer())),
+                inference_compiler=kept(partial(lower, kind="inference", timer=timer)),
+                partition_fn=min_cut_rematerialization_partition,
+                decompositions=decomposition_table(),
+            )(gm, list(example_inputs))
+        return compiled
+
+    def lower(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[RuntimeValue],
+        *,
+        kind: str,
+        timer: PhaseTimer,
+    ) -> SavedCall:
+        """The call of one ATen graph, which is "forward", "backward" or for "inference"."""
+        metadata = AotMetadata.of(example_inputs, kind, len(outputs(gm)))
+        graph = AtenGraph(gm, example_inputs, metadata, label_of(self.name, kind), timer)
+        if self._config.max_sizes and symbolic.depends_on_sizes(gm):
+            call = self.compile_for_sizes(graph)
+            return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
+        return self.fallback(
+            lambda: graphs.build(graph, self._config, self._key),
+            eager=lambda: SavedCall(why="a graph that eager runs", kind=kind, call=boxed(gm)),
+            name=graph.label,
+        )
+
+    def compile_for_sizes(self, graph: AtenGraph) -> BoxedCall:
+        """The call of an ATen graph of symbolic sizes, ready for those it was captured with."""
+        return SizedCompilation(graph, self._config, again=self._again).call()
+
+    def fallback(
+        self, attempt: Callable[[], Result], *, eager: Callable[[], Result], name: str
+    ) -> Result:
+        """``attempt``, or ``eager`` where that fails and is not to be raised."""
+        return Fallback(name, self._config).unless_failed(attempt, eager, again=self._again)
+
+    def _restore(self, saved: SavedCall) -> BoxedCall:
+        """The call of a graph that torch, or the cache, has kept."""
+        return graphs.restored(saved, config=self._config, name=self.name, timer=self._timer)
