@@ -234,11 +234,11 @@ def _generator(seed: int, task: Task) -> Any:
 def awake(executor: MeasureExecutor, task: Task) -> None:
     """Start the workers, and import what any search needs, on a kernel that nobody searches."""
     from torch_pruner.compiler.kernels import draft
-    from torch_pruner.graph.ir import Builder
+    from torch_pruner.graph.ir import GraphBuilder
     from torch_pruner.task import MeasureInput
     from torch_pruner.tuner.search import _tvm  # noqa: F401  MetaSchedule's import takes seconds
 
-    b = Builder()
+    b = GraphBuilder()
     spec = b.finish([b.pointwise("relu", b.input(0, (1024,), "float32"))])
     small = replace(task, name="warm-up", spec=spec)
     executor.measure([MeasureInput(small, draft(small))] * 2)

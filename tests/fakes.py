@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_pruner.families.space import Sketch
 from torch_pruner.fingerprint import DeviceFingerprint
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
@@ -28,7 +28,7 @@ Latency = Callable[[np.ndarray], np.ndarray]  # (n, d) decisions -> (n,) seconds
 
 def linear_spec(rows: int = 8, depth: int = 16, columns: int = 8) -> Graph:
     """A small linear layer with relu: weight static."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, depth), "float32")
     w = b.input(1, (depth, columns), "float32", static=True)
     out = b.matmul(x, w)

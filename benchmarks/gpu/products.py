@@ -59,12 +59,12 @@ def card_at_hand() -> Card:
 
 
 def task_of(shape: tuple[int, int, int], precision: str, card: Card) -> Task:
-    from torch_pruner.graph.ir import Builder
+    from torch_pruner.graph.ir import GraphBuilder
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Task
 
     m, n, k = shape
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (m, k), precision), b.input(1, (k, n), precision, static=True)
     return Task(f"{m}x{n}x{k}", b.finish([b.matmul(x, w)]), TargetSpec.cuda(card), 1)
 

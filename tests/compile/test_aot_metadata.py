@@ -13,7 +13,7 @@ from torch_pruner.devices import device_for
 from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.lower.tensors import spec_of
 from torch_pruner.dynamo.run.build import built_region, region_calls
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ SOURCES: dict[str, tuple[Callable[..., int], Callable[..., torch.Tensor]]] = {
 
 def region(names: list[str], x: torch.Tensor, w: torch.Tensor, orders: dict[int, tuple[int, ...]]):
     """A region whose outputs are ``names``; those in ``orders`` lie in another order."""
-    b = Builder()
+    b = GraphBuilder()
     ends = b.input(0, x.shape, "float32"), b.input(1, w.shape, "float32", static=True)
     graph = b.finish([SOURCES[name][0](b, *ends) for name in names])
     expected = [SOURCES[name][1](x, w).contiguous() for name in names]
@@ -74,9 +74,9 @@ def region(names: list[str], x: torch.Tensor, w: torch.Tensor, orders: dict[int,
 
 def run(backend, step: RegionStep, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     config = Config.from_options(None, backend.options())
-    platform = device_for(CPU, config)
-    built = built_region(step, platform.compiler(config), platform, "ends")
-    call, _ = region_calls(built, step, platform)
+    device = device_for(CPU, config)
+    built = built_region(step, device.compiler(config), device, "ends")
+    call, _ = region_calls(built, step, device)
     call([x, w])  # a second call finds the table filled
     return list(call([x, w]))
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.families import kernels as K
 from torch_pruner.graph.contraction import contraction_of
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 
 pytestmark = pytest.mark.tvm
 
@@ -35,7 +35,7 @@ def transposed(
     rank: int = 2,
     batch: int = 1,
 ) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (batch, 6, *(size,) * rank), "float32")
     w = b.input(1, (6, 20, *(kernel,) * rank), "float32", static=static)
     extent = (size - 1) * stride - 2 * pad + kernel + more

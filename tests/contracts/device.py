@@ -14,9 +14,9 @@ from torch_pruner.config import Config
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.lower.tensors import spec_of
-from torch_pruner.dynamo.run.build import built_region
+from torch_pruner.dynamo.run.build import built_region, region_calls
 from torch_pruner.families import families, sketches_for
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.layout import identity
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.task import MeasureInput, MeasureStatus, Task
@@ -33,7 +33,7 @@ WORKLOAD = "0" * 64
 
 def linear() -> Graph:
     """relu(x w), then a softmax of it: two kernels, and a workspace between."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (ROWS, DEPTH), "float32")
     w = b.input(1, (DEPTH, COLUMNS), "float32", static=True)
     y = b.pointwise("relu", b.matmul(x, w))
@@ -42,7 +42,7 @@ def linear() -> Graph:
 
 
 def int8_weights() -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (8, 32), "float32"), b.input(1, (32, 16), "int8", static=True)
     scale = b.input(2, (1, 16), "float32", static=True)
     return b.finish([b.matmul(x, b.pointwise("mul", b.cast(w, "float32"), scale))])
@@ -146,7 +146,8 @@ class DeviceContract:
         want = torch.from_numpy(evaluate(graph, arrays)[0].copy())
         given = [torch.from_numpy(a.copy()).to(device.device) for a in arrays]
         step = RegionStep(graph, tuple(map(spec_of, given)), (spec_of(want),))
-        run, call = built_region(step, compiler, device, "contract")
+        call = built_region(step, compiler, device, "contract")
+        run, _ = region_calls(call, step, device)
         assert len(call.compiled.steps) >= 1
         if device.builds_only:
             with pytest.raises(RuntimeError):
@@ -192,7 +193,7 @@ class DeviceContract:
         if not self.times:
             assert compiler.config.effort == "none"
             return
-        b = Builder()
+        b = GraphBuilder()
         spec = b.finish([b.pointwise("exp", b.input(0, (64,), "float32"))])
         context = compiler.context
         task = Task("exp", spec, context.target, context.threads)

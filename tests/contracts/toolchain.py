@@ -12,7 +12,7 @@ from tests.families import kernels as K
 from torch_pruner import exc
 from torch_pruner.codegen.build.load import bound
 from torch_pruner.compiler.kernels import draft
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import Place
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.task import Task
@@ -29,7 +29,7 @@ SLOTS = 3
 
 
 def pointwise(op: str) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     return b.finish([b.pointwise(op, b.input(0, (SIZE,), "float32"))])
 
 

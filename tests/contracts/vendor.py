@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 
 if TYPE_CHECKING:
     from torch_pruner.compiler.kernels import Vendor
 
 
 def product(size: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (size, size), "float32")
     w = b.input(1, (size, size), "float32", static=True)
     return b.finish([b.pointwise("relu", b.matmul(x, w))])
@@ -24,7 +24,7 @@ def product(size: int) -> Graph:
 
 def unmapped() -> Graph:
     """A sum along an axis, which libraries have no faster kernels for."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (8, 8), "float32")
     return b.finish([b.reduce("sum", b.pointwise("exp", x), (1,))])
 
@@ -46,7 +46,7 @@ class VendorContract:
         assert vendor.latency_s(unmapped()) is None
 
     def test_operands_of_two_dtypes_are_refused_or_run(self, vendor) -> None:
-        b = Builder()
+        b = GraphBuilder()
         x, w = b.input(0, (8, 8), "float32"), b.input(1, (8, 8), "int8", static=True)
         seconds = vendor.latency_s(b.finish([b.matmul(x, w)]))
         assert seconds is None or seconds > 0

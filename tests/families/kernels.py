@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tests.emitting import schedule
 from torch_pruner.codegen.build.lower import LoadedKernel, aligned, compile_kernel
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 
@@ -74,7 +74,7 @@ def error(outputs: list[Array], expected: list[Array]) -> float:
 
 
 def linear(m: int, n: int, k: int, *, static: bool = True, dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (1, m, k), dtype), b.input(1, (n, k), dtype, static=static)
     bias = b.input(2, (n,), dtype, static=True)
     y = b.matmul(b.reshape(x, (m, k)), b.permute(w, (1, 0)))
@@ -84,13 +84,13 @@ def linear(m: int, n: int, k: int, *, static: bool = True, dtype: str = "float32
 
 def neighbours(m: int, n: int, k: int, *, dtype: str = "float32") -> Graph:
     """A linear layer whose weights have neighbouring columns, as GPT-2's do."""
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (m, k), dtype), b.input(1, (k, n), dtype, static=True)
     return b.finish([b.pointwise("relu", b.matmul(x, w))])
 
 
 def attention_scores(heads: int, rows: int, dim: int, *, dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     shape = (1, rows, heads, dim)
     q, k = (b.input(i, (1, rows, heads * dim), dtype) for i in range(2))
     q, k = (b.permute(b.reshape(t, shape), (0, 2, 1, 3)) for t in (q, k))
@@ -110,7 +110,7 @@ def conv(
     batch: int = 1,
     dtype: str = "float32",
 ) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     spatial = (size,) * rank
     last = (0, rank + 1, *range(1, rank + 1))
     x = b.permute(b.input(0, (batch, *spatial, channels), dtype), last)
@@ -131,7 +131,7 @@ def conv(
 
 
 def conv_transpose(channels: int, size: int, out: int, kernel: int, stride: int, pad: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (1, channels, size, size), "float32")
     w = b.input(1, (channels, out, kernel, kernel), "float32", static=True)
     extent = (size - 1) * stride - 2 * pad + kernel
@@ -150,7 +150,7 @@ def conv_transpose(channels: int, size: int, out: int, kernel: int, stride: int,
 
 def turned(rows: int, columns: int, depth: int, *, batch: int = 0) -> Graph:
     """A product whose first operand lies transposed, as in the gradient of a layer's weights."""
-    b = Builder()
+    b = GraphBuilder()
     lead = (batch,) if batch else ()
     dims = range(len(lead))
     x, y = (
@@ -173,7 +173,7 @@ def weight_gradient(
     batch: int = 2,
 ) -> Graph:
     """Of the convolution with these sizes, both operands channels last, in torch's order."""
-    b = Builder()
+    b = GraphBuilder()
     last, turn = (0, rank + 1, *range(1, rank + 1)), (1, 0, *range(2, rank + 2))
     extent = (size + 2 * pad - kernel) // stride + 1
     x = b.permute(b.input(0, (batch, *(size,) * rank, channels), "float32"), last)
@@ -198,7 +198,7 @@ def weight_gradient(
 
 
 def layer_norm(shape: tuple[int, ...]) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, shape, "float32"), b.input(1, shape[-1:], "float32")
     scale = b.const(1 / shape[-1], "float32")
     axis = (len(shape) - 1,)
@@ -214,7 +214,7 @@ def layer_norm(shape: tuple[int, ...]) -> Graph:
 
 
 def softmax(shape: tuple[int, ...]) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, shape, "float32")
     axis = (len(shape) - 1,)
     e = b.pointwise("exp", b.pointwise("sub", x, b.reduce("max", x, axis, keepdim=True)))
@@ -222,7 +222,7 @@ def softmax(shape: tuple[int, ...]) -> Graph:
 
 
 def max_pool(size: int, channels: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (1, size, size, channels), "float32"), (0, 3, 1, 2))
     half = size // 2
     y = b.append(

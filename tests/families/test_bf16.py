@@ -13,7 +13,7 @@ from torch_pruner.codegen.build.lower import compile_module, program_module
 from torch_pruner.families.bf16_pairs.form import takes_pairs
 from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec, tiles_allowed
 from torch_pruner.task import Task
 
@@ -45,7 +45,7 @@ def linear(m: int, n: int, k: int, *, static: bool = True) -> Graph:
 
 def scores(heads: int, rows: int, dim: int, *, extra: int = 0) -> Graph:
     """Queries and keys of several heads in one buffer, both read through views."""
-    b = Builder()
+    b = GraphBuilder()
     width = heads * dim
     x = b.input(0, (1, rows, 2 * width + extra), "bfloat16")
     parts = [b.slice(x, (0, 0, s), (1, rows, width)) for s in (0, width)]
@@ -56,14 +56,14 @@ def scores(heads: int, rows: int, dim: int, *, extra: int = 0) -> Graph:
 
 def produced(m: int, n: int, k: int) -> Graph:
     """A first operand that the kernel computes."""
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (m, k), "bfloat16"), b.input(1, (k, n), "bfloat16", static=True)
     return b.finish([b.matmul(b.pointwise("relu", x), w)])
 
 
 def rounded_late(m: int, n: int, k: int) -> Graph:
     """Sums in float32, as linear layers have them: rounded after the bias."""
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (m, k), "bfloat16"), b.input(1, (k, n), "bfloat16", static=True)
     y = b.append("matmul", (x, w), (m, n), "float32")
     bias = b.append("broadcast", (b.input(2, (n,), "float32", static=True),), (m, n), "float32")

@@ -12,7 +12,7 @@ from tests.families import kernels as K
 from torch_pruner.families.contraction import emit as contraction
 from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.graph.contraction import constant_operand, contraction_of, is_widened
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 
 pytestmark = pytest.mark.tvm
 
@@ -148,7 +148,7 @@ def test_rows(make: Any, width: int) -> None:
 
 
 def _reduction(op: str, axes: tuple[int, ...], dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (6, 17, 41), dtype)
     return b.finish([b.reduce(op, x, axes, dtype="int64" if op.startswith("arg") else dtype)])
 
@@ -175,7 +175,7 @@ def test_window() -> None:
 
 def test_integers_that_are_computed_from_each_other_and_read_twice() -> None:
     """As the indices of a strided max pool: 2 i, and from it 2 i + 1."""
-    b = Builder()
+    b = GraphBuilder()
     x, y = b.input(0, (6, 24), "float32"), b.input(1, (6, 24), "int64")
     i = b.append("iota", (), (24,), "int64", dim=0)
     even = b.pointwise("mul", i, b.const(2, "int64"))
@@ -192,7 +192,7 @@ def test_integers_that_are_computed_from_each_other_and_read_twice() -> None:
 
 
 def _injective(kind: str) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, y = b.input(0, (4, 33), "float32"), b.input(1, (4, 33), "float32")
     if kind == "add":
         return b.finish([b.pointwise("add", x, y)])

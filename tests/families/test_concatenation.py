@@ -6,14 +6,14 @@ import pytest
 
 from tests.families import kernels as K
 from torch_pruner.codegen.parts.concatenation import joined_innermost
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 
 pytestmark = pytest.mark.tvm
 
 
 def normed(*channels: int, size: int = 5, last: bool = True, twice: bool = False) -> Graph:
     """relu(cat * scale + shift) of values that lie channels last, the result too if ``last``."""
-    b = Builder()
+    b = GraphBuilder()
     total, to_last = sum(channels), (0, 2, 3, 1)
     parts = [
         b.permute(b.input(i, (1, size, size, c), "float32"), (0, 3, 1, 2))
@@ -49,7 +49,7 @@ def test_elsewhere_elements_ask(spec: Graph) -> None:
 
 
 def test_elements_of_another_part_are_asked_for() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x, y = (b.input(i, (3, 32), "float32") for i in range(2))
     joined = b.append("cat", (x, y), (3, 64), "float32", dim=1)
     turned = b.append("flip", (joined,), (3, 64), "float32", dims=(1,))

@@ -13,7 +13,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.codegen.build.lower import compile_kernel
 from torch_pruner.families import sketches_for
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
@@ -32,7 +32,7 @@ def product(
     rows: int, columns: int, depth: int, dtype: str = "float32", *, along: bool = True
 ) -> Graph:
     """Weights of nn.Linear, along the reduction, or of GPT-2's Conv1D; gelu and a residual."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, depth), dtype)
     shape = (columns, depth) if along else (depth, columns)
     w = b.input(1, shape, dtype, static=True)
@@ -45,7 +45,7 @@ def product(
 
 def int8(rows: int, columns: int, depth: int, *, along: bool = True) -> Graph:
     """The values of a rounded weight, scaled after the sum, and a cast."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, depth), "bfloat16")
     q = b.input(1, (columns, depth) if along else (depth, columns), "int8", static=True)
     scale = b.input(2, (columns,), "float32", static=True)
@@ -55,7 +55,7 @@ def int8(rows: int, columns: int, depth: int, *, along: bool = True) -> Graph:
 
 def keys(heads: int, shared: int, length: int, depth: int, rows: int = 1) -> Graph:
     """Queries of every head by keys that heads share, as a cache has them, with a mask."""
-    b = Builder()
+    b = GraphBuilder()
     q = b.input(0, (1, heads * shared, rows, depth), "float32")
     k = b.input(1, (1, heads, length, depth), "float32")
     mask = b.input(2, (length,), "float32")
@@ -68,7 +68,7 @@ def keys(heads: int, shared: int, length: int, depth: int, rows: int = 1) -> Gra
 
 def values(heads: int, shared: int, length: int, depth: int) -> Graph:
     """Weights of a query by values that heads share."""
-    b = Builder()
+    b = GraphBuilder()
     p = b.input(0, (1, heads * shared, 1, length), "float32")
     v = b.input(1, (1, heads, length, depth), "float32")
     wide = b.broadcast(
@@ -79,7 +79,7 @@ def values(heads: int, shared: int, length: int, depth: int) -> Graph:
 
 def pooled(channels: int, out: int) -> Graph:
     """A convolution of one position, as squeeze and excitation has them."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (3, 1, 1, channels), "float32"), (0, 3, 1, 2))
     w = b.input(1, (out, channels, 1, 1), "float32", static=True)
     none, one = (0, 0), (1, 1)
@@ -157,7 +157,7 @@ def test_other_forms(spec: Graph) -> None:
 @pytest.mark.parametrize("along", [True, False])
 def test_long_sums_are_exact(along: bool) -> None:
     """In one accumulator for each lane they would be off by some times as much."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (1, 16384), "float32")
     w = b.input(1, (32, 16384) if along else (16384, 32), "float32", static=True)
     spec = b.finish([b.matmul(x, b.permute(w, (1, 0)) if along else w)])

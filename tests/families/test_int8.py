@@ -11,7 +11,7 @@ from tests.compile.agreement import assert_equal
 from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.families.contraction.space import ContractionSketch
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.tvm
 
 
 def product(rows: int, columns: int, depth: int, dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, depth), dtype)
     q = b.input(1, (columns, depth), "int8", static=True)
     s = b.input(2, (columns,), "float32", static=True)

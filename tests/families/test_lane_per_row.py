@@ -8,7 +8,7 @@ import pytest
 from tests.families import kernels as K
 from torch_pruner.families import sketches_for
 from torch_pruner.families.lane_per_row.space import LanePerRowSketch
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
@@ -20,7 +20,7 @@ NCHW, NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 def statistics(shape: tuple[int, ...]) -> Graph:
     """Mean and variance of each channel, in two passes that depend on each other."""
     n, h, w, c = shape
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, shape, "float32"), NCHW)
     scale = b.const(1 / (n * h * w), "float32")
     mean = b.pointwise("mul", b.reduce("sum", x, (0, 2, 3), keepdim=True), scale)
@@ -33,7 +33,7 @@ def statistics(shape: tuple[int, ...]) -> Graph:
 def gradient(shape: tuple[int, ...]) -> Graph:
     """Of batch normalisation: two sums in one pass, then a value for every element."""
     n, h, w, c = shape
-    b = Builder()
+    b = GraphBuilder()
     x, g = (b.permute(b.input(i, shape, "float32"), NCHW) for i in (0, 1))
     weight = b.reshape(b.input(2, (c,), "float32"), (1, c, 1, 1))
     both = b.reduce("sum", b.pointwise("mul", x, g), (0, 2, 3), keepdim=True)
@@ -46,7 +46,7 @@ def gradient(shape: tuple[int, ...]) -> Graph:
 
 def instance(shape: tuple[int, ...]) -> Graph:
     """The largest of each image and channel: two axes stay."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, shape, "float32"), NCHW)
     return b.finish([b.pointwise("relu", b.reduce("max", x, (2, 3)))])
 
@@ -61,7 +61,7 @@ def test_it_agrees_with_the_reference(make, shape, decisions) -> None:
 
 def test_a_sum_of_many_is_exact() -> None:
     """In one accumulator for each lane it would be off by a hundred times as much."""
-    b = Builder()
+    b = GraphBuilder()
     spec = b.finish([b.reduce("sum", b.input(0, (300_000, 16), "float32"), (0,))])
     outputs, _, _ = K.run(spec, "lane_per_row", {"vl": 16, "nv": 1, "par": 0})
     (given,) = K.inputs_for(spec)

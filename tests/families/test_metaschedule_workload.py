@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torch_pruner.graph import ops
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate
@@ -159,14 +159,14 @@ GRAPHS = [
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda make: make.__name__)
 def test_graph(make) -> None:
-    b = Builder()
+    b = GraphBuilder()
     assert run_stock(b.finish(make(b))) == ""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "bool"])
 def test_pointwise_operators(dtype) -> None:
     """One graph with every pointwise operator that the dtype has."""
-    b = Builder()
+    b = GraphBuilder()
     x, y = b.input(0, (67,), dtype), b.input(1, (67,), dtype)
     names = {
         "bool": ("logical_not", "logical_and", "logical_or", "logical_xor", "eq"),

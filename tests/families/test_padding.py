@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.families import kernels as K
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 
 pytestmark = pytest.mark.tvm
 
@@ -15,7 +15,7 @@ TILE = {"vl": 16, "nv": 1, "mc": 2, "order": 0, "ku": 2, "pack": 1, "par": 1, "a
 def padded(
     lines: int, columns: int, *, kernel: int = 3, stride: int = 1, gap: int = 1, lo: int = 1
 ) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (1, lines, columns, 6), "float32"), (0, 3, 1, 2))
     w = b.input(1, (20, 6, kernel, kernel), "float32", static=True)
     reach = gap * (kernel - 1) + 1

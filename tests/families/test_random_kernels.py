@@ -17,7 +17,7 @@ from tests.unit.graph.random_graphs import assert_close, inputs_for, random_grap
 from torch_pruner.codegen.build.lower import aligned, compile_kernel, numpy_dtype
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.fuse import fuse
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
@@ -120,7 +120,7 @@ def test_many_random_kernels(first: int) -> None:
 
 def test_no_task_lies_past_the_last_row() -> None:
     """More chunks than rows fill wrote past the output: 24 chunks of 2 rows for 32 rows."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (32, 8), "float32")
     spec = b.finish([b.matmul(x, b.input(1, (8, 16), "float32", static=True))])
     arrays = inputs_for(spec)
@@ -144,7 +144,7 @@ def test_no_task_lies_past_the_last_row() -> None:
 @pytest.mark.parametrize("rank", [2, 3])
 def test_row_kernels_store_in_the_order_of_a_square(rank: int) -> None:
     """An output transposed to the shape it had got the values of other rows."""
-    b = Builder()
+    b = GraphBuilder()
     axis = rank - 1
     x = b.input(0, (8,) * rank, "float32")
     e = b.pointwise("exp", x)

@@ -15,7 +15,7 @@ from torch_pruner.codegen.build.lower import KernelCall, aligned, compile_module
 from torch_pruner.codegen.build.region import parts_of
 from torch_pruner.codegen.parts.kernel import ScheduledKernel
 from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, S, T, loop, seq
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import Place
 from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.target import TargetSpec
@@ -32,7 +32,7 @@ N = 4096
 
 def reversing(tasks: int) -> ScheduledKernel:
     """``out[i] = in[N - 1 - i] + 1``: every thread reads what another one has written."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.append("flip", (b.input(0, (N,), "float32"),), (N,), "float32", dims=(0,))
     spec = b.finish([b.pointwise("add", x, b.const(1.0, "float32"))])
     return schedule(spec, "elementwise", {"chunk": N // 16 // tasks, "par": tasks > 1, "vl": 16})

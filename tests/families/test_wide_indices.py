@@ -13,7 +13,7 @@ from tests.emitting import schedule
 from torch_pruner.codegen.build.lower import KernelCall, compile_module, program_module
 from torch_pruner.codegen.parts import kernel
 from torch_pruner.families import sketches_for
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
@@ -27,30 +27,30 @@ ROWS = 2**16
 
 
 def added(columns: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (ROWS, columns), "int8")
     return b.finish([b.pointwise("add", x, b.const(1, "int8"))])
 
 
 def turned(columns: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     return b.finish([b.permute(b.input(0, (ROWS, columns), "bool"), (1, 0))])
 
 
 def summed(columns: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     wide = b.cast(b.input(0, (ROWS, columns), "int8"), "int32")
     return b.finish([b.reduce("sum", wide, (1,))])
 
 
 def down(columns: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     wide = b.cast(b.input(0, (ROWS, columns), "int8"), "int32")
     return b.finish([b.reduce("max", wide, (0,))])
 
 
 def looked_up(columns: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     table, index = b.input(0, (ROWS, columns), "int8"), b.input(1, (3,), "int64")
     return b.finish([b.append("take", (table, index), (3, columns), "int8", dim=0)])
 

@@ -9,7 +9,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.codegen.build.lower import compile_kernel
 from torch_pruner.compiler.kernels import draft
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -29,7 +29,7 @@ def conv(
     batch: int = 1,
 ) -> Graph:
     """Scaled inputs, the convolution, bias, a residual and a ReLU."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (batch, *size, channels), "float32"), (0, 3, 1, 2))
     w = b.input(1, (columns, channels, *kernel), "float32", static=True)
     scale = b.input(2, (channels, 1, 1), "float32", static=True)

@@ -22,7 +22,7 @@ from torch_pruner.codegen.build.gpu.image import GpuProgram, launches_of, load_g
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.codegen.build.lower import aligned, compile_kernel
 from torch_pruner.compiler.kernels import draft
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import Place
 from torch_pruner.graph.precision import allow_tf32, is_tf32
 from torch_pruner.graph.reference import evaluate
@@ -61,13 +61,13 @@ def error(spec: Graph, sketch: str, decisions: dict[str, int]) -> float:
 
 
 def pointwise(n: int, dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, y = (b.input(i, (n,), dtype) for i in range(2))
     return b.finish([b.pointwise("mul", b.pointwise("tanh", x), b.pointwise("relu", y))])
 
 
 def softmax(rows: int, width: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, width), "float32")
     top = b.reduce("max", x, [1], keepdim=True)
     powers = b.pointwise("exp", b.pointwise("sub", x, top))
@@ -76,7 +76,7 @@ def softmax(rows: int, width: int) -> Graph:
 
 def mean_and_square(rows: int, width: int) -> Graph:
     """Two reductions, the second of what the first gave; one output per row, one per element."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, width), "float32")
     mean = b.pointwise(
         "div", b.reduce("sum", x, [1], keepdim=True), b.const(float(width), "float32")
@@ -87,13 +87,13 @@ def mean_and_square(rows: int, width: int) -> Graph:
 
 
 def arg(op: str, rows: int, width: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, width), "float32")
     return b.finish([b.reduce(op, x, [1], dtype="int64")])
 
 
 def pool() -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (1, 8, 15, 15), "float32")
     ends = {"kernel": (3, 3), "stride": (2, 2), "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1)}
     return b.finish([b.append("window_max", (x,), (1, 8, 8, 8), "float32", **ends)])
@@ -106,14 +106,14 @@ def rounded(spec: Graph) -> Graph:
 
 def scores(heads: int, rows: int, dim: int) -> Graph:
     """Queries by keys: the second operand lies along the reduction."""
-    b = Builder()
+    b = GraphBuilder()
     q, k = (b.input(i, (heads, rows, dim), "float16") for i in range(2))
     return b.finish([b.matmul(q, b.permute(k, (0, 2, 1)))])
 
 
 def weighted(heads: int, rows: int, dim: int) -> Graph:
     """Powers by values: the second operand lies along its columns."""
-    b = Builder()
+    b = GraphBuilder()
     p = b.input(0, (heads, rows, 64), "float16")
     v = b.input(1, (heads, 64, dim), "float16")
     return b.finish([b.matmul(p, v)])

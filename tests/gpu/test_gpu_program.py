@@ -16,7 +16,7 @@ from torch_pruner.codegen.build.gpu import image, nvrtc, program
 from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch, load_gpu_program
 from torch_pruner.codegen.build.lower import aligned
 from torch_pruner.compiler.kernels import draft
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import Place
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
@@ -32,7 +32,7 @@ def drafted(spec: Graph) -> tuple[Graph, Candidate]:
 def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
     """x w + b, then a softmax of it: one table of addresses, a workspace between."""
     first = K.linear(5, 24, 9)
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (1, 5, 24), "float32")
     top = b.reduce("max", x, [2], keepdim=True)
     powers = b.pointwise("exp", b.pointwise("sub", x, top))

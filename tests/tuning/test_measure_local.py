@@ -15,7 +15,7 @@ from tests import fakes
 from tests.contracts.measure_executor import MeasureExecutorContract
 from torch_pruner.config import Budget
 from torch_pruner.families import sketches_for
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureInput, MeasureStatus, Task
 from torch_pruner.tuner import make_cost_model, make_strategy
@@ -75,7 +75,7 @@ class TestLocalExecutorWithTvm(MeasureExecutorContract):
 
 @pytest.mark.parametrize("kind", ["softmax", "pointwise", "conv"])
 def test_random_points_of_each_sketch_compute_the_right_thing(shared, kind) -> None:
-    b = Builder()
+    b = GraphBuilder()
     if kind == "conv":
         x = b.input(0, (1, 16, 14, 14), "float32")
         w = b.input(1, (32, 16, 3, 3), "float32", static=True)
@@ -95,7 +95,7 @@ def test_random_points_of_each_sketch_compute_the_right_thing(shared, kind) -> N
 
 
 def test_integer_inputs_that_index(shared) -> None:
-    b = Builder()
+    b = GraphBuilder()
     table, index = b.input(0, (11, 16), "float32", static=True), b.input(1, (7,), "int64")
     spec = b.finish([b.append("take", (table, index), (7, 16), "float32", dim=0)])
     task = Task("embedding", spec, TargetSpec.detect(), 1)

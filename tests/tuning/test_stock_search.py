@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import fakes
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureInput, MeasureStatus, Task
 
@@ -40,7 +40,7 @@ def test_a_convolution_is_searched_with_its_epilogue_and_its_weights_are_packed(
     from torch_pruner.tuner import make_cost_model, make_strategy
     from torch_pruner.tuner.measure.local import LocalExecutor
 
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (1, 14, 14, 16), "float32"), (0, 3, 1, 2))
     w = b.input(1, (32, 16, 3, 3), "float32", static=True)
     same = {"stride": (1, 1), "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1), "groups": 1}
@@ -66,7 +66,7 @@ def test_a_convolution_is_searched_with_its_epilogue_and_its_weights_are_packed(
 def test_arithmetic_without_a_plain_form_is_searched_too(dtype) -> None:
     from torch_pruner.tuner import make_cost_model, make_strategy
 
-    b = Builder()
+    b = GraphBuilder()
     y = b.pointwise("sign", b.pointwise("neg", b.input(0, (64, 64), dtype)))
     spec = b.finish([b.pointwise("cast", b.pointwise("maximum", y, y), dtype="float32")])
     task = Task("pointwise", spec, TargetSpec.detect(2), 2)

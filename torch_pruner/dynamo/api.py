@@ -315,11 +315,11 @@ def _tensors(value: object) -> list[torch.Tensor]:
 def _explain_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[RuntimeValue], config: Config, name: str
 ) -> GraphExplanation:
-    platform = device_for(torch_device_of(gm), config)
+    device = device_for(torch_device_of(gm), config)
     static = aot_metadata.static_inputs(example_inputs)
-    dtypes = platform.dtypes
-    parts = partition(gm, static_inputs=static, dtypes=dtypes, device=platform.device)
-    compiler = platform.compiler(config)
+    dtypes = device.dtypes
+    parts = partition(gm, static_inputs=static, dtypes=dtypes, device=device.device)
+    compiler = device.compiler(config)
     tasks: dict[str, TaskExplanation] = {}
     partitions: list[str] = []
     for step in parts.steps:

@@ -30,12 +30,12 @@ def missing_of(
     if not outputs(gm):
         return
     metadata = AotMetadata.of(example_inputs, "inference", len(outputs(gm)))
-    platform = device_for(torch_device_of(gm), config)
+    device = device_for(torch_device_of(gm), config)
     program = describe(
         gm, static=metadata.static, mutated=metadata.mutated, loose=metadata.loose,
-        device=platform.device, dtypes=platform.dtypes,
+        device=device.device, dtypes=device.dtypes,
     )  # fmt: skip
-    compiler = platform.compiler(config)
+    compiler = device.compiler(config)
     for step in program.steps:
         if isinstance(step.does, RegionStep):
             orders = [[s.order for s in specs] for specs in (step.does.inputs, step.does.outputs)]

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.graph.ir import Builder, Shape
+    from torch_pruner.graph.ir import GraphBuilder, Shape
 
 
-def as_view(b: Builder, parts: Sequence[int], shape: Shape, dim: int) -> int | None:
+def as_view(b: GraphBuilder, parts: Sequence[int], shape: Shape, dim: int) -> int | None:
     """A node equal to the ``cat`` of ``parts`` along ``dim`` without any copy, or None."""
     if len(set(parts)) == 1 and len(parts) > 1:
         return _repeated(b, parts[0], len(parts), shape, dim)
     return _swapped(b, parts[0], parts[1], shape, dim) if len(parts) == 2 else None
 
 
-def _repeated(b: Builder, x: int, times: int, shape: Shape, dim: int) -> int:
+def _repeated(b: GraphBuilder, x: int, times: int, shape: Shape, dim: int) -> int:
     source = b.shape(x)
     one = b.reshape(x, (*source[:dim], 1, *source[dim:]))
     many = b.broadcast(one, (*source[:dim], times, *source[dim:]))
     return b.reshape(many, shape)
 
 
-def _swapped(b: Builder, left: int, right: int, shape: Shape, dim: int) -> int | None:
+def _swapped(b: GraphBuilder, left: int, right: int, shape: Shape, dim: int) -> int | None:
     """The halves of one value in turned order, each possibly negated."""
     (first, negated), (second, negated_second) = (_signed(b, x) for x in (left, right))
     one, two = b.nodes[first], b.nodes[second]
@@ -53,6 +53,6 @@ def _swapped(b: Builder, left: int, right: int, shape: Shape, dim: int) -> int |
     return b.reshape(turned, shape)
 
 
-def _signed(b: Builder, x: int) -> tuple[int, bool]:
+def _signed(b: GraphBuilder, x: int) -> tuple[int, bool]:
     node = b.nodes[x]
     return (node.inputs[0], True) if node.op == "neg" else (x, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch_pruner.graph.ir import Builder, Node, Shape, broadcast_shapes, const_value
+from torch_pruner.graph.ir import GraphBuilder, Node, Shape, broadcast_shapes, const_value
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.reference import evaluate
 
@@ -28,7 +28,7 @@ _EXPONENT = {"float64": 11, "float32": 8, "float16": 5, "bfloat16": 8}
 _BITS = {"int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint8": 8, "bool": 1}
 
 
-def rewrite(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
+def rewrite(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
     """The position of a node equal to the pointwise ``node`` of ``inputs``."""
     args = tuple(_scalar(b, x) for x in inputs)
     if all(b.nodes[x].op == "const" for x in args):
@@ -45,37 +45,37 @@ def rewrite(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
     return b.append(node.op, args, node.shape, node.dtype, **dict(node.attrs))
 
 
-def _scalar(b: Builder, x: int) -> int:
+def _scalar(b: GraphBuilder, x: int) -> int:
     """A scalar needs no broadcast as an operand."""
     node = b.nodes[x]
     return node.inputs[0] if node.op == "broadcast" and b.shape(node.inputs[0]) == () else x
 
 
-def _source_shape(b: Builder, x: int) -> Shape:
+def _source_shape(b: GraphBuilder, x: int) -> Shape:
     node = b.nodes[x]
     return b.shape(node.inputs[0]) if node.op == "broadcast" else node.shape
 
 
-def _shortens(b: Builder, args: tuple[int, ...]) -> bool:
+def _shortens(b: GraphBuilder, args: tuple[int, ...]) -> bool:
     """Whether every operand that is not a scalar is a broadcast."""
     return all(b.nodes[x].op == "broadcast" or b.shape(x) == () for x in args)
 
 
-def _shrink(b: Builder, x: int, shape: Shape) -> int:
+def _shrink(b: GraphBuilder, x: int, shape: Shape) -> int:
     source = b.nodes[x].inputs[0] if b.nodes[x].op == "broadcast" else x
     return source if b.shape(source) == () else b.broadcast(source, shape)
 
 
-def _fold(b: Builder, node: Node, args: tuple[int, ...]) -> int:
+def _fold(b: GraphBuilder, node: Node, args: tuple[int, ...]) -> int:
     """The value of the operator on constants, by the interpreter."""
-    tiny = Builder()
+    tiny = GraphBuilder()
     operands = [tiny.const(const_value(b.nodes[x]), b.dtype(x)) for x in args]
     tiny.append(node.op, operands, (), node.dtype)
     (value,) = evaluate(tiny.finish([len(tiny.nodes) - 1]), [])
     return b.const(value.item(), node.dtype)
 
 
-def _identity(b: Builder, node: Node, args: tuple[int, ...]) -> int | None:
+def _identity(b: GraphBuilder, node: Node, args: tuple[int, ...]) -> int | None:
     """An existing value, or a simpler operator, that the node equals."""
     if len(args) == 1:
         return _unary(b, node, args[0])
@@ -104,12 +104,12 @@ def _is_neutral(node: Node, value: float) -> bool:
     return node.op != "add" or node.dtype not in FLOATS or math.copysign(1.0, value) < 0
 
 
-def _constant(b: Builder, x: int) -> float | int | bool | None:
+def _constant(b: GraphBuilder, x: int) -> float | int | bool | None:
     node = b.nodes[x]
     return const_value(node) if node.op == "const" else None
 
 
-def _divisor(b: Builder, node: Node, x: int, value: float) -> int | None:
+def _divisor(b: GraphBuilder, node: Node, x: int, value: float) -> int | None:
     """For a constant that is the right operand of an operator that does not commute."""
     match node.op:
         case "sub" if value == 0 and math.copysign(1.0, value) > 0:
@@ -132,7 +132,7 @@ def _exact_reciprocal(value: float, dtype: str) -> bool:
     return abs(math.frexp(value)[1] - 1) < limit
 
 
-def _unary(b: Builder, node: Node, x: int) -> int | None:
+def _unary(b: GraphBuilder, node: Node, x: int) -> int | None:
     inner = b.nodes[x]
     if node.op == "cast":
         return _cast(b, node, x)
@@ -150,7 +150,7 @@ def _unary(b: Builder, node: Node, x: int) -> int | None:
     return None
 
 
-def _where(b: Builder, node: Node, args: tuple[int, ...]) -> int | None:
+def _where(b: GraphBuilder, node: Node, args: tuple[int, ...]) -> int | None:
     condition, x, y = args
     value = _constant(b, condition)
     chosen = x if value or (value is None and x == y) else y
@@ -159,7 +159,7 @@ def _where(b: Builder, node: Node, args: tuple[int, ...]) -> int | None:
     return b.cast(b.broadcast(chosen, node.shape), node.dtype)
 
 
-def _cast(b: Builder, node: Node, x: int) -> int | None:
+def _cast(b: GraphBuilder, node: Node, x: int) -> int | None:
     inner = b.nodes[x]
     if inner.dtype == node.dtype:
         return x

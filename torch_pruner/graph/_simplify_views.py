@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.ir import Builder, Node, Shape
+    from torch_pruner.graph.ir import GraphBuilder, Node, Shape
 
 
-def rewrite(b: Builder, node: Node, x: int) -> int:
+def rewrite(b: GraphBuilder, node: Node, x: int) -> int:
     """The position of a node equal to the view ``node`` of ``x``."""
     if (scalar := x if b.shape(x) == () else _repeated(b, x)) is not None:
         return b.broadcast(scalar, node.shape)
@@ -26,7 +26,7 @@ def rewrite(b: Builder, node: Node, x: int) -> int:
     raise AssertionError(node.op)
 
 
-def _repeated(b: Builder, x: int) -> int | None:
+def _repeated(b: GraphBuilder, x: int) -> int | None:
     """The one value that ``x`` repeats, as a node of shape ()."""
     node = b.nodes[x]
     if node.op != "broadcast" or b.nodes[node.inputs[0]].numel != 1:
@@ -38,7 +38,7 @@ def _padded(shape: Shape, rank: int) -> Shape:
     return (1,) * (rank - len(shape)) + shape
 
 
-def _permute(b: Builder, node: Node, x: int) -> int:
+def _permute(b: GraphBuilder, node: Node, x: int) -> int:
     perm, inner = node.attr("perm"), b.nodes[x]
     if inner.op == "broadcast":
         source = b.reshape(inner.inputs[0], _padded(b.shape(inner.inputs[0]), len(perm)))
@@ -53,19 +53,19 @@ def _permute(b: Builder, node: Node, x: int) -> int:
     return b.permute(x, perm)
 
 
-def _broadcast(b: Builder, shape: Shape, x: int) -> int:
+def _broadcast(b: GraphBuilder, shape: Shape, x: int) -> int:
     while b.nodes[x].op == "broadcast" or _only_pads(b, x):
         x = b.nodes[x].inputs[0]
     return b.broadcast(x, shape)
 
 
-def _only_pads(b: Builder, x: int) -> bool:
+def _only_pads(b: GraphBuilder, x: int) -> bool:
     """A reshape that a broadcast does by itself."""
     node = b.nodes[x]
     return node.op == "reshape" and node.shape == _padded(b.shape(node.inputs[0]), len(node.shape))
 
 
-def _slice(b: Builder, node: Node, x: int) -> int:
+def _slice(b: GraphBuilder, node: Node, x: int) -> int:
     starts, steps = node.attr("starts"), node.attr("steps")
     steps = tuple(1 if d == 1 else h for d, h in zip(node.shape, steps, strict=True))
     inner = b.nodes[x]
@@ -81,7 +81,7 @@ def _slice(b: Builder, node: Node, x: int) -> int:
     return b.slice(x, starts, node.shape, steps)
 
 
-def _slice_broadcast(b: Builder, x: int, starts: Shape, steps: Shape, shape: Shape) -> int:
+def _slice_broadcast(b: GraphBuilder, x: int, starts: Shape, steps: Shape, shape: Shape) -> int:
     source = b.shape(x)
     lead = len(shape) - len(source)
     kept = [d == 1 for d in source]
@@ -94,7 +94,7 @@ def _slice_broadcast(b: Builder, x: int, starts: Shape, steps: Shape, shape: Sha
     return _broadcast(b, shape, inner)
 
 
-def _slice_cat(b: Builder, cat: Node, starts: Shape, steps: Shape, shape: Shape) -> int | None:
+def _slice_cat(b: GraphBuilder, cat: Node, starts: Shape, steps: Shape, shape: Shape) -> int | None:
     """The slice of the only operand that it reads."""
     dim = cat.attr("dim")
     if shape[dim] == 0:
@@ -109,7 +109,7 @@ def _slice_cat(b: Builder, cat: Node, starts: Shape, steps: Shape, shape: Shape)
     return None
 
 
-def _flip(b: Builder, node: Node, x: int) -> int:
+def _flip(b: GraphBuilder, node: Node, x: int) -> int:
     dims = {d for d in node.attr("dims") if node.shape[d] != 1}
     if b.nodes[x].op == "flip":
         dims ^= set(b.nodes[x].attr("dims"))

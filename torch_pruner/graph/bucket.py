@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.graph._bucket_rules import RULES, Operand
 from torch_pruner.graph._padding import UNKNOWN, Fact, NotAlikeError, Padding, Pair, axis_of
-from torch_pruner.graph.ir import Builder, Graph, Node, const_value
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Writer:
     """Writes the graph of a bucket, node by node, and keeps the book on padding."""
 
     def __init__(self, large: Graph) -> None:
-        self.builder = Builder()
+        self.builder = GraphBuilder()
         self.known: dict[int, Padding] = {}
         self.new: list[int] = []  # by position in the small graph
         self.counts: dict[Pair, int] = {}

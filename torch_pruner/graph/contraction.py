@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torch_pruner.graph.ir import Builder, Graph, Node, Shape
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node, Shape
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 from torch_pruner.graph.strided import strided
 
@@ -305,7 +305,7 @@ def constant_operand(graph: Graph, contraction: Contraction) -> tuple[int, Graph
         or contraction.a == contraction.b
     ):
         return None
-    builder = Builder()
+    builder = GraphBuilder()
     x = builder.input(0, node.shape, node.dtype)
     for step in reversed(chain):
         view = graph.nodes[step]
@@ -315,7 +315,7 @@ def constant_operand(graph: Graph, contraction: Contraction) -> tuple[int, Graph
     return node.attr("index"), builder.finish([x])
 
 
-def _by_phase(builder: Builder, x: int, con: Contraction) -> int:
+def _by_phase(builder: GraphBuilder, x: int, con: Contraction) -> int:
     """Weights (c, o, *r) as (phase, taps and c, o), the operand of a batched product."""
     channels, columns, *kernel = builder.shape(x)
     taps, stride = con.k[:-1], con.batch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group
 from torch_pruner.graph.attention import any_attention, attentions
-from torch_pruner.graph.ir import Builder, Graph, Node
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.layout import Order, identity, storage_orders
 from torch_pruner.graph.ops import EXPENSIVE, OpKind
 
@@ -175,7 +175,7 @@ def _order_of(state: State, orders: Orders, output: int) -> Order:
 def _kernel(state: State, members: set[int], outputs: Sequence[int], orders: Orders) -> Kernel:
     """The kernel graph: what the outputs need down to buffers, which are inputs in memory order."""
     graph = state.graph
-    builder = Builder()
+    builder = GraphBuilder()
     new: dict[int, int] = {}
     inputs: list[int] = []
 
@@ -212,7 +212,7 @@ def _views_member(state: State, node: int, members: set[int]) -> bool:
     return node in members
 
 
-def _load(builder: Builder, node: Node, order: Order, index: int) -> int:
+def _load(builder: GraphBuilder, node: Node, order: Order, index: int) -> int:
     static = node.op == "input" and bool(node.attr("static"))
     buffer = builder.input(index, (node.shape[k] for k in order), node.dtype, static=static)
     inverse = [0] * len(order)
@@ -221,7 +221,7 @@ def _load(builder: Builder, node: Node, order: Order, index: int) -> int:
     return builder.permute(buffer, inverse)
 
 
-def _rebuild(builder: Builder, node: Node, operands: tuple[int, ...]) -> int:
+def _rebuild(builder: GraphBuilder, node: Node, operands: tuple[int, ...]) -> int:
     if node.op == "reshape":
         return builder.reshape(operands[0], node.shape)
     if node.op == "permute":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.ops import OpKind
 
 _MAX_GROWTH = 4  # a hoisted value may be this many times larger than what it is made from
@@ -24,7 +24,7 @@ class Hoisted:
 
 def with_changing_inputs(graph: Graph) -> Graph:
     """``graph`` with no static input: nothing is kept of what may change from call to call."""
-    builder = Builder()
+    builder = GraphBuilder()
     for node in graph.nodes:
         if node.op == "input":
             builder.input(node.attr("index"), node.shape, node.dtype)
@@ -55,7 +55,7 @@ def hoist_static(graph: Graph) -> Hoisted:
         return Hoisted(graph, None, ())
     prepare, sources = _extract(graph, cut)
     first = len(graph.inputs)
-    builder = Builder()
+    builder = GraphBuilder()
     new: dict[int, int] = {}
     for i, node in enumerate(graph.nodes):
         if i in cut:
@@ -108,7 +108,7 @@ def _extract(graph: Graph, wanted: list[int]) -> tuple[Graph, tuple[int, ...]]:
         if i not in needed:
             needed.add(i)
             stack.extend(graph.nodes[i].inputs)
-    builder = Builder()
+    builder = GraphBuilder()
     new: dict[int, int] = {}
     sources: list[int] = []
     for i in sorted(needed):

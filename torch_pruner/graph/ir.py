@@ -85,7 +85,7 @@ class Graph:
         """Inverse of ``to_json``. Raises ``ValueError`` on what is not a well-formed graph."""
         try:
             rows, outputs = data
-            builder = Builder()
+            builder = GraphBuilder()
             for op, inputs, shape, dtype, attrs in rows:
                 builder.append(op, inputs, shape, dtype, **attrs)
             return builder.finish([int(i) for i in outputs])
@@ -117,7 +117,7 @@ def const_value(node: Node) -> float | int | bool:
 
 
 @dataclass(slots=True)
-class Builder:
+class GraphBuilder:
     """Appends nodes, sharing equal ones (common subexpressions never appear twice)."""
 
     nodes: list[Node] = field(default_factory=list)

@@ -102,7 +102,7 @@ def strided_layout(node: Node, axes: Sequence[tuple[int, int]]) -> PackLayout:
 
     Raises ValueError unless each element of the input is met once.
     """
-    from torch_pruner.graph.ir import Builder
+    from torch_pruner.graph.ir import GraphBuilder
 
     real = [(extent, stride) for extent, stride in axes if extent > 1]
     nested = sorted(real, key=lambda axis: -axis[1])
@@ -113,7 +113,7 @@ def strided_layout(node: Node, axes: Sequence[tuple[int, int]]) -> PackLayout:
         inner *= extent
     if inner != node.numel:
         raise ValueError(f"axes {list(axes)} are no layout of {node.shape}")
-    b = Builder()
+    b = GraphBuilder()
     split = b.reshape(b.input(0, node.shape, node.dtype), tuple(extent for extent, _ in nested))
     moved = b.permute(split, tuple(nested.index(axis) for axis in real))
     view = b.finish([b.reshape(moved, (1, inner))])

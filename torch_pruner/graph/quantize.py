@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.contraction import accumulator
-from torch_pruner.graph.ir import Builder, Graph, Node
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import FLOATS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     # In the new graph: (builder, node, its operands there) -> what replaces the second operand, or
     # the node. None: nothing does.
-    Rewrite = Callable[[Builder, Node, tuple[int, int]], int | None]
+    Rewrite = Callable[[GraphBuilder, Node, tuple[int, int]], int | None]
 
 LEVELS = 127  # symmetric: -128 is not used
 LEAST = 64  # columns and depth of a weight that is worth it
@@ -35,7 +35,7 @@ def quantize_weights(graph: Graph) -> Graph:
     NaN or infinity is NaN.
     """
 
-    def rewrite(b: Builder, node: Node, operands: tuple[int, int]) -> int | None:
+    def rewrite(b: GraphBuilder, node: Node, operands: tuple[int, int]) -> int | None:
         perm, weight = _unpermuted(b, operands[1])
         of = b.nodes[weight]
         parameter = of.op == "input" and of.attr("static") and of.dtype in FLOATS
@@ -56,7 +56,7 @@ def keep_int8(graph: Graph) -> Graph:
     if all(node.dtype != "int8" for node in graph.nodes):
         return graph
 
-    def rewrite(b: Builder, node: Node, operands: tuple[int, int]) -> int | None:
+    def rewrite(b: GraphBuilder, node: Node, operands: tuple[int, int]) -> int | None:
         if node.dtype != "float32" and node.shape[0] > FEW_ROWS:
             return None
         found = _dequantized(b, operands[1])
@@ -74,7 +74,7 @@ def keep_int8(graph: Graph) -> Graph:
 def _rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
     """The graph with ``rewrite`` applied to products of a changing and a static matrix."""
     static = _static(graph)
-    b = Builder()
+    b = GraphBuilder()
     new: list[int] = []
     for node in graph.nodes:
         inputs = tuple(new[i] for i in node.inputs)
@@ -101,13 +101,13 @@ def _static(graph: Graph) -> set[int]:
     return found
 
 
-def _unpermuted(b: Builder, x: int) -> tuple[tuple[int, ...], int]:
+def _unpermuted(b: GraphBuilder, x: int) -> tuple[tuple[int, ...], int]:
     """(order of the axes, what is permuted): of a matrix."""
     node = b.nodes[x]
     return (node.attr("perm"), node.inputs[0]) if node.op == "permute" else ((0, 1), x)
 
 
-def _rounded(b: Builder, weight: int, axis: int) -> int:
+def _rounded(b: GraphBuilder, weight: int, axis: int) -> int:
     """A weight rounded to int8 times a scale that is constant along ``axis``; float32."""
     wide = b.cast(weight, "float32")
     largest = b.reduce("max", b.pointwise("abs", wide), (axis,), keepdim=True)
@@ -119,7 +119,7 @@ def _rounded(b: Builder, weight: int, axis: int) -> int:
     return b.pointwise("mul", b.cast(values, "float32"), step)
 
 
-def _dequantized(b: Builder, right: int) -> tuple[int, int | None] | None:
+def _dequantized(b: GraphBuilder, right: int) -> tuple[int, int | None] | None:
     """(int8 values (k, n), their scale (n,) or () or None) that an operand (k, n) is made of."""
     perm, x = _unpermuted(b, right)
     if b.nodes[x].op == "cast" and b.dtype(b.nodes[x].inputs[0]) in FLOATS:
@@ -137,7 +137,7 @@ def _dequantized(b: Builder, right: int) -> tuple[int, int | None] | None:
     return None
 
 
-def _by_column(b: Builder, factor: int, perm: tuple[int, ...]) -> int | None:
+def _by_column(b: GraphBuilder, factor: int, perm: tuple[int, ...]) -> int | None:
     """A factor of the weight as a vector over columns; None if it varies along the reduction."""
     if b.shape(factor) == ():
         return factor

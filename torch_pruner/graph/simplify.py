@@ -8,7 +8,7 @@ Rules look at one node and its operands in the new graph; passes repeat until no
 from __future__ import annotations
 
 from torch_pruner.graph import _simplify_halves, _simplify_pointwise, _simplify_views
-from torch_pruner.graph.ir import Builder, Graph, Node
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import OpKind
 
 _MAX_PARTS = 64  # operands of one concatenation: each is an argument of its kernel
@@ -22,14 +22,14 @@ def simplify(graph: Graph) -> Graph:
 
 
 def _once(graph: Graph) -> Graph:
-    builder = Builder()
+    builder = GraphBuilder()
     new: list[int] = []
     for node in graph.nodes:
         new.append(_rewrite(builder, node, tuple(new[i] for i in node.inputs)))
     return builder.finish([new[i] for i in graph.outputs])
 
 
-def _rewrite(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
+def _rewrite(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
     """The position in ``b`` of a node equal to ``node`` applied to ``inputs``."""
     match node.kind:
         case OpKind.POINTWISE:
@@ -46,7 +46,7 @@ def _rewrite(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
     return b.append(node.op, inputs, node.shape, node.dtype, **dict(node.attrs))
 
 
-def _reduce(b: Builder, node: Node, x: int) -> int:
+def _reduce(b: GraphBuilder, node: Node, x: int) -> int:
     """An axis of extent one is dropped by a reshape."""
     shape, axes = b.shape(x), node.attr("axes")
     if node.op.startswith("arg"):
@@ -62,7 +62,7 @@ def _reduce(b: Builder, node: Node, x: int) -> int:
     return b.append(node.op, (x,), node.shape, node.dtype, axes=rest)
 
 
-def _pad(b: Builder, node: Node, x: int) -> int:
+def _pad(b: GraphBuilder, node: Node, x: int) -> int:
     lo, hi, value = node.attr("lo"), node.attr("hi"), node.attr("value")
     if not any(lo) and not any(hi):
         return x
@@ -74,7 +74,7 @@ def _pad(b: Builder, node: Node, x: int) -> int:
     return b.append("pad", (x,), node.shape, node.dtype, lo=lo, hi=hi, value=value)
 
 
-def _cat(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
+def _cat(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
     dim = node.attr("dim")
     parts: list[int] = []
     for x in _flat(b, inputs, dim):
@@ -94,7 +94,7 @@ def _cat(b: Builder, node: Node, inputs: tuple[int, ...]) -> int:
     return b.append("cat", parts, node.shape, node.dtype, dim=dim)
 
 
-def _flat(b: Builder, inputs: tuple[int, ...], dim: int) -> list[int]:
+def _flat(b: GraphBuilder, inputs: tuple[int, ...], dim: int) -> list[int]:
     """The operands, those of a concatenation along the same axis in its place.
 
     A network that appends to one value layer by layer then reads what it appended where it lies.
@@ -107,7 +107,7 @@ def _flat(b: Builder, inputs: tuple[int, ...], dim: int) -> list[int]:
     return flat if len(flat) <= _MAX_PARTS else list(inputs)
 
 
-def _join_slices(b: Builder, left: int, right: int, dim: int) -> int | None:
+def _join_slices(b: GraphBuilder, left: int, right: int, dim: int) -> int | None:
     """One slice for two that are neighbours along ``dim``."""
     first, second = b.nodes[left], b.nodes[right]
     if first.op != "slice" or second.op != "slice" or first.inputs != second.inputs:

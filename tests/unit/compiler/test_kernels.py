@@ -14,7 +14,7 @@ from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
 from torch_pruner.families import bf16_tiles
 from torch_pruner.fingerprint import DeviceFingerprint
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.log import PhaseTimer
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
@@ -72,7 +72,7 @@ def test_the_vendor_is_timed_only_where_it_can_win(ours_s: float, asked: bool) -
             self.calls += 1
             return 1.0
 
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (128, 512), "float32"), b.input(1, (512, 512), "float32", static=True)
     task = Task("matmul", b.finish([b.matmul(x, w)]), TargetSpec.detect(2), 2, 1)
     best = MeasureResult(Candidate("contraction"), MeasureStatus.OK, (ours_s,), "")
@@ -111,7 +111,7 @@ def test_the_next_process_finds_what_this_one_chose(
     monkeypatch.setattr(kernels, "_import_ahead", lambda: None)
     config = Config.from_options(options={"cache_dir": str(tmp_path), "trials": 24})
     store, context = store_for(config), Context.make(config, 1)
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (64, 128), "float32"), b.input(1, (128, 96), "float32", static=True)
     task = Task("matmul", b.finish([b.matmul(x, w)]), context.target, 1, 1)
     found = kernels.choose(
@@ -127,7 +127,7 @@ def test_the_next_process_finds_what_this_one_chose(
 def test_what_may_not_be_tuned_is_a_miss(tmp_path: Path) -> None:
     config = Config.from_options(options={"cache_dir": str(tmp_path)})
     store, context = store_for(config), Context.make(config, 1)
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (64, 128), "float32")
     task = Task("relu", b.finish([b.pointwise("relu", x)]), context.target, 1, 1)
     with pytest.raises(exc.CacheMiss):

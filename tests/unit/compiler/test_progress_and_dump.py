@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.compiler.dump import dump_graph
 from torch_pruner.compiler.kernels import Choice
 from torch_pruner.compiler.progress import ProgressLine
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 
 def _task() -> Task:
-    b = Builder()
+    b = GraphBuilder()
     spec = b.finish([b.pointwise("relu", b.input(0, (4,), "float32"))])
     return Task("relu_4", spec, TargetSpec.detect(1), 1)
 

@@ -13,7 +13,7 @@ from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.remembered import seen
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.log import PhaseTimer
 from torch_pruner.task import Candidate, Task
 
@@ -34,7 +34,7 @@ def context(config):
 
 
 def product(context, rows):
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (rows, 16), "float32"), b.input(1, (16, 8), "float32", static=True)
     return Task(f"matmul_{rows}", b.finish([b.matmul(x, w)]), context.target, 2, 1)
 

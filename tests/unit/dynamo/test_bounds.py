@@ -8,30 +8,30 @@ import torch
 
 from torch_pruner.dynamo.lower.aten.demand import KINDS, Demand, Range
 from torch_pruner.dynamo.lower.bounds import IndexCheck, guarded, watched
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.reference import evaluate
 
 EXTREMES = [-(2**63), -(2**63) + 1, -(2**40), -8, -7, -1, 0, 6, 7, 2**40, 2**63 - 1]
 
 
 def demanded(make, *ranges: Range, flagged: bool = True):
-    b = Builder()
+    b = GraphBuilder()
     x = make(b, b.input(0, (3, 4), "int64"))
     return b, watched(b, [Demand(x, r) for r in ranges], flagged=flagged)
 
 
-def doubled(b: Builder, x: int) -> int:
+def doubled(b: GraphBuilder, x: int) -> int:
     return b.pointwise("mul", x, b.const(2, "int64"))
 
 
-def same(_b: Builder, x: int) -> int:
+def same(_b: GraphBuilder, x: int) -> int:
     return x
 
 
 @pytest.mark.parametrize("low", [0, -7])
 def test_the_key_of_every_value_outside_is_found_and_named(low: int) -> None:
     wanted = Range(low, 7, "index" if low else "gather")
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (3, 4), "int64")
     watch = watched(b, [Demand(b.pointwise("bitwise_not", x), wanted)], flagged=True)
     graph = b.finish([watch.output])
@@ -71,7 +71,7 @@ def test_each_once_and_none_that_cannot_fail() -> None:
 
 
 def test_a_class_that_a_loss_ignores() -> None:
-    def kept(b: Builder, x: int) -> int:
+    def kept(b: GraphBuilder, x: int) -> int:
         test = b.pointwise("ne", x, b.const(-100, "int64"))
         return b.pointwise("where", test, x, b.const(0, "int64"))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torch_pruner.dynamo.run import packed_inputs
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.packing import PackLayout
 
 ROWS, COLUMNS, BLOCK = 192, 700, 32
@@ -15,7 +15,7 @@ ROWS, COLUMNS, BLOCK = 192, 700, 32
 @pytest.fixture
 def layout() -> PackLayout:
     """Of a linear layer's weight, whose last panel is not full."""
-    b = Builder()
+    b = GraphBuilder()
     view = b.finish([b.permute(b.input(0, (COLUMNS, ROWS), "float32"), (1, 0))])
     return PackLayout(view, "matmul", 1, BLOCK, (1, -(-COLUMNS // BLOCK), ROWS, BLOCK))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_pruner.devices import aten
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 
 
 def test_under_a_fake_mode_the_work_is_done(monkeypatch) -> None:
     """AOTAutograd's fake mode is on while a backend compiles: nothing would be computed in it."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (4, 8), "float32")
     spec = b.finish([b.matmul(x, b.input(1, (8, 4), "float32", static=True))])
     seen = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Case:
 
 
 def attention(case: Case) -> Graph:
-    b, c = Builder(), case
+    b, c = GraphBuilder(), case
     wide = "float64" if c.dtype == "float64" else "float32"
 
     def split(index: int, length: int, heads: int, width: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.ops import FLOATS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Growth:
 
     choose: Callable[[int], int]
     numel: int
-    builder: Builder = field(default_factory=Builder)
+    builder: GraphBuilder = field(default_factory=GraphBuilder)
     dims: tuple[int, ...] = (1, 2, 3, 4, 5, 8)
     bounds: dict[int, Bound] = field(default_factory=dict)
     pool: list[int] = field(default_factory=list)

@@ -11,7 +11,7 @@ from torch_pruner.families.attention.form import AttentionDecisions
 from torch_pruner.graph.attention import attention_of, attention_plan, shared_masks
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.fuse import fuse
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 
 _ONE_KERNEL = [
@@ -67,7 +67,7 @@ def test_bfloat16_without_tiles_is_one_kernel() -> None:
 
 
 def _like_attention(change: str) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     q, k, v = (b.input(i, (2, 32, 32), "float32") for i in range(3))
     s = b.matmul(q, b.permute(k, (0, 2, 1)))
     axis = 1 if change == "axis" else 2

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.graph.random_graphs import assert_close, inputs_for, random_graph
 from torch_pruner.graph.bucket import NotAlikeError, bucketed
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.reference import evaluate, numpy_dtype
 
@@ -20,7 +20,7 @@ def graphs(build, *sizes):
     """``build(builder, n)`` at some sizes; it returns the outputs."""
     found = []
     for n in sizes:
-        builder = Builder()
+        builder = GraphBuilder()
         outputs = build(builder, n)
         found.append(builder.finish(outputs if isinstance(outputs, list) else [outputs]))
     return found

@@ -12,7 +12,7 @@ from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for, ord
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.layout import channels_last, identity
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.reference import evaluate
@@ -91,7 +91,7 @@ def test_the_same_graph_is_cut_the_same_way(graph: Graph) -> None:
 
 def encoder(layers: int, *, width: int = 12, heads: int = 3, length: int = 7) -> Graph:
     """A BERT-like encoder: attention, residuals, layer norms, GELU."""
-    b = Builder()
+    b = GraphBuilder()
     n_inputs = 0
 
     def fresh(*shape: int, static: bool = True) -> int:
@@ -159,14 +159,14 @@ def test_encoder_computes_the_graph() -> None:
 
 
 def test_softmax_and_layer_norm_are_one_kernel() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (4, 8), "float32")
     e = b.pointwise("exp", b.pointwise("sub", x, b.reduce("max", x, (1,), keepdim=True)))
     fused = fuse(b.finish([b.pointwise("div", e, b.reduce("sum", e, (1,), keepdim=True))]))
     assert len(fused.kernels) == 1
 
 
-def _conv(b: Builder, x: int, index: int) -> int:
+def _conv(b: GraphBuilder, x: int, index: int) -> int:
     w = b.input(index, (4, 4, 3, 3), "float32", static=True)
     one = (1, 1)
     return b.append(
@@ -175,7 +175,7 @@ def _conv(b: Builder, x: int, index: int) -> int:
 
 
 def test_convolutions_pass_on_channels_last() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (1, 4, 6, 6), "float32")
     first = b.pointwise("relu", _conv(b, x, 1))
     second = b.pointwise("add", _conv(b, first, 2), x)
@@ -187,7 +187,7 @@ def test_convolutions_pass_on_channels_last() -> None:
 
 def test_a_residual_that_is_read_again_has_a_buffer() -> None:
     """A sum of two branches is written once by the contraction that finishes it."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (8, 8), "float32")
     w, v = (b.input(i, (8, 8), "float32", static=True) for i in (1, 2))
     total = b.pointwise("add", b.matmul(x, w), x)
@@ -197,7 +197,7 @@ def test_a_residual_that_is_read_again_has_a_buffer() -> None:
 
 def test_a_view_of_a_reduction_may_be_an_output() -> None:
     """Kernels depended on each other: the group read the buffer of a view of its own result."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (4,), "float32")
     highest = b.reshape(b.reduce("max", x, (0,)), (1,))
     graph = b.finish([highest, b.reduce("min", x, (0,)), b.pointwise("eq", x, highest)])
@@ -207,7 +207,7 @@ def test_a_view_of_a_reduction_may_be_an_output() -> None:
 
 @pytest.mark.parametrize("kind", ["input", "view", "const", "twice"])
 def test_outputs_that_nothing_computes(kind: str) -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (2, 3), "float32")
     outputs = {
         "input": [x],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torch_pruner.graph.fuse import fuse
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 
 
 def joined(*, readers: int = 1, mixed: bool = False, reduced: bool = False) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, y, scale = (b.input(i, (4, 32), "float32") for i in range(3))
     cat = b.append("cat", (x, y), (8, 32), "float32", dim=0)
     other = b.input(3, (8, 32), "float32")

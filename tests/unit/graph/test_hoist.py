@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for
 from torch_pruner.graph.hoist import Hoisted, hoist_static
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.reference import evaluate
 
@@ -47,12 +47,12 @@ def test_prepared_and_rest_compute_the_graph(graph: Graph) -> None:
     assert again.prepare is None, "nothing static is left"
 
 
-def _scaled(b: Builder, w: int) -> int:
+def _scaled(b: GraphBuilder, w: int) -> int:
     return b.pointwise("mul", w, b.const(2.0, "float32"))
 
 
 def test_computed_weights_are_hoisted() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (4, 8), "float32")
     w = b.input(1, (8, 8), "float32", static=True)
     hoisted = hoist_static(b.finish([b.matmul(x, b.permute(_scaled(b, w), (1, 0)))]))
@@ -62,7 +62,7 @@ def test_computed_weights_are_hoisted() -> None:
 
 
 def test_views_are_not() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (4, 8), "float32")
     w = b.input(1, (8, 8), "float32", static=True)
     graph = b.finish([b.matmul(x, b.permute(w, (1, 0)))])
@@ -72,7 +72,7 @@ def test_views_are_not() -> None:
 def test_a_value_may_not_grow_much() -> None:
     """A mask computed from one row and broadcast to a large one is cheaper made than read."""
     for copies, hoisted_ops in ((4, ["broadcast", "add"]), (5, [])):
-        b = Builder()
+        b = GraphBuilder()
         w = b.input(0, (16,), "float32", static=True)
         x = b.input(1, (copies, 16), "float32")
         grown = b.pointwise("add", b.broadcast(w, (copies, 16)), b.const(1.0, "float32"))
@@ -81,14 +81,14 @@ def test_a_value_may_not_grow_much() -> None:
 
 
 def test_what_only_inputs_give_stays() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (4,), "float32")
     graph = b.finish([b.pointwise("neg", x), b.pointwise("exp", b.const(1.0, "float32"))])
     assert hoist_static(graph).prepare is None
 
 
 def test_a_static_output_is_hoisted_and_handed_through() -> None:
-    b = Builder()
+    b = GraphBuilder()
     w = b.input(0, (4,), "float32", static=True)
     hoisted = hoist_static(b.finish([_scaled(b, w)]))
     assert operators(hoisted.graph) == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from torch_pruner.graph.intervals import interval, limits
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.reference import evaluate
 
 RANGES = ((0, 6), (-3, 4), (2, 5), (-9, -2), (0, 0))
@@ -18,7 +18,7 @@ BINARY = (
 )  # fmt: skip
 
 
-def clamped(b: Builder, x: int, low: int, high: int) -> int:
+def clamped(b: GraphBuilder, x: int, low: int, high: int) -> int:
     x = b.pointwise("maximum", x, b.const(low, b.dtype(x)))
     return b.pointwise("minimum", x, b.const(high, b.dtype(x)))
 
@@ -29,7 +29,7 @@ def test_every_result_lies_within(op: str, dtype: str) -> None:
     values = np.arange(-10, 11).astype(dtype)
     left, right = (a.ravel() for a in np.meshgrid(values, values))
     for one, other in itertools.product(RANGES, repeat=2):
-        b = Builder()
+        b = GraphBuilder()
         x, y = (b.input(k, (left.size,), dtype) for k in range(2))
         x, y = clamped(b, x, *one), clamped(b, y, *other)
         assert (interval(b.nodes, x), interval(b.nodes, y)) == (one, other)
@@ -41,7 +41,7 @@ def test_every_result_lies_within(op: str, dtype: str) -> None:
 
 
 def test_what_wraps_may_be_anything() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = clamped(b, b.input(0, (4,), "int8"), 0, 100)
     assert interval(b.nodes, b.pointwise("add", x, x)) == limits("int8")
     assert interval(b.nodes, b.cast(clamped(b, b.input(1, (4,), "int64"), 0, 300), "uint8")) == (
@@ -51,7 +51,7 @@ def test_what_wraps_may_be_anything() -> None:
 
 
 def test_positions() -> None:
-    b = Builder()
+    b = GraphBuilder()
     iota = b.append("iota", (), (3, 5), "int64", dim=1)
     shifted = b.pointwise("add", b.permute(iota, (1, 0)), b.const(2, "int64"))
     assert interval(b.nodes, shifted) == (2, 6)

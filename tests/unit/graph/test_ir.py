@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.unit.graph.random_graphs import graphs, random_graph
-from torch_pruner.graph.ir import Builder, Graph, broadcast_shapes, const_value
+from torch_pruner.graph.ir import Graph, GraphBuilder, broadcast_shapes, const_value
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -55,7 +55,7 @@ def test_malformed_json_is_a_value_error(data):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_constants_that_json_cannot_say(value):
-    b = Builder()
+    b = GraphBuilder()
     graph = b.finish([b.const(value, "float32")])
     text = json.dumps(graph.to_json(), allow_nan=False)
     again = const_value(Graph.from_json(json.loads(text)).nodes[0])
@@ -83,7 +83,7 @@ def test_digests_agree_across_processes(hash_seed):
 
 def test_digest_tells_graphs_apart():
     def digest(shape: tuple[int, ...], dtype: str, op: str) -> str:
-        b = Builder()
+        b = GraphBuilder()
         return b.finish([b.pointwise(op, b.input(0, shape, dtype))]).digest()
 
     found = [digest(s, d, o) for s in ((2, 3), (3, 2)) for d in ("float32", "float16")
@@ -92,14 +92,14 @@ def test_digest_tells_graphs_apart():
 
 
 def test_equal_nodes_are_shared():
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (2, 3), "float32")
     assert b.pointwise("exp", x) == b.pointwise("exp", x)
     assert b.const(1, "float32") != b.const(1, "int32")
 
 
 def test_finish_drops_dead_nodes_and_keeps_inputs():
-    b = Builder()
+    b = GraphBuilder()
     x, unused = b.input(1, (2,), "float32"), b.input(0, (3,), "float32")
     b.pointwise("exp", unused)
     graph = b.finish([b.pointwise("log", x)])
@@ -108,14 +108,14 @@ def test_finish_drops_dead_nodes_and_keeps_inputs():
 
 
 def test_users_count_a_reader_once():
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (2,), "float32")
     graph = b.finish([b.pointwise("mul", x, x), b.pointwise("exp", x)])
     assert graph.users() == [[1, 2], [], []]
 
 
 def test_conveniences_that_do_nothing():
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (2, 3), "float32")
     assert b.cast(x, "float32") == x
     assert b.reshape(b.reshape(x, (6,)), (2, 3)) == x
@@ -126,7 +126,7 @@ def test_conveniences_that_do_nothing():
 
 
 def test_keepdim():
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (2, 3, 4), "float32")
     assert b.shape(b.reduce("sum", x, (1, -1), keepdim=True)) == (2, 1, 1)
     assert b.shape(b.reduce("sum", x, (1, -1))) == (2,)

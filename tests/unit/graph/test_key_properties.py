@@ -15,7 +15,7 @@ import numpy as np
 from tests.unit.graph.random_graphs import inputs_for, random_graph
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.hoist import hoist_static
-from torch_pruner.graph.ir import Builder, Graph, Node
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.simplify import simplify
 
@@ -68,7 +68,7 @@ def changed(node: Node, rng: np.random.Generator) -> Node | None:
 
 def rebuilt(graph: Graph, at: int, node: Node) -> Graph | None:
     """``graph`` with another node at one place; None where that is not well formed."""
-    builder = Builder()
+    builder = GraphBuilder()
     new: list[int] = []
     for i, old in enumerate(graph.nodes):
         n = node if i == at else old
@@ -121,7 +121,7 @@ def test_shapes_and_dtypes_are_in_the_key() -> None:
     for shape in ((2, 3), (3, 2), (6,), (2, 3, 1)):
         for dtype in ("float32", "float64", "bfloat16", "float16"):
             for static in (False, True):
-                b = Builder()
+                b = GraphBuilder()
                 x = b.input(0, shape, dtype, static=static)
                 y = b.input(1, shape, dtype)
                 seen.add(key(b.finish([b.pointwise("add", b.pointwise("exp", x), y)])))

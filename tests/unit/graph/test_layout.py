@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.graph.random_graphs import graphs, orders
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.layout import channels_last, identity, storage_orders
 
 
@@ -30,7 +30,7 @@ def test_channels_last() -> None:
 
 
 def test_pooling_and_activations_keep_channels_last() -> None:
-    b = Builder()
+    b = GraphBuilder()
     one = (1, 1)
     x = b.input(0, (1, 4, 8, 8), "float32")
     w = b.input(1, (4, 4, 1, 1), "float32", static=True)
@@ -51,7 +51,7 @@ def test_pooling_and_activations_keep_channels_last() -> None:
 
 def test_a_product_lies_as_its_only_reader_wants_it() -> None:
     """Attention: heads are merged by a permutation, which then costs nothing."""
-    b = Builder()
+    b = GraphBuilder()
     p, v = b.input(0, (2, 5, 5), "float32"), b.input(1, (2, 5, 4), "float32")
     mixed = b.matmul(p, v)
     graph = b.finish([b.permute(mixed, (1, 0, 2))])
@@ -59,7 +59,7 @@ def test_a_product_lies_as_its_only_reader_wants_it() -> None:
 
 
 def test_a_product_with_several_readers_lies_row_major() -> None:
-    b = Builder()
+    b = GraphBuilder()
     p, v = b.input(0, (2, 5, 5), "float32"), b.input(1, (2, 5, 4), "float32")
     mixed = b.matmul(p, v)
     graph = b.finish([b.permute(mixed, (1, 0, 2)), b.pointwise("neg", mixed)])

@@ -14,7 +14,7 @@ from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for, ord
 from tests.unit.graph.random_graphs import from_memory as tensor_of
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.fuse import FusedGraph, fuse
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import ALIGNMENT, MemoryPlan, Place, plan_memory
 from torch_pruner.graph.reference import evaluate, numpy_dtype
 from torch_pruner.graph.signature import BufferSpec, Signature
@@ -147,7 +147,7 @@ def test_inputs_are_not_written_and_slots_are_not_doubled(graph: Graph) -> None:
 
 
 def chain(length: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (32, 32), "float32")
     for i in range(length):
         x = b.matmul(x, b.input(i + 1, (32, 32), "float32", static=True))
@@ -164,7 +164,7 @@ def test_memory_of_a_chain_does_not_grow() -> None:
 
 
 def test_one_node_twice_among_the_outputs_is_one_slot() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (4,), "float32")
     y = b.pointwise("neg", x)
     fused = fuse(b.finish([y, x, y]))

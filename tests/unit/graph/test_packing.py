@@ -11,7 +11,7 @@ import pytest
 from tests.emitting import signature
 from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.graph.contraction import contraction_of
-from torch_pruner.graph.ir import Builder, Graph, Node
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.packing import PackLayout, strided_layout, to_gkn
 
 
@@ -45,7 +45,7 @@ _FORMS = {
     [(form, *case) for form, cases in _FORMS.items() for case in cases],
 )
 def test_pack_is_the_loop(form, shape, groups, depth, columns, block) -> None:
-    b = Builder()
+    b = GraphBuilder()
     view = b.finish([b.input(0, shape, "float32")])
     blocks = -(-columns // block)
     layout = PackLayout(view, form, groups, block, (groups, blocks, depth, block))
@@ -63,7 +63,7 @@ def test_pack_is_the_loop(form, shape, groups, depth, columns, block) -> None:
 def test_pairs_lie_together_and_zeros_complete_them(depth: int, rows: int, block: int) -> None:
     """``rows`` pairs hold a reduction of ``depth``, odd and padded to whole steps alike."""
     groups, columns = 2, 7
-    b = Builder()
+    b = GraphBuilder()
     view = b.finish([b.input(0, (groups, depth, columns), "float32")])
     blocks = -(-columns // block)
     layout = PackLayout(view, "matmul", groups, block, (groups, blocks, rows, block * 2), 2)
@@ -81,7 +81,7 @@ def test_pairs_lie_together_and_zeros_complete_them(depth: int, rows: int, block
 
 
 def test_views_are_applied_before_packing() -> None:
-    b = Builder()
+    b = GraphBuilder()
     view = b.finish([b.permute(b.input(0, (3, 2), "float32"), (1, 0))])
     layout = PackLayout(view, "matmul", 1, 2, (1, 2, 2, 2))
     packed = layout.pack(np.array([[1, 2], [3, 4], [5, 6]], np.float32))
@@ -93,7 +93,7 @@ def test_the_element_type_is_kept(dtype: str) -> None:
     import ml_dtypes
 
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    b = Builder()
+    b = GraphBuilder()
     layout = PackLayout(b.finish([b.input(0, (2, 3), dtype)]), "matmul", 1, 4, (1, 1, 2, 4))
     packed = layout.pack(np.ones((2, 3), kind))
     assert packed.dtype == kind
@@ -101,7 +101,7 @@ def test_the_element_type_is_kept(dtype: str) -> None:
 
 
 def test_layouts_survive_json() -> None:
-    b = Builder()
+    b = GraphBuilder()
     view = b.finish([b.permute(b.input(0, (3, 2), "float32"), (1, 0))])
     layout = PackLayout(view, "matmul", 1, 2, (1, 2, 2, 2))
     again = PackLayout.from_json(json.loads(json.dumps(layout.to_json())))
@@ -115,7 +115,7 @@ def test_unknown_form() -> None:
 
 
 def _conv(groups: int, *, op: str = "conv", static: bool = True) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (1, 6, 8, 8), "float32")
     out = 6 // groups if op == "conv_transpose" else 6
     inner = 6 if op == "conv_transpose" else 6 // groups
@@ -151,7 +151,7 @@ def test_signatures_name_the_form(spec: Graph, form: str, shape: tuple[int, ...]
 
 def test_a_copy_can_be_made_in_memory_that_is_given() -> None:
     """Every element is written, padding of columns and of the reduction included."""
-    builder = Builder()
+    builder = GraphBuilder()
     view = builder.finish([builder.input(0, (5, 7), "float32")])
     operand = np.arange(1, 36, dtype=np.float32).reshape(5, 7)
     for shape, pair in (((1, 2, 5, 4), 1), ((1, 2, 3, 8), 2)):
@@ -168,7 +168,7 @@ def test_a_copy_can_be_made_in_memory_that_is_given() -> None:
 
 
 def strided_input() -> Node:
-    b = Builder()
+    b = GraphBuilder()
     return b.finish([b.input(0, (4, 6, 1), "float32")]).nodes[0]
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from torch_pruner.graph.contraction import constant_operand, contraction_of
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 
 
 def transposed(size: int, kernel: int, stride: int, pad: int, more: int) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (1, 3, size, size), "float32")
     w = b.input(1, (3, 5, kernel, kernel), "float32", static=True)
     extent = (size - 1) * stride - 2 * pad + kernel + more

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.precision import allow_tf32, is_tf32
 
 
 def product(dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (4, 8), dtype), b.input(1, (8, 4), dtype)
     return b.finish([b.pointwise("relu", b.matmul(x, w))])
 
@@ -31,7 +31,7 @@ def test_other_types_are_left_alone(dtype: str) -> None:
 
 
 def test_a_matrix_of_constants_is_no_product_of_torchs() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (4, 8), "float32")
     ones = b.broadcast(b.const(1.0, "float32"), (8, 4))
     graph = b.finish([b.matmul(x, ones)])

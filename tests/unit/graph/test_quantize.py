@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for
 from torch_pruner.graph.hoist import hoist_static
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.quantize import FEW_ROWS, LEAST, keep_int8, quantize_weights
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.simplify import simplify
@@ -20,7 +20,7 @@ K, N = 96, 64
 def linear(
     rows: int = 1, dtype: str = "float32", *, transposed: bool = True, static: bool = True
 ) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, K), dtype)
     w = b.input(1, (N, K) if transposed else (K, N), dtype, static=static)
     product = b.matmul(x, b.permute(w, (1, 0)) if transposed else w)
@@ -31,7 +31,7 @@ def scaled(
     rows: int = 1, dtype: str = "float32", *, axis: int = 1, swap: bool = False, narrow: bool = True
 ) -> Graph:
     """A linear layer whose user rounded the weights; the scale varies along the other axis."""
-    b = Builder()
+    b = GraphBuilder()
     x, q = b.input(0, (rows, K), dtype), b.input(1, (N, K), "int8", static=True)
     s = b.input(2, (N, 1) if axis == 1 else (1, K), dtype, static=True)
     wide = b.cast(q, dtype)
@@ -85,11 +85,11 @@ def test_a_channel_of_zeros_stays_zero_and_one_with_nan_is_nan() -> None:
 
 def test_what_is_not_a_weight_stays() -> None:
     assert quantize_weights(linear(static=False)) == linear(static=False)
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (4, K), "float32"), b.input(1, (K, LEAST - 1), "float32", static=True)
     small = b.finish([b.matmul(x, w)])
     assert quantize_weights(small) == small
-    b = Builder()
+    b = GraphBuilder()
     x, w = (b.input(i, (K, K), "float32", static=True) for i in range(2))
     ahead = b.finish([b.matmul(x, w)])
     assert quantize_weights(ahead) == ahead, "computed once"

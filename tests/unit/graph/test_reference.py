@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.ops import UNARY
 from torch_pruner.graph.reference import evaluate, numpy_dtype
 
@@ -16,7 +16,7 @@ _TORCH_NAMES = {"cast": None, "bitwise_not": None}
 
 
 def apply(op: str, *arrays: np.ndarray, shape=None, dtype=None, **attrs) -> np.ndarray:
-    builder = Builder()
+    builder = GraphBuilder()
     ids = [builder.input(i, a.shape, str(a.dtype)) for i, a in enumerate(arrays)]
     shape = np.broadcast_shapes(*(a.shape for a in arrays)) if shape is None else shape
     out = builder.append(op, ids, shape, dtype or str(arrays[0].dtype), **attrs)
@@ -72,7 +72,7 @@ def test_reductions_find_the_first_nan(op):
 
 def test_half_precision_rounds_at_each_node():
     bfloat16 = numpy_dtype("bfloat16")
-    builder = Builder()
+    builder = GraphBuilder()
     x = builder.input(0, (1,), "bfloat16")
     one = builder.const(2.0**-9, "bfloat16")
     total = builder.pointwise("add", builder.pointwise("add", x, one), one)
@@ -131,7 +131,7 @@ def test_views_and_padding():
 
 
 def test_rejects_inputs_that_do_not_match():
-    builder = Builder()
+    builder = GraphBuilder()
     graph = builder.finish([builder.input(0, (2,), "float32")])
     with pytest.raises(ValueError, match=r"input 0 is float64\[2\], the graph declares float32"):
         evaluate(graph, [np.zeros(2)])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.emitting import signature
 from torch_pruner.families.rows.form import RowsDecisions, row_tasks
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.signature import BufferSpec
 
 _DECISIONS = {
@@ -16,7 +16,7 @@ _DECISIONS = {
 
 
 def product(*, static: bool, twice: bool = False, columns: int = 12) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (5, 6), "float32")
     w = b.input(1, (6, columns), "bfloat16", static=static)
     y = b.matmul(b.cast(x, "bfloat16"), w)
@@ -58,7 +58,7 @@ def test_where_tiles_are_many_narrow_operands_are_copied_wide() -> None:
 
 @pytest.mark.parametrize(("lo", "copies"), [(0, 0), (1, 1)])
 def test_padded_convolutions_copy_their_input(lo: int, copies: int) -> None:
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (2, 3, 8), "float32"), b.input(1, (4, 3, 3), "float32", static=True)
     y = b.append(
         "conv", (x, w), (2, 4, 6 + 2 * lo), "float32", stride=(1,), lo=(lo,), hi=(lo,),
@@ -69,7 +69,7 @@ def test_padded_convolutions_copy_their_input(lo: int, copies: int) -> None:
 
 
 def test_rows_keep_what_is_read_again() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (6, 8), "float32")
     e = b.pointwise("exp", x)
     spec = b.finish([b.pointwise("div", e, b.reduce("sum", e, (1,), keepdim=True))])
@@ -82,7 +82,7 @@ def test_rows_keep_what_is_read_again() -> None:
 
 
 def test_sweeps_take_inputs_and_outputs_only() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (6, 8), "float32")
     decisions = {"vl": 4, "chunk": 12, "par": 0}
     takes = signature(b.finish([b.pointwise("exp", x)]), "elementwise", decisions)

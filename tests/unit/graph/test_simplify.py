@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.graph.reference import evaluate, numpy_dtype
 from torch_pruner.graph.simplify import simplify
@@ -35,9 +35,9 @@ def special_inputs(graph: Graph) -> list[np.ndarray]:
     return found
 
 
-def check(build: Callable[[Builder], int]) -> Graph:
+def check(build: Callable[[GraphBuilder], int]) -> Graph:
     """The simplified graph of one output, which agrees with the original on special values."""
-    b = Builder()
+    b = GraphBuilder()
     graph = b.finish([build(b)])
     simple = simplify(graph)
     assert simplify(simple) == simple
@@ -52,7 +52,9 @@ def ops(graph: Graph) -> list[str]:
     return [n.op for n in graph.nodes if n.op != "input"]
 
 
-def x(b: Builder, shape: tuple[int, ...] = (3, 4), dtype: str = "float32", index: int = 0) -> int:
+def x(
+    b: GraphBuilder, shape: tuple[int, ...] = (3, 4), dtype: str = "float32", index: int = 0
+) -> int:
     return b.input(index, shape, dtype)
 
 
@@ -87,7 +89,7 @@ def test_neutral_constant_on_the_left(op, value):
 
 @pytest.mark.parametrize(("op", "value"), [("sub", 0), ("div", 1), ("mul", 0), ("pow", 0)])
 def test_constants_that_are_not_neutral(op, value):
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         constant = b.const(value, "float32")
         operands = (x(b), constant) if op in ("mul", "pow") else (constant, x(b))
         return b.pointwise(op, *operands)
@@ -96,7 +98,7 @@ def test_constants_that_are_not_neutral(op, value):
 
 
 def test_a_neutral_tensor_of_constants():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         ones = b.reshape(b.broadcast(b.const(1, "float32"), (4, 3)), (12,))
         return b.pointwise("mul", x(b, (12,)), ones)
 
@@ -104,7 +106,7 @@ def test_a_neutral_tensor_of_constants():
 
 
 def test_masks_of_constants():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         everything = b.broadcast(b.const(True, "bool"), (3, 4))
         mask = b.pointwise("logical_and", everything, x(b, dtype="bool"))
         return b.pointwise("logical_or", mask, b.pointwise("logical_not", everything))
@@ -137,7 +139,7 @@ def test_idempotent_operators(op):
 
 
 def test_logical_not_twice_of_a_number_is_no_identity():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         once = b.pointwise("logical_not", x(b), dtype="bool")
         return b.pointwise("logical_not", once)
 
@@ -150,7 +152,7 @@ def test_difference_of_the_same_value_stays():
 
 
 def test_constants_fold_in_their_dtype():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         third = b.pointwise("div", b.const(1, "float32"), b.const(3, "float32"))
         return b.pointwise("mul", x(b), b.pointwise("exp", b.pointwise("neg", third)))
 
@@ -177,11 +179,11 @@ def test_constants_fold_in_their_dtype():
     ],
 )
 def test_casts_compose_when_nothing_is_lost(source, between, target, dropped):
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         inner = b.append("cast", (b.input(0, (3, 4), source),), (3, 4), between)
         return b.append("cast", (inner,), (3, 4), target)
 
-    b = Builder()
+    b = GraphBuilder()
     graph = simplify(b.finish([build(b)]))
     casts = 2 if not dropped else int(source != target)
     assert ops(graph) == ["cast"] * casts
@@ -189,7 +191,7 @@ def test_casts_compose_when_nothing_is_lost(source, between, target, dropped):
 
 @pytest.mark.parametrize("condition", [True, False])
 def test_where_of_a_constant(condition):
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         mask = b.broadcast(b.const(condition, "bool"), (3, 4))
         return b.pointwise("where", mask, x(b), x(b, index=1))
 
@@ -197,7 +199,7 @@ def test_where_of_a_constant(condition):
 
 
 def test_work_on_repeated_values_is_done_once():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         scale = b.broadcast(x(b, (4,)), (5, 3, 4))
         shift = b.broadcast(x(b, (1, 4), index=1), (5, 3, 4))
         inverse = b.pointwise("rsqrt", b.pointwise("add", scale, shift))
@@ -208,7 +210,7 @@ def test_work_on_repeated_values_is_done_once():
 
 
 def test_scalars_are_not_broadcast():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         return b.append("add", (x(b), b.broadcast(x(b, (), index=1), (3, 4))), (3, 4), "float32")
 
     assert ops(check(build)) == ["add"]
@@ -230,7 +232,7 @@ def test_views_of_a_repeated_constant(view):
 
 
 def test_views_compose():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         v = b.slice(x(b, (9, 8)), (1, 0), (4, 8), (2, 1))
         v = b.slice(v, (1, 2), (2, 3), (2, 2))
         v = b.append("flip", (v,), (2, 3), "float32", dims=(0, 1))
@@ -240,7 +242,7 @@ def test_views_compose():
 
 
 def test_views_that_cancel():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         v = b.append("permute", (x(b),), (4, 3), "float32", perm=(1, 0))
         v = b.append("permute", (v,), (3, 4), "float32", perm=(1, 0))
         v = b.append("reshape", (v,), (12,), "float32")
@@ -258,7 +260,7 @@ def test_permuting_dimensions_of_extent_one_is_a_reshape():
 
 
 def test_permute_and_slice_move_inside_broadcasts():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         v = b.permute(b.broadcast(x(b, (3, 1)), (2, 3, 4)), (2, 0, 1))
         return b.slice(v, (1, 0, 1), (2, 1, 2))
 
@@ -266,7 +268,7 @@ def test_permute_and_slice_move_inside_broadcasts():
 
 
 def test_pads():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         v = b.append("pad", (x(b),), (3, 4), "float32", lo=(0, 0), hi=(0, 0), value=0.0)
         v = b.append("pad", (v,), (4, 5), "float32", lo=(1, 0), hi=(0, 1), value=0.0)
         return b.append("pad", (v,), (6, 5), "float32", lo=(1, 0), hi=(1, 0), value=0.0)
@@ -277,7 +279,7 @@ def test_pads():
 
 
 def test_concatenation_of_neighbouring_slices():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         v = x(b, (8, 3))
         parts = [b.slice(v, (s, 0), (n, 3)) for s, n in ((1, 2), (3, 4), (0, 1))]
         return b.append("cat", parts, (7, 3), "float32", dim=0)
@@ -286,7 +288,7 @@ def test_concatenation_of_neighbouring_slices():
 
 
 def test_chunks_of_a_concatenation():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         both = b.append("cat", (x(b), x(b, (2, 4), index=1)), (5, 4), "float32", dim=0)
         return b.slice(both, (3, 0), (2, 4))
 
@@ -296,7 +298,7 @@ def test_chunks_of_a_concatenation():
 @pytest.mark.parametrize("negated", [(), (0,), (1,), (0, 1)])
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_turned_halves_are_a_view(dim, negated):
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         whole = x(b, (4, 6, 8))
         half = tuple(d // 2 if i == dim else d for i, d in enumerate((4, 6, 8)))
         parts = [
@@ -312,11 +314,11 @@ def test_turned_halves_are_a_view(dim, negated):
 
 
 def test_halves_of_unequal_size_or_of_two_values_are_copied():
-    def uneven(b: Builder) -> int:
+    def uneven(b: GraphBuilder) -> int:
         parts = (b.slice(x(b, (3, 4)), (0, 3), (3, 1)), b.slice(x(b, (3, 4)), (0, 0), (3, 3)))
         return b.append("cat", parts, (3, 4), "float32", dim=1)
 
-    def strangers(b: Builder) -> int:
+    def strangers(b: GraphBuilder) -> int:
         left, right = x(b, (3, 4)), x(b, (3, 4), index=1)
         parts = (b.slice(left, (0, 2), (3, 2)), b.slice(right, (0, 0), (3, 2)))
         return b.append("cat", parts, (3, 4), "float32", dim=1)
@@ -325,7 +327,7 @@ def test_halves_of_unequal_size_or_of_two_values_are_copied():
 
 
 def test_repetition_is_a_view():
-    def build(b: Builder) -> int:
+    def build(b: GraphBuilder) -> int:
         value = b.pointwise("neg", x(b, (3, 4)))
         return b.append("cat", (value, value, value), (3, 12), "float32", dim=1)
 
@@ -346,7 +348,7 @@ def test_argmax_over_an_extent_of_one():
 
 
 def test_dead_code_goes_and_inputs_stay():
-    b = Builder()
+    b = GraphBuilder()
     b.pointwise("exp", x(b, index=1))
     graph = simplify(b.finish([x(b)]))
     assert ops(graph) == []
@@ -354,7 +356,7 @@ def test_dead_code_goes_and_inputs_stay():
 
 
 def test_concatenations_of_concatenations_are_one() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x, y, z = (b.input(i, (2, 3), "float32") for i in range(3))
     once = b.append("cat", (x, y), (2, 6), "float32", dim=1)
     twice = b.append("cat", (once, z), (2, 9), "float32", dim=1)

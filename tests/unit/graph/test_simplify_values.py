@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate, numpy_dtype
 from torch_pruner.graph.simplify import simplify
 
@@ -37,7 +37,7 @@ def leaves(dtype: str) -> list[np.ndarray]:
 @st.composite
 def expressions(draw: st.DrawFn, dtype: str) -> Graph:
     """A few operators on two inputs that meet every pair of values, constants and views."""
-    b = Builder()
+    b = GraphBuilder()
     floats = dtype.startswith(("float", "bfloat"))
     values = [b.input(0, SHAPE, dtype), b.input(1, SHAPE, dtype)]
     unary, binary = (FLOAT_UNARY, FLOAT_BINARY) if floats else (INT_UNARY, INT_BINARY)
@@ -96,7 +96,7 @@ def test_simplified_graphs_give_the_same_bits(dtype: str) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -0.0, math.inf, -math.inf, math.nan])
 def test_constants_survive_json(value: float) -> None:
-    b = Builder()
+    b = GraphBuilder()
     graph = b.finish([b.broadcast(b.const(value, "float32"), (2,)), b.const(0.0, "float32")])
     again = Graph.from_json(graph.to_json())
     assert again == graph

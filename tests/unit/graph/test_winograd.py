@@ -16,7 +16,7 @@ from torch_pruner.families.winograd.form import (
     transformed,
     winograd_of,
 )
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.packing import PackLayout, to_gkn
 
 _DECISIONS = dict.fromkeys(WinogradDecisions._fields, 1)
@@ -34,7 +34,7 @@ def conv(
     dtype: str = "float32",
     static: bool = True,
 ) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     rank = len(kernel)
     x = b.input(0, (2, channels, *size), dtype)
     w = b.input(1, (columns, channels // groups, *kernel), dtype, static=static)

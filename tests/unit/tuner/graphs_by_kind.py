@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 
 
 def matmul(
     rows: int, depth: int, columns: int, *, static: bool = True, dtype: str = "float32"
 ) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, depth), dtype)
     w = b.input(1, (depth, columns), dtype, static=static)
     return b.finish([b.pointwise("relu", b.matmul(x, w))])
@@ -16,7 +16,7 @@ def matmul(
 
 def few_rows(rows: int, depth: int, columns: int, dtype: str = "float32") -> Graph:
     """As a linear layer of torch's has its weights: along the reduction."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (rows, depth), dtype)
     w = b.input(1, (columns, depth), dtype, static=True)
     return b.finish([b.pointwise("relu", b.matmul(x, b.permute(w, (1, 0))))])
@@ -24,7 +24,7 @@ def few_rows(rows: int, depth: int, columns: int, dtype: str = "float32") -> Gra
 
 def keys(heads: int = 4, shared: int = 2, length: int = 40, depth: int = 16) -> Graph:
     """One query of every head by keys that heads share."""
-    b = Builder()
+    b = GraphBuilder()
     q = b.input(0, (1, heads * shared, 1, depth), "float32")
     k = b.input(1, (1, heads, length, depth), "float32")
     wide = b.broadcast(
@@ -35,7 +35,7 @@ def keys(heads: int = 4, shared: int = 2, length: int = 40, depth: int = 16) -> 
 
 
 def convolution(groups: int = 1, op: str = "conv", kernel: int = 3) -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (1, 16, 14, 14), "float32")
     w = b.input(1, (16, 16 // groups, kernel, kernel), "float32", static=True)
     pad = (kernel // 2,) * 2
@@ -46,20 +46,20 @@ def convolution(groups: int = 1, op: str = "conv", kernel: int = 3) -> Graph:
 
 
 def softmax(shape: tuple[int, ...] = (4, 32, 64), axis: int = 2, dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, shape, dtype)
     e = b.pointwise("exp", b.pointwise("sub", x, b.reduce("max", x, (axis,), keepdim=True)))
     return b.finish([b.pointwise("div", e, b.reduce("sum", e, (axis,), keepdim=True))])
 
 
 def reduction(axes: tuple[int, ...] = (0,), op: str = "sum", dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (8, 16, 48), dtype)
     return b.finish([b.reduce(op, x, axes, dtype="int64" if op.startswith("arg") else dtype)])
 
 
 def pooling() -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (1, 14, 14, 24), "float32"), (0, 3, 1, 2))
     two = (2, 2)
     y = b.append(
@@ -70,20 +70,20 @@ def pooling() -> Graph:
 
 
 def pointwise(shape: tuple[int, ...] = (64, 50), dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     return b.finish([b.pointwise("tanh", b.input(0, shape, dtype))])
 
 
 def turned() -> Graph:
     """As in the gradient of a linear layer's weights."""
-    b = Builder()
+    b = GraphBuilder()
     x, y = b.input(0, (96, 64), "float32"), b.input(1, (96, 80), "float32")
     return b.finish([b.matmul(b.permute(x, (1, 0)), y)])
 
 
 def weight_gradient(channels: int = 16, out: int = 32) -> Graph:
     """Of a convolution's weights, all operands channels last."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (2, 14, 14, channels), "float32"), (3, 0, 1, 2))
     grad = b.permute(b.input(1, (2, 14, 14, out), "float32"), (3, 0, 1, 2))
     one = (1, 1)

@@ -10,14 +10,14 @@ from torch_pruner.cards import CARDS
 from torch_pruner.families import sketches_for
 from torch_pruner.families.gpu import SUMS
 from torch_pruner.families.gpu_product.space import GpuProductSketch
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 from torch_pruner.tuner.released import A100_40, latency_s, product_rows
 
 
 def matmul(m: int, n: int, k: int, dtype: str = "float32") -> Graph:
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (m, k), dtype), b.input(1, (k, n), dtype, static=True)
     return b.finish([b.pointwise("relu", b.matmul(x, w))])
 
@@ -112,7 +112,7 @@ def test_latency_never_beats_the_card() -> None:
 
 
 def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input(0, (64, 256), "float32")
     kernels = {
         "gpu_elementwise": b.finish([b.pointwise("relu", x)]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import fakes
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
@@ -126,7 +126,7 @@ def test_inputs_are_reproducible_and_depend_on_the_seed() -> None:
 
 
 def test_indices_are_within_what_they_index() -> None:
-    b = Builder()
+    b = GraphBuilder()
     table = b.input(0, (3, 4), "float32")
     index = b.input(1, (50,), "int64")
     moved = b.reshape(b.cast(index, "int32"), (5, 10))
@@ -138,7 +138,7 @@ def test_indices_are_within_what_they_index() -> None:
 
 
 def test_operands_of_roots_are_positive_and_others_are_not() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x, v = b.input(0, (64,), "float32"), b.input(1, (64,), "float32")
     spec = b.finish([b.pointwise("mul", x, b.pointwise("rsqrt", v))])
     x_value, v_value = check.random_inputs(spec, 0)
@@ -147,7 +147,7 @@ def test_operands_of_roots_are_positive_and_others_are_not() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "bool"])
 def test_rounding_passes_and_errors_do_not(dtype) -> None:
-    b = Builder()
+    b = GraphBuilder()
     spec = b.finish(
         [b.pointwise("relu", b.input(0, (400,), dtype))]
         if dtype != "bool"
@@ -190,7 +190,7 @@ def test_a_missing_term_of_a_long_sum_is_found() -> None:
 
 
 def test_a_step_may_flip_a_few_elements_only() -> None:
-    b = Builder()
+    b = GraphBuilder()
     spec = b.finish([b.pointwise("floor", b.input(0, (5000,), "float32"))])
     value = np.zeros(5000, np.float32)
     (expected,) = check.expectations(spec, [value], EvaluatorSpec())

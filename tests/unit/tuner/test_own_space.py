@@ -9,7 +9,7 @@ import pytest
 
 from torch_pruner.families import drop_space, sketches_for, use_space
 from torch_pruner.families.contraction.space import ContractionSketch
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -46,7 +46,7 @@ def spaces():
 
 
 def product(rows):
-    b = Builder()
+    b = GraphBuilder()
     x, w = b.input(0, (rows, 64), "float32"), b.input(1, (64, 64), "float32", static=True)
     return Task("matmul", b.finish([b.matmul(x, w)]), TargetSpec.detect(2), 2, 1)
 

@@ -206,11 +206,11 @@ def test_every_sketch_has_features_row_by_row(kind) -> None:
 
 
 def _task(kind: str) -> Task:
-    from torch_pruner.graph.ir import Builder
+    from torch_pruner.graph.ir import GraphBuilder
 
     if kind == "matmul":
         return fakes.make_task(64)
-    b = Builder()
+    b = GraphBuilder()
     x, y, z = (b.input(i, (64, 128), "float32") for i in range(3))
     out = b.pointwise("add", b.pointwise("mul", x, y), z)
     if kind == "rows":

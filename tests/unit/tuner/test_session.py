@@ -10,7 +10,7 @@ import pytest
 
 from tests import fakes
 from torch_pruner.config import Budget
-from torch_pruner.graph.ir import Builder
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.log import PhaseTimer
 from torch_pruner.task import MeasureResult, MeasureStatus
 from torch_pruner.tuner import make_cost_model, make_strategy
@@ -410,7 +410,7 @@ def test_the_roofline_bounds_contractions_only() -> None:
     task = fakes.make_task(256)
     flops = 2 * 256 * 16 * 8
     assert roofline_s(task) == pytest.approx(flops / task.target.peak_flops("float32", 1))
-    b = Builder()
+    b = GraphBuilder()
     pointwise = b.finish([b.pointwise("exp", b.input(0, (64,), "float32"))])
     assert roofline_s(replace(task, spec=pointwise)) == 0.0
 

@@ -28,7 +28,7 @@ from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
 from torch_pruner.graph.fuse import fuse
-from torch_pruner.graph.ir import Builder, Graph
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -215,7 +215,7 @@ def test_gradients_take_whole_vectors_of_columns() -> None:
 
 def test_gradients_along_a_long_line_are_summed_in_parts() -> None:
     """Which the general sketch does: thousands of products in one go lose digits."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (2, 4096, 16), "float32"), (2, 0, 1))
     grad = b.permute(b.input(1, (2, 4096, 32), "float32"), (2, 0, 1))
     y = b.append(
@@ -228,7 +228,7 @@ def test_gradients_along_a_long_line_are_summed_in_parts() -> None:
 
 def test_statistics_of_channels_are_drafted_abreast() -> None:
     """Rows gathered across memory took ten times as long as predicted, lanes abreast a tenth."""
-    b = Builder()
+    b = GraphBuilder()
     x = b.permute(b.input(0, (4, 112, 112, 64), "float32"), (0, 3, 1, 2))
     total = b.reduce("sum", b.pointwise("mul", x, x), (0, 2, 3))
     spec = b.finish([b.pointwise("rsqrt", total)])

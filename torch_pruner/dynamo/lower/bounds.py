@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.aten.demand import Demand, Range
     from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
-    from torch_pruner.graph.ir import Builder
+    from torch_pruner.graph.ir import GraphBuilder
 
 __all__ = ["IndexCheck", "Watch", "flag_spec", "guarded", "watched"]
 
@@ -64,7 +64,7 @@ class Watch:
     output: int | None
 
 
-def watched(builder: Builder, demands: Sequence[Demand], *, flagged: bool) -> Watch:
+def watched(builder: GraphBuilder, demands: Sequence[Demand], *, flagged: bool) -> Watch:
     """The checks and flags that ``demands`` need, each once, in the order of the operators.
 
     Without ``flagged`` only inputs are looked at.
@@ -132,7 +132,7 @@ def _value(key: int, wanted: Range) -> int:
     return value if value < -_LEAST else value + 2 * _LEAST
 
 
-def _source(builder: Builder, at: int, wanted: Range) -> tuple[int | None, int | None]:
+def _source(builder: GraphBuilder, at: int, wanted: Range) -> tuple[int | None, int | None]:
     """The input with the same elements as node ``at``, and which of them a loss replaces: the class
     to ignore."""
     ignored: int | None = None
@@ -156,7 +156,7 @@ def _source(builder: Builder, at: int, wanted: Range) -> tuple[int | None, int |
         at, ignored = kept, int(const_value(number))
 
 
-def _unviewed(builder: Builder, at: int) -> int:
+def _unviewed(builder: GraphBuilder, at: int) -> int:
     """The node that has the same elements in another order, shape or wider dtype."""
     while True:
         node = builder.nodes[at]

@@ -26,7 +26,7 @@ from torch_pruner.dynamo.lower.aten import (
     dtype_name,
 )
 from torch_pruner.dynamo.lower.bounds import watched
-from torch_pruner.graph.ir import Builder, Graph, Node
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def probe(
     Raises ``Unsupported`` if it has to stay with eager.
     """
     _check(node, dtypes, device)
-    builder = Builder()
+    builder = GraphBuilder()
     env: dict[fx.Node, Values] = {}
     inputs = list(node.all_input_nodes)
     for arg in inputs:
@@ -107,7 +107,7 @@ def import_region(
     Equal outputs share a position. ``inputs`` are numbered in the given order. What operators
     demand of values that the graph computes is in ``flags`` if they are to be ``flagged``.
     """
-    builder = Builder()
+    builder = GraphBuilder()
     env: dict[fx.Node, Values] = {}
     for index, node in enumerate(inputs):
         fake = node.meta["val"]
@@ -130,7 +130,7 @@ def import_region(
 
 
 def import_node(
-    builder: Builder,
+    builder: GraphBuilder,
     node: fx.Node,
     env: Mapping[fx.Node, Values],
     demands: list[Demand] | None = None,
@@ -209,7 +209,7 @@ def _conformed(value: Value, fake: torch.Tensor) -> Value:
     return Value(out.builder, out.id, fake)
 
 
-def _inputs_for(builder: Builder, arg: fx.Node, start: int) -> Values:
+def _inputs_for(builder: GraphBuilder, arg: fx.Node, start: int) -> Values:
     fakes = output_fakes(arg)
     values: list[Value | None] = []
     for i, fake in enumerate(fakes):
@@ -224,7 +224,7 @@ def _inputs_for(builder: Builder, arg: fx.Node, start: int) -> Values:
     return values[0]
 
 
-def _unread(builder: Builder, arg: fx.Node) -> Value:
+def _unread(builder: GraphBuilder, arg: fx.Node) -> Value:
     """A stand-in for an argument of which only the shape and dtype matter."""
     fake = arg.meta["val"]
     zero = Value(builder, builder.const(0, dtype_name(fake.dtype)))
@@ -235,7 +235,7 @@ def _flat(values: Values) -> tuple[Value, ...]:
     return tuple(v for v in values if v is not None) if isinstance(values, tuple) else (values,)
 
 
-def _reachable(builder: Builder, roots: Sequence[int]) -> set[int]:
+def _reachable(builder: GraphBuilder, roots: Sequence[int]) -> set[int]:
     found: set[int] = set()
     stack = list(roots)
     while stack:
@@ -246,7 +246,7 @@ def _reachable(builder: Builder, roots: Sequence[int]) -> set[int]:
     return found
 
 
-def _flops(builder: Builder, nodes: Sequence[Node], results: Sequence[Value | None]) -> int:
+def _flops(builder: GraphBuilder, nodes: Sequence[Node], results: Sequence[Value | None]) -> int:
     """Two per multiply-add of contractions, one per element of other floating results."""
     total = 0
     for node in nodes:

@@ -69,14 +69,14 @@ class BuiltGraph:
 def build_graph(
     program: Program,
     compiler: Compiler,
-    platform: Device,
+    device: Device,
     *,
     fallback: str = "eager",
     name: str = "graph",
 ) -> BuiltGraph:
     """Compile the regions of ``program``; ``fallback`` runs the operators that were refused.
 
-    ``platform`` is that of the program's device, ``compiler`` is for it.
+    ``device`` is that of the program's device, ``compiler`` is for it.
 
     Raises ``UnsupportedModel`` if ``fallback`` is ``"error"`` and an operator was refused.
     """
@@ -87,9 +87,9 @@ def build_graph(
     regions: list[BuiltRegion] = []
     for step in program.steps:
         if isinstance(step.does, RegionStep):
-            call = built_region(step.does, compiler, platform, f"{name}.{len(regions)}")
+            call = built_region(step.does, compiler, device, f"{name}.{len(regions)}")
             regions.append(BuiltRegion(call, step.reads))
-            run, named = region_calls(call, step.does, platform)
+            run, named = region_calls(call, step.does, device)
         else:
             run, named = eager_call(step.does, fallback), None
         steps.append(GraphStep(run, step.reads, step.writes, step.dead, named))
@@ -97,23 +97,21 @@ def build_graph(
     return BuiltGraph(graph, program, tuple(regions))
 
 
-def region_calls(
-    call: RegionCall, region: RegionStep, platform: Device
-) -> tuple[StepCall, StepCall]:
+def region_calls(call: RegionCall, region: RegionStep, device: Device) -> tuple[StepCall, StepCall]:
     """``call`` with all that its device and its operators' demands need around it.
 
     Once as it is, and once as ``torch.profiler`` is to see it.
     """
-    checks = region.checks if platform.checks_indices else ()
+    checks = region.checks if device.checks_indices else ()
     run = cast("StepCall", call)  # what a region reads and writes are tensors
     plain, named = (
-        guarded(cast("StepCall", platform.guard(r)), checks, region.flags)
+        guarded(cast("StepCall", device.guard(r)), checks, region.flags)
         for r in (run, profiled(call.name, run))
     )
     return plain, named
 
 
-def built_region(region: RegionStep, compiler: Compiler, platform: Device, name: str) -> RegionCall:
+def built_region(region: RegionStep, compiler: Compiler, device: Device, name: str) -> RegionCall:
     """A region, compiled."""
     orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
     compiled = compiler.compile(region.graph, orders[0], orders[1])
@@ -122,7 +120,7 @@ def built_region(region: RegionStep, compiler: Compiler, platform: Device, name:
     if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
         static = []
     specs = (region.inputs, region.outputs)
-    return RegionCall(name, compiled, *specs, static, platform.device)
+    return RegionCall(name, compiled, *specs, static, device.device)
 
 
 def eager_call(module: fx.GraphModule, fallback: str) -> StepCall:

@@ -66,11 +66,11 @@ class CheckedCall(FirstCall):
         failed: Callable[[Exception], None],
         on_match: Callable[[], None] = lambda: None,
         least_bound: float = 0.0,
-        platform: Device | None = None,
+        device: Device | None = None,
     ) -> None:
         super().__init__(
             partial(run_eager, gm), call, name, strict=strict, draws=may_draw(gm), failed=failed,
-            platform=platform,
+            device=device,
         )  # fmt: skip
         self._on_match = on_match
         self._bounds = [max(bound, least_bound) if bound else bound for bound in bounds_of(gm)]

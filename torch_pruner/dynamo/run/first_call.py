@@ -41,7 +41,7 @@ class FirstCall:
         strict: bool,
         draws: bool = True,
         failed: Callable[[Exception], None] = lambda _: None,
-        platform: Device | None = None,
+        device: Device | None = None,
     ) -> None:
         """``draws``: whether there may be random numbers, which eager would have to draw again."""
         # On the instance: torch wraps a backward and copies its __dict__ only.
@@ -50,7 +50,7 @@ class FirstCall:
         self._call = call
         self._now: BoxedCall = self._until_settled
         self._name, self._strict, self._draws = name, strict, draws
-        self._failed, self._platform = failed, platform
+        self._failed, self._device = failed, device
         self._lock = threading.Lock()
         self._settled = False
 
@@ -117,12 +117,12 @@ class FirstCall:
 
     def _generators(self) -> Generators:
         """What random numbers come next, on the CPU and on the graph's device."""
-        platform = self._platform
-        return torch.get_rng_state(), platform.generator_state() if platform else None
+        device = self._device
+        return torch.get_rng_state(), device.generator_state() if device else None
 
     def _rewind(self, state: Generators | None) -> None:
         if state is None:
             return
         torch.set_rng_state(state[0])
-        if self._platform is not None and state[1] is not None:
-            self._platform.restore_generator(state[1])
+        if self._device is not None and state[1] is not None:
+            self._device.restore_generator(state[1])

@@ -85,26 +85,26 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
     kind = metadata.kind
     if not outputs(gm):
         return SavedCall(why="an empty graph", kind=kind, call=boxed(gm))
-    platform = device_for(torch_device_of(gm), config)
-    compiler = platform.compiler(config, graph.timer)
+    device = device_for(torch_device_of(gm), config)
+    compiler = device.compiler(config, graph.timer)
     if kind == "backward":
         activations.adopt(gm, graph.example_inputs)
     with graph.timer.phase("lower"):
         program = describe(
             gm, static=metadata.static, mutated=metadata.mutated, loose=metadata.loose,
-            device=platform.device, dtypes=platform.dtypes,
+            device=device.device, dtypes=device.dtypes,
         )  # fmt: skip
-        built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
+        built = build_graph(program, compiler, device, fallback=config.fallback, name=label)
     if metadata.loose:
         activations.report(outputs(gm))
     reports.add(built.report(label, dict(graph.timer.seconds), compiler.tunings))
-    if platform.builds_only:
+    if device.builds_only:
         return SavedCall(why="a graph for a card that is not at hand", kind=kind, call=boxed(gm))
     call: BoxedCall = built.call
     if config.cuda_graphs:
         call = cuda_graphs.recorded_or_not(
             gm, built, graph.example_inputs, label, static=metadata.static, kind=kind,
-            device=platform.device,
+            device=device.device,
         )  # fmt: skip
     result = SavedCall(kind=kind, settings=json.dumps(_settings(config)), call=call)
     try:
@@ -116,7 +116,7 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
     except serialization.UnsavableError as err:
         result.why = str(err)
     if built.compiled:
-        first = _FirstResult(label, built, result.blob, compiler, platform, config)
+        first = _FirstResult(label, built, result.blob, compiler, device, config)
         result.call = first.watched(gm, call)
     return result
 
@@ -132,7 +132,7 @@ class _FirstResult:
     built: BuiltGraph
     blob: bytes | None
     compiler: Compiler
-    platform: Device
+    device: Device
     config: Config
 
     def watched(self, gm: fx.GraphModule, call: BoxedCall) -> BoxedCall:
@@ -145,12 +145,12 @@ class _FirstResult:
         if self._compared_before() or config.check != "first-call":
             return FirstCall(
                 partial(run_eager, gm), call, label, strict=config.strict, draws=may_draw(gm),
-                failed=self._failed_unasked, platform=self.platform,
+                failed=self._failed_unasked, device=self.device,
             )  # fmt: skip
         least = INT8_BOUND if config.int8_weights else TF32_BOUND if self.compiler.tf32 else 0.0
         return CheckedCall(
             gm, call, label, strict=config.strict, failed=self._failed, on_match=self._confirm,
-            platform=self.platform, least_bound=least,
+            device=self.device, least_bound=least,
         )  # fmt: skip
 
     def _compared_before(self) -> bool:
@@ -186,13 +186,13 @@ def restored(given: SavedCall, *, config: Config, name: str, timer: PhaseTimer) 
     label = label_of(name, given.kind)
     with timer.phase("lower"):
         program = serialization.loads(given.blob)
-        platform = device_for(program.device, config)
-        compiler = platform.compiler(config, timer)
+        device = device_for(program.device, config)
+        compiler = device.compiler(config, timer)
         # New kernels have to be compared with eager, for which there has to be a graph.
         asked = config.check == "first-call"
         compiler.may_tune = not asked
         try:
-            built = build_graph(program, compiler, platform, fallback=config.fallback, name=label)
+            built = build_graph(program, compiler, device, fallback=config.fallback, name=label)
         except exc.CacheMiss as err:
             if asked:
                 raise torch_cache.NotUsableError(str(err)) from err

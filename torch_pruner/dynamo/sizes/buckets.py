@@ -76,14 +76,14 @@ class Buckets:
         self._refused = 0
 
     @functools.cached_property
-    def _platform(self) -> Device:
+    def _device(self) -> Device:
         return device_for(torch_device_of(self._gm), self._config)
 
     @property
     def _usable(self) -> bool:
         # What leaves a forward for its backward, and inputs that are written, are not cut.
         plain = self._metadata.kind == "inference" and not self._metadata.mutated
-        return plain and self._refused < MOST_REFUSED and not self._platform.builds_only
+        return plain and self._refused < MOST_REFUSED and not self._device.builds_only
 
     def call(self, args: SizedArguments, large: SizedArguments, text: str) -> BoxedCall | None:
         """A call for sizes as those of ``args`` in the program for those of ``large``.
@@ -106,7 +106,7 @@ class Buckets:
         """Whether the cache has the kernels for sizes as those of ``args``."""
         if not self._usable:
             return False
-        compiler = self._platform.compiler(self._config, PhaseTimer())
+        compiler = self._device.compiler(self._config, PhaseTimer())
         regions = self._captured(args)[1].regions
         for region in regions:
             orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
@@ -139,11 +139,11 @@ class Buckets:
         if not new or self._config.check != "first-call":
             return FirstCall(
                 functools.partial(run_eager, graph), call, name, strict=self._config.strict,
-                failed=failed, platform=self._platform,
+                failed=failed, device=self._device,
             )  # fmt: skip
         return CheckedCall(
             graph, call, name, strict=self._config.strict, failed=failed,
-            platform=self._platform, least_bound=INT8_BOUND if self._config.int8_weights else 0.0,
+            device=self._device, least_bound=INT8_BOUND if self._config.int8_weights else 0.0,
         )  # fmt: skip
 
     def _joined(
@@ -159,7 +159,7 @@ class Buckets:
                 counts = [
                     torch.tensor(n, dtype=COUNT, device=small.device) for _, n in bucket.counts
                 ]
-                checks = step.does.checks if self._platform.checks_indices else ()
+                checks = step.does.checks if self._device.checks_indices else ()
                 padding = PaddedRegion(inner, large, step.does, counts)
                 run = guarded(padding, checks, step.does.flags)
             else:
@@ -176,7 +176,7 @@ class Buckets:
 
     def _described(self, args: SizedArguments) -> tuple[fx.GraphModule, Program]:
         graph, metadata = symbolic.with_sizes(self._gm, args), self._metadata
-        device, dtypes = self._platform.device, self._platform.dtypes
+        device, dtypes = self._device.device, self._device.dtypes
         return graph, describe(
             graph, static=metadata.static, loose=metadata.loose, device=device, dtypes=dtypes
         )
@@ -190,7 +190,7 @@ class Buckets:
     def _compiled(self, buckets: Sequence[Bucket], wide: Program, name: str) -> list[StepCall]:
         """Every region of ``wide`` with its bucket's graph in place of its own."""
         timer = PhaseTimer()
-        compiler = self._platform.compiler(self._config, timer)
+        compiler = self._device.compiler(self._config, timer)
         count = TensorSpec.make((), (), COUNT)
         runs: list[StepCall] = []
         steps, built, left = list[ProgramStep](), list[BuiltRegion](), iter(buckets)
@@ -200,8 +200,8 @@ class Buckets:
                 bucket = next(left)
                 inputs = (*does.inputs, *(count,) * len(bucket.counts))
                 does = replace(does, graph=bucket.graph, inputs=inputs, checks=(), flags=())
-                region = built_region(does, compiler, self._platform, f"{name}.{len(runs)}")
-                runs.append(_inner(region, does, self._platform))
+                region = built_region(does, compiler, self._device, f"{name}.{len(runs)}")
+                runs.append(_inner(region, does, self._device))
                 built.append(BuiltRegion(region, step.reads))
             steps.append(replace(step, does=does))
         program = replace(wide, steps=tuple(steps))
@@ -264,9 +264,9 @@ def padded(tensor: torch.Tensor, spec: TensorSpec, axes: Sequence[tuple[int, int
     return large
 
 
-def _inner(call: RegionCall, region: RegionStep, platform: Device) -> StepCall:
+def _inner(call: RegionCall, region: RegionStep, device: Device) -> StepCall:
     """A region that others call: it asks itself whether ``torch.profiler`` is on."""
-    run, named = region_calls(call, region, platform)
+    run, named = region_calls(call, region, device)
     profiler = torch.autograd.profiler
     return lambda inputs: (named if profiler._is_profiler_enabled else run)(inputs)
 

@@ -23,7 +23,7 @@ from torch_pruner.graph.intervals import interval
 if TYPE_CHECKING:
     import torch
 
-    from torch_pruner.graph.ir import Builder, Shape
+    from torch_pruner.graph.ir import GraphBuilder, Shape
 
 Result = Value | tuple[Value | None, ...]
 Rule = Callable[..., Result]
@@ -43,7 +43,7 @@ class OpCall:
     ``demands`` are what eager tests of the operands' values, and raises where it does not hold.
     """
 
-    builder: Builder
+    builder: GraphBuilder
     outputs: tuple[torch.Tensor | None, ...]
     used: frozenset[int]
     demands: list[Demand] = field(default_factory=list)
@@ -127,7 +127,7 @@ def elementwise(
     return fn(*(_promoted(builder, a, name) for a in args))
 
 
-def _promoted(builder: Builder, arg: Operand, dtype: str) -> Value:
+def _promoted(builder: GraphBuilder, arg: Operand, dtype: str) -> Value:
     if isinstance(arg, Value):
         return arg.cast(dtype)
     if not isinstance(arg, (bool, int, float)):

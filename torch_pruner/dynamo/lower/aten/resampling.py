@@ -15,7 +15,7 @@ from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.value import Value, iota
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.ir import Builder
+    from torch_pruner.graph.ir import GraphBuilder
 
 aten = torch.ops.aten
 
@@ -31,7 +31,9 @@ def _scale(scales: Scales, dim: int) -> float | None:
     return scales[dim] if scales else None
 
 
-def _nearest_index(builder: Builder, old: int, new: int, scale: float | None, exact: bool) -> Value:
+def _nearest_index(
+    builder: GraphBuilder, old: int, new: int, scale: float | None, exact: bool
+) -> Value:
     position = iota(builder, new).cast("float32")
     if exact:
         position = position + 0.5
@@ -100,7 +102,7 @@ def nearest_backward(
 
 
 def _neighbours(
-    builder: Builder, old: int, new: int, align_corners: bool, scale: float | None
+    builder: GraphBuilder, old: int, new: int, align_corners: bool, scale: float | None
 ) -> tuple[Value, Value, Value]:
     """For each result element, two source positions and the weight of the second (float32)."""
     index = iota(builder, new).cast("float32")

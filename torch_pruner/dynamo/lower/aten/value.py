@@ -17,7 +17,7 @@ from torch_pruner.graph.ops import FLOATS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torch_pruner.graph.ir import Builder, Shape
+    from torch_pruner.graph.ir import GraphBuilder, Shape
 
 Number = bool | int | float
 
@@ -41,7 +41,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 class Value:
     """Node ``id`` of ``builder``; ``fake`` is the torch tensor it stands for, if any."""
 
-    builder: Builder
+    builder: GraphBuilder
     id: int
     fake: torch.Tensor | None = None
 
@@ -240,7 +240,7 @@ class Value:
         )
 
 
-def iota(builder: Builder, size: int, *, dtype: str = "int64") -> Value:
+def iota(builder: GraphBuilder, size: int, *, dtype: str = "int64") -> Value:
     """``0, 1, ..., size - 1``."""
     return Value(builder, builder.append("iota", (), (size,), dtype, dim=0))
 
