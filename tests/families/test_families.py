@@ -182,7 +182,7 @@ def test_another_version_of_a_family_is_other_code(toy, cold, monkeypatch) -> No
         return torch.tanh(x) * 2
 
     x = torch.randn(6, 50)
-    options = {"effort": "quick", "trials": 4, "library": False, "threads": 1}
+    options = {"effort": "none", "library": False, "threads": 1}  # drafts are the toy's
     cold.compile(function, **options)(x)
     assert torch_pruner.last_report().tasks[0].sketch == "toy"
     monkeypatch.setattr(Toy, "version", 2)

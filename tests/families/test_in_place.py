@@ -229,4 +229,4 @@ def test_a_compiled_layer_of_one_row_keeps_no_copy(
         torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-4)
     (call,) = calls
     assert call.compiled.plan.packed_bytes == 0
-    assert call.static.nbytes == 0
+    assert call.packed.nbytes == 0

@@ -28,7 +28,7 @@ class ToySketch(Sketch):
 
     def symbols(self, decisions: np.ndarray) -> Symbols:
         ones = np.ones(len(decisions))
-        seconds = 1e-9 * self.task.spec.nodes[self.task.spec.outputs[0]].numel * ones
+        seconds = 1e-12 * self.task.spec.nodes[self.task.spec.outputs[0]].numel * ones
         return Symbols(*(ones,) * 8, seconds / (1 + self.columns(decisions).par))
 
     def default(self) -> np.ndarray:
