@@ -15,6 +15,7 @@ import importlib
 import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ SECTIONS = (
     ("What a report holds", "torch_pruner.report", ("GraphReport", "TaskReport", "OpFallback")),
     (
         "What an explanation holds",
-        "torch_pruner.dynamo.api",
+        "torch_pruner.dynamo.explanation",
         ("Explanation", "GraphExplanation", "TaskExplanation"),
     ),
     ("ONNX", "torch_pruner.onnx", None),
@@ -143,11 +144,13 @@ def _doc(value: Any) -> str:
 
 def _text(value: Any) -> str:
     """A docstring as Markdown: double backquotes become single, sections become lists."""
-    text = _doc(value).replace("``", "`")
+    text, _, example = _doc(value).partition("\nExample:\n")
+    text = text.rstrip().replace("``", "`")
     text = re.sub(r"^(Args|Raises|Returns|Attributes):$", r"**\1:**\n", text, flags=re.MULTILINE)
     text = re.sub(r"^ {4}(\*{0,2}\w+): ", r"* `\1`: ", text, flags=re.MULTILINE)
     text = re.sub(r"^ {8}", "  ", text, flags=re.MULTILINE)
-    return text + "\n"
+    shown = f"\n\n```python\n{textwrap.dedent(example).strip()}\n```" if example else ""
+    return f"{text}{shown}\n"
 
 
 def main() -> int:

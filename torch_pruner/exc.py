@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 
 class PrunerError(Exception):
-    """Root of the package's exceptions."""
+    """Root of the package's exceptions.
+
+    Example:
+        try:
+            torch_pruner.tune(model, (x,))
+        except exc.PrunerError as err:
+            print(err)  # what, where, and what to do next
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default calls ``type(self)(*self.args)``; args is the message, not __init__'s input.
@@ -34,7 +41,14 @@ def _with_log(message: str, log: str) -> str:
 
 
 class OptionError(PrunerError, ValueError):
-    """An option is unknown, of a wrong type or out of range; ``nearest`` is the likeliest name."""
+    """An option is unknown, of a wrong type or out of range; ``nearest`` is the likeliest name.
+
+    Example:
+        try:
+            torch_pruner.tune(model, (x,), {"trails": 64})
+        except exc.OptionError as err:
+            print(err)  # unknown option 'trails'; did you mean 'trials'?
+    """
 
     def __init__(
         self, option: str, problem: str, *, known: Sequence[str] = (), noun: str = "option"
@@ -52,6 +66,12 @@ class CacheMiss(PrunerError):
     """No tuned kernel for ``key``. ``nearest`` maps each differing key field to (wanted, found).
 
     ``missing`` names all that was found missing with it, ``key`` first.
+
+    Example:
+        try:
+            torch.compile(model, backend="pruner", options={"on_miss": "error"})(x)
+        except exc.CacheMiss as err:
+            print(err.missing, err.nearest)
     """
 
     def __init__(
@@ -84,7 +104,14 @@ class CacheMiss(PrunerError):
 
 
 class CorruptEntry(PrunerError):
-    """A cache file does not hold what its name or digest promises. It is never used."""
+    """A cache file does not hold what its name or digest promises. It is never used.
+
+    Example:
+        try:
+            toolchain.load(path, names)
+        except exc.CorruptEntry as err:
+            print(err.path, err.reason)  # the library is built anew
+    """
 
     def __init__(self, path: str | Path, reason: str) -> None:
         self.path, self.reason = str(path), reason
@@ -93,7 +120,14 @@ class CorruptEntry(PrunerError):
 
 
 class CacheDirectoryError(PrunerError):
-    """The cache directory cannot be used at all."""
+    """The cache directory cannot be used at all.
+
+    Example:
+        try:
+            torch_pruner.load_bundle("kernels.bundle", cache_dir="/proc/none")
+        except exc.CacheDirectoryError as err:
+            print(err.path, err.reason)
+    """
 
     def __init__(self, path: str | Path, reason: str, fix: str = "") -> None:
         self.path, self.reason = str(path), reason
@@ -102,7 +136,14 @@ class CacheDirectoryError(PrunerError):
 
 
 class IncompatibleBundle(PrunerError):
-    """A bundle was made for another device or version, or its file is damaged."""
+    """A bundle was made for another device or version, or its file is damaged.
+
+    Example:
+        try:
+            torch_pruner.load_bundle("kernels.bundle")
+        except exc.IncompatibleBundle as err:
+            print(err.path, err.reason, err.fix)
+    """
 
     def __init__(self, path: str | Path, reason: str, fix: str = "") -> None:
         self.path, self.reason = str(path), reason
@@ -111,7 +152,14 @@ class IncompatibleBundle(PrunerError):
 
 
 class IncompatibleTVM(PrunerError):
-    """TVM is missing, or not of the one version that this package is made for."""
+    """TVM is missing, or not of the one version that this package is made for.
+
+    Example:
+        try:
+            versions.check_tvm_versions()
+        except exc.IncompatibleTVM as err:
+            print(err.found, err.needs, err.fix)
+    """
 
     def __init__(self, found: str, needs: str, fix: str) -> None:
         self.found, self.needs, self.fix = found, needs, fix
@@ -119,7 +167,14 @@ class IncompatibleTVM(PrunerError):
 
 
 class UnsupportedModel(PrunerError):
-    """A model or input that cannot be captured, loaded or tuned."""
+    """A model or input that cannot be captured, loaded or tuned.
+
+    Example:
+        try:
+            torch_pruner.onnx.compile("model.onnx")(x)
+        except exc.UnsupportedModel as err:
+            print(err.model, err.reason)
+    """
 
     def __init__(self, model: str, reason: str, fix: str = "") -> None:
         self.model, self.reason, self.fix = model, reason, fix
@@ -127,7 +182,14 @@ class UnsupportedModel(PrunerError):
 
 
 class CompileError(PrunerError):
-    """Code generation, compilation or linking failed. ``log`` is the tool's output."""
+    """Code generation, compilation or linking failed. ``log`` is the tool's output.
+
+    Example:
+        try:
+            torch.compile(model, backend="pruner", options={"strict": True})(x)
+        except exc.CompileError as err:
+            print(err.what, err.reason, err.log)
+    """
 
     def __init__(self, what: str, reason: str, *, fix: str = "", log: str = "") -> None:
         self.what, self.reason, self.fix, self.log = what, reason, fix, log
@@ -142,11 +204,25 @@ class CompileError(PrunerError):
 
 
 class MeasureError(PrunerError):
-    """Measuring is not possible. A candidate that fails is a result, not this."""
+    """Measuring is not possible. A candidate that fails is a result, not this.
+
+    Example:
+        try:
+            torch_pruner.tune(model, (x,))
+        except exc.MeasureError as err:
+            print(err)  # workers cannot be started, a tracker does not answer
+    """
 
 
 class WorkerDied(MeasureError):
-    """A worker process ended before it answered; negative exit codes are signals."""
+    """A worker process ended before it answered; negative exit codes are signals.
+
+    Example:
+        try:
+            process.send(message)
+        except exc.WorkerDied as err:
+            print(err.pid, err.exitcode)  # the executor starts another
+    """
 
     def __init__(self, pid: int, exitcode: int | None) -> None:
         self.pid, self.exitcode = pid, exitcode
@@ -157,7 +233,14 @@ class WorkerDied(MeasureError):
 
 
 class MeasureTimeout(MeasureError):
-    """A job did not answer in time; its worker was killed."""
+    """A job did not answer in time; its worker was killed.
+
+    Example:
+        try:
+            executor.measure(inputs)
+        except exc.MeasureTimeout as err:
+            print(err.what, err.limit_s)
+    """
 
     def __init__(self, what: str, limit_s: float) -> None:
         self.what, self.limit_s = what, limit_s
@@ -166,7 +249,14 @@ class MeasureTimeout(MeasureError):
 
 
 class WrongResult(MeasureError):
-    """A kernel computed something else than its reference. Its time is not a time."""
+    """A kernel computed something else than its reference. Its time is not a time.
+
+    Example:
+        try:
+            executor.measure(inputs)
+        except exc.WrongResult as err:
+            print(err.what, err.max_error, err.tolerance)
+    """
 
     def __init__(self, what: str, max_error: float, tolerance: float) -> None:
         self.what, self.max_error, self.tolerance = what, max_error, tolerance
@@ -177,7 +267,14 @@ class WrongResult(MeasureError):
 
 
 class BuildFailed(MeasureError):
-    """No candidate of a kernel could be built."""
+    """No candidate of a kernel could be built.
+
+    Example:
+        try:
+            executor.measure(inputs)
+        except exc.BuildFailed as err:
+            print(err.what, err.reason, err.log)
+    """
 
     def __init__(self, what: str, reason: str, log: str = "") -> None:
         self.what, self.reason, self.log = what, reason, log
@@ -186,7 +283,14 @@ class BuildFailed(MeasureError):
 
 
 class ResultMismatch(MeasureError):
-    """A compiled graph disagrees with eager on the first real inputs."""
+    """A compiled graph disagrees with eager on the first real inputs.
+
+    Example:
+        try:
+            torch.compile(model, backend="pruner", options={"strict": True})(x)
+        except exc.ResultMismatch as err:
+            print(err.graph, err.max_error, err.tolerance)
+    """
 
     def __init__(self, graph: str, output: int, max_error: float, tolerance: float) -> None:
         self.graph, self.output = graph, output

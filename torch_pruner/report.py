@@ -31,6 +31,10 @@ class TaskReport:
     ``latency_before_s`` is of what the kernel replaces; a latency is None where nothing was timed.
     ``trials`` counts the candidates measured for it, before this compilation too; ``effort`` is
     what its tuning was completed with, "none" where a draft was to do.
+
+    Example:
+        for task in torch_pruner.last_report().tasks:
+            print(task.name, task.source, task.latency_after_s, task.sketch)
     """
 
     name: str
@@ -72,7 +76,12 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class OpFallback:
-    """An operator left to the fallback: which, the kind of reason, and the reason in words."""
+    """An operator left to the fallback: which, the kind of reason, and the reason in words.
+
+    Example:
+        for graph in torch_pruner.last_report().graphs:
+            print([(op.node, op.kind, op.detail) for op in graph.ops_fallback])
+    """
 
     node: str
     kind: str
@@ -94,7 +103,12 @@ class Tuning:
 @dataclass(frozen=True, slots=True)
 class GraphReport:
     """One compiled graph. ``weight_bytes`` is held by packed copies of weights,
-    ``workspace_bytes`` by buffers between kernels."""
+    ``workspace_bytes`` by buffers between kernels.
+
+    Example:
+        for graph in torch_pruner.last_report().graphs:
+            print(graph.name, f"{graph.ops_compiled} of {graph.ops_total} operators")
+    """
 
     name: str
     ops_total: int
@@ -117,7 +131,13 @@ class GraphReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What compiling did, graph by graph; the properties are sums over ``graphs``."""
+    """What compiling did, graph by graph; the properties are sums over ``graphs``.
+
+    Example:
+        report = torch_pruner.tune(model, (x,))
+        print(report.sources, report.seconds)
+        Path("report.json").write_text(json.dumps(report.to_json()))
+    """
 
     graphs: tuple[GraphReport, ...] = ()
 

@@ -112,7 +112,7 @@ class Device(ABC):
         return run
 
     def generator_state(self) -> torch.Tensor | None:
-        """Of the device's random numbers. Default: the device draws the CPU's."""
+        """The state of the device's random numbers. Default: None, the device draws the CPU's."""
         return None
 
     def restore_generator(self, state: torch.Tensor) -> None:

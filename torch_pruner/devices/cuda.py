@@ -181,7 +181,7 @@ class CudaDevice(Device):
 
 
 def capabilities() -> Capabilities:
-    """Of kernels for NVIDIA's GPUs, as torch is set now."""
+    """What kernels for NVIDIA's GPUs can do, as torch is set now."""
     return Capabilities(attention=fits_tensor_cores, mixed_operands=False, tf32=tf32_allowed())
 
 

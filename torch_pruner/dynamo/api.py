@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from torch_pruner.config import Config
 from torch_pruner.devices import bundle_device, device_for, torch_device_of
 from torch_pruner.dynamo import backend
 from torch_pruner.dynamo.capture import aot_metadata
+from torch_pruner.dynamo.explanation import Explanation, GraphExplanation, TaskExplanation
 from torch_pruner.dynamo.lower.bounds import flag_spec
 from torch_pruner.dynamo.lower.partition import Region, partition
 from torch_pruner.dynamo.lower.tensors import spec_of
@@ -55,72 +55,6 @@ __all__ = [
 Inputs = tuple[Any, ...] | Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TaskExplanation:
-    """One kernel that would run: its output shape, how often it is called, whether it is cached.
-
-    What is cached has the kind of its schedule, and its seconds per call unless it was never timed.
-    Tuning that was interrupted goes on from ``trials``.
-    """
-
-    name: str
-    workload: str
-    shape: str
-    dtype: str
-    weight: int
-    flops: float
-    cached: bool
-    # For a missing kernel: the fields in which the nearest entry differs.
-    differs: Mapping[str, tuple[object, object]]
-    schedule: str = ""
-    latency_s: float | None = None
-    effort: str = ""  # that its tuning was completed with, for whatever is asked for now
-    trials: int = 0  # candidates that were measured for it
-
-
-@dataclass(frozen=True, slots=True)
-class GraphExplanation:
-    """One captured graph: how much of it is compiled, and what is refused for which reason."""
-
-    name: str
-    ops_total: int
-    ops_compiled: int
-    flops_total: int
-    flops_compiled: int
-    partitions: tuple[str, ...]
-    tasks: tuple[TaskExplanation, ...]
-    rejections: tuple[OpFallback, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What ``torch.compile(model, backend="pruner")`` would do with these inputs."""
-
-    graphs: tuple[GraphExplanation, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
-
-    def __str__(self) -> str:
-        lines: list[str] = []
-        for g in self.graphs:
-            share = 100 * g.flops_compiled / g.flops_total if g.flops_total else 100.0
-            lines.append(
-                f"{g.name}: {g.ops_compiled} of {g.ops_total} operators compiled "
-                f"({share:.1f} % of the FLOPs)"
-            )
-            lines.extend(f"  {p}" for p in g.partitions)
-            lines.append(f"  {'kernel':<46} {'shape':>20} {'calls':>6} {'MFLOP':>10}  cached")
-            lines.extend(
-                f"  {t.name[:46]:<46} {t.shape:>20} {t.weight:>6} {t.flops / 1e6:>10.1f}"
-                f"  {'yes' if t.cached else 'no'}"
-                for t in sorted(g.tasks, key=lambda t: -t.flops * t.weight)
-            )
-            lines.extend(f"  left to eager: {r.node}: {r.kind}: {r.detail}" for r in g.rejections)
-        return "\n".join(lines)
-
-
 def tune(
     model: torch.nn.Module,
     inputs: Inputs | Sequence[Inputs],
@@ -134,6 +68,10 @@ def tune(
     ``inputs`` is a tuple of arguments, a dict of keyword arguments, or a list of these. With
     ``backward`` the gradients of all floating-point outputs are compiled too. The model's
     parameters and buffers are left as they are.
+
+    Example:
+        report = torch_pruner.tune(model, [(x,), {"input": longer}], {"effort": "quick"})
+        assert report.complete, report
     """
     config = Config.from_options(mode, options)
     with reports.collect() as graphs:
@@ -154,6 +92,10 @@ def tune_seen(
     Those are of sizes that came later than the first (``dynamic=True``) and of
     ``on_miss="fallback"``, of this device, with these numbers of threads and options. Needs no
     model. Of the report, ``ops_total`` counts kernels.
+
+    Example:
+        report = torch_pruner.tune_seen({"time_budget_s": 600.0})  # at night, say
+        print(report)
     """
     config = Config.from_options(mode, options)
     timer = PhaseTimer()
@@ -180,6 +122,11 @@ def explain(
     """What would be compiled, and why not the rest.
 
     Captures only: nothing is tuned, built or run, and a cache that is not there is not made.
+
+    Example:
+        found = torch_pruner.explain(model, (x,))
+        for graph in found.graphs:
+            print(graph.name, graph.ops_compiled, graph.ops_total, graph.rejections)
     """
     config = Config.from_options(None, options)
     found: list[GraphExplanation] = []
@@ -202,6 +149,12 @@ def check_ready(
     Call it before serving, with the options of serving: whatever ``on_miss`` is, nothing is tuned,
     timed or built. The model runs in eager, once on each of the inputs. Raises ``CacheMiss`` whose
     ``missing`` lists all that is not there; with ``effort="full"`` also what was tuned for less.
+
+    Example:
+        try:
+            torch_pruner.check_ready(model, [(x,), (longer,)], {"cache_dir": "kernels"})
+        except exc.CacheMiss as miss:
+            sys.exit(f"not ready to serve: {miss}")
     """
     config = Config.from_options(None, options).replace(on_miss="error")
     misses: list[exc.CacheMiss] = []
@@ -227,6 +180,10 @@ def save_bundle(
     ``device`` is "cpu", a GPU ("cuda", "cuda:1"), or the name of a card that kernels were built for
     (``target``). ``sign`` is a secret of at least 16 bytes that whoever loads the bundle can ask
     for. Raises ``OSError`` where the file cannot be written.
+
+    Example:
+        report = torch_pruner.tune(model, (x,))
+        torch_pruner.save_bundle("kernels.bundle", report=report, sign=secret)
     """
     found = bundle_device(device)
     return bundles.save_bundle(path, cache_dir=cache_dir, report=report, sign=sign, device=found)
@@ -246,6 +203,9 @@ def load_bundle(
     and nothing of it runs untimed. Raises ``IncompatibleBundle`` for another device or version, a
     damaged file, or a signature other than ``require_signature`` gives, and ``CacheDirectoryError``
     where the cache cannot be written.
+
+    Example:
+        torch_pruner.load_bundle("kernels.bundle", cache_dir="kernels", require_signature=secret)
     """
     return bundles.load_bundle(
         path,
@@ -257,7 +217,13 @@ def load_bundle(
 
 
 def last_report() -> Report | None:
-    """The report of the most recent compilation in this process, or None before the first."""
+    """The report of the most recent compilation in this process, or None before the first.
+
+    Example:
+        compiled = torch.compile(model, backend="pruner")
+        compiled(x)
+        print(torch_pruner.last_report())
+    """
     return reports.last()
 
 

@@ -92,6 +92,10 @@ def use_family(family: Family) -> None:
 
     Raises:
         ValueError: Another family has the name, or other processes could not find the class.
+
+    Example:
+        use_family(Tiled())  # a class of examples/new_family.py
+        report = torch_pruner.tune(model, (x,))
     """
     if family in _own_families:
         return
@@ -107,7 +111,14 @@ def own() -> list[Family]:
 
 
 def drop_family(family: Family) -> None:
-    """Undo ``use_family``; nothing happens if it was not used."""
+    """Undo ``use_family``; nothing happens if it was not used.
+
+    Example:
+        family = Tiled()
+        use_family(family)
+        report = torch_pruner.tune(model, (x,))
+        drop_family(family)
+    """
     if family in _own_families:
         _own_families.remove(family)
 
@@ -138,13 +149,27 @@ def use_space(space: type[Sketch]) -> None:
     kernels, which has to be able to emit every point that is valid; decisions say all there is to
     say about a kernel, so other processes run what was found here without knowing the space.
     Of several that fit, the one added last counts. Adding a space again does nothing.
+
+    Example:
+        class FewRows(ContractionSketch):
+            @staticmethod
+            def fits(task: Task) -> bool:
+                return contraction_of(task.spec).rows <= 2
+
+        use_space(FewRows)  # examples/new_sketch.py goes on from here
     """
     if space not in _own_spaces:
         _own_spaces.append(space)
 
 
 def drop_space(space: type[Sketch]) -> None:
-    """Undo ``use_space``; nothing happens if it was not used."""
+    """Undo ``use_space``; nothing happens if it was not used.
+
+    Example:
+        use_space(FewRows)
+        report = torch_pruner.tune(model, (x,))
+        drop_space(FewRows)
+    """
     if space in _own_spaces:
         _own_spaces.remove(space)
 

@@ -31,6 +31,10 @@ class Parameters:
 
     ``packs``: by position among the inputs, the layout in which an input must be given.
     ``scratch``: memory that the kernel may use while it runs, in the order of its parameters.
+
+    Example:
+        def parameters(self, spec: Graph, decisions: OwnDecisions[int]) -> Parameters:
+            return Parameters(scratch=(BufferSpec((decisions.tasks, 64), "float32"),))
     """
 
     packs: Mapping[int, PackLayout] = field(default_factory=dict)
@@ -44,6 +48,11 @@ class Family(ABC):
     valid point ``emit`` can write down; the buffers of what it emits are those of ``signature``, in
     order. ``parameters`` and ``matches`` need neither TVM nor a device. ``emit`` alone imports TVM,
     when it is called. Tests: ``tests/contracts/family.py``.
+
+    Example:
+        family = families.named(candidate.sketch)
+        kernel = family.schedule(task.spec, candidate, task.target)
+        print(kernel.func.script())
     """
 
     name: ClassVar[str]

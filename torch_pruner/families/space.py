@@ -34,6 +34,10 @@ class Symbols:
     Level 0 is the register file, level 1 a core with its caches, level 2 the chip with its memory.
     ``latency_s`` is the draft model's estimate in seconds, built from the symbols and the target's
     constants.
+
+    Example:
+        points = sketch.default()[None]
+        print(sketch.symbols(points).s5_traffic_bytes, sketch.symbols(points).latency_s)
     """
 
     s1_registers: Array  # L0MemAlloc: vector registers a tile needs
@@ -55,6 +59,12 @@ class Sketch(ABC, Generic[C]):
     of rows; ``default`` is valid. ``Family.emit`` writes down every valid point.
 
     ``C`` is ``decisions`` with a column per field: ``class Own(Sketch[OwnDecisions[Array]])``.
+
+    Example:
+        for sketch in sketches_for(task):
+            point = sketch.default()
+            seconds = sketch.symbols(point[None]).latency_s[0]
+            print(sketch.name, sketch.named(point), seconds)
     """
 
     name: ClassVar[str]

@@ -56,7 +56,7 @@ Masks = dict[int, tuple[list[int], float]]
 
 
 class Rule:
-    """Of an operator whose result is made of what lies at the same position of its operands."""
+    """An operator whose result is made of what lies at the same position of its operands."""
 
     def masks(self, node: Node, operands: Sequence[Operand]) -> Masks:
         """What has to be masked before the operator reads it."""
@@ -73,7 +73,7 @@ class Rule:
     def numbers(
         self, node: Node, pairs: tuple[Pair, ...], source: Padding
     ) -> Sequence[int | None] | None:
-        """Of a view: which factor of its source each varying factor is. None: not a view."""
+        """Which factor of a view's source each varying factor is. None: not a view."""
         del node, pairs, source
         return None
 
@@ -169,7 +169,7 @@ class _Pad(Rule):
 
 
 class _Cat(Rule):
-    """Of operands of which only the last varies along the axis: padding then comes last."""
+    """Operands of which only the last varies along the axis: padding then comes last."""
 
     def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
         dim, known = node.attr("dim"), [o.padding for o in operands]

@@ -47,7 +47,7 @@ UNKNOWN = Fact()
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Of one value: the factors of every axis, and a fact for each varying one, in that order.
+    """The factors of every axis of a value, and a fact for each varying one, in that order.
 
     ``index``: elements are positions along this varying factor. ``value``: all elements are this
     number. ``origin``: elements are a function of this reduction of this node, and of nothing else.
@@ -85,7 +85,7 @@ class Padding:
             raise NotAlikeError("an axis in which padding lies between what counts")
 
     def fact(self, k: int) -> Fact:
-        """Of factor ``k`` of a value that this one is an operand of: numbers have no axes."""
+        """The fact for factor ``k`` of a value that has this operand: numbers have no axes."""
         return self.facts[k] if self.dims else Fact(self.value, same=True)
 
 

@@ -37,7 +37,7 @@ def _pow(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of zeros of both signs, and of equals at all, the second, as vectors of x86 have it."""
+    """The second of equals, zeros of both signs among them, as vectors of x86 have it."""
     return np.where(np.isnan(a) | (a > b), a, b)
 
 

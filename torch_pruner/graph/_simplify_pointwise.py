@@ -98,7 +98,7 @@ def _identity(b: GraphBuilder, node: Node, args: tuple[int, ...]) -> int | None:
 
 
 def _is_neutral(node: Node, value: float) -> bool:
-    """Of floats -0.0 is what adding leaves alone: -0.0 + 0.0 is 0.0."""
+    """Adding leaves floats alone only if it is -0.0 that is added: -0.0 + 0.0 is 0.0."""
     if value != _NEUTRAL[node.op]:
         return False
     return node.op != "add" or node.dtype not in FLOATS or math.copysign(1.0, value) < 0

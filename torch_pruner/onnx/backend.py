@@ -36,7 +36,11 @@ class PrunerRep(BackendRep):  # type: ignore[misc]
 
 
 class PrunerBackend(Backend):  # type: ignore[misc]
-    """``prepare`` takes the options of the backend as keywords."""
+    """``prepare`` takes the options of the backend as keywords.
+
+    Example:
+        (y,) = PrunerBackend.prepare(onnx.load("model.onnx"), effort="none").run([x])
+    """
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **options: Any) -> PrunerRep:

@@ -51,6 +51,10 @@ def compile(  # noqa: A001  the interface's name
     Raises:
         UnsupportedModel: The model is damaged, too large, or uses operators that are not known.
         OptionError: An option is unknown or has a wrong value.
+
+    Example:
+        function = torch_pruner.onnx.compile("model.onnx", options={"effort": "quick"})
+        y = function(x)
     """
     Config.from_options(mode, options)
     return OnnxFunction(load(source), mode, options)
@@ -58,7 +62,12 @@ def compile(  # noqa: A001  the interface's name
 
 class OnnxFunction:
     """Call it with tensors in the order of ``inputs``, or by name. Returns a tensor, or a tuple in
-    the order of ``outputs``."""
+    the order of ``outputs``.
+
+    Example:
+        function = torch_pruner.onnx.compile("model.onnx")
+        outputs = function(*function.examples(batch=1, other=16))
+    """
 
     def __init__(
         self, model: Model, mode: str | None = None, options: Mapping[str, Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import torch_pruner
+from torch_pruner import exc
 from torch_pruner.cli.main import parser
 from torch_pruner.config import OPTIONS
 
@@ -79,3 +82,23 @@ def test_examples_are_listed() -> None:
 def test_the_reference_is_what_the_docstrings_say() -> None:
     script = ROOT / "docs" / "reference.py"
     assert subprocess.run([sys.executable, script, "--check"], cwd=ROOT).returncode == 0
+
+
+def examples() -> dict[str, str]:
+    """The code that the reference shows for each public class and function, by its name."""
+    found = {}
+    for entry in (ROOT / "docs" / "reference.md").read_text().split("\n### ")[1:]:
+        name = entry.split("`")[1]
+        blocks = re.findall(r"```python\n(.*?)```", entry, re.DOTALL)
+        found[name] = next((b for b in blocks if not re.match(r"[\w.]+\([^`]*\) -> ", b)), "")
+    return found
+
+
+@pytest.mark.parametrize(("name", "code"), examples().items(), ids=lambda v: v.split("\n")[0][:60])
+def test_whatever_is_public_has_an_example(name: str, code: str) -> None:
+    assert code, "its docstring wants an `Example:`"
+    tree = ast.parse(code)
+    for node in ast.walk(tree):  # what it names of ours is there
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = {"torch_pruner": torch_pruner, "exc": exc}.get(node.value.id)
+            assert owner is None or hasattr(owner, node.attr)

@@ -59,7 +59,7 @@ def indexing(dtype: str) -> Iterator[None]:
 
 
 def index_dtype() -> str:
-    """Of the indices in the kernel that is being emitted."""
+    """The dtype of the indices in the kernel that is being emitted."""
     return _index_dtype.get()
 
 

@@ -63,6 +63,11 @@ def sync_cache(
         IncompatibleBundle: A rank's device or version differs from that of ``src``; every rank
             hears of it, and no rank waits for another.
         CacheDirectoryError: A cache cannot be written.
+
+    Example:
+        if torch.distributed.get_rank() == 0:
+            torch_pruner.tune(model, (x,))
+        torch_pruner.sync_cache()
     """
     if not initialised():
         raise RuntimeError("sync_cache needs torch.distributed.init_process_group")

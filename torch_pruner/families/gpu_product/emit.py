@@ -90,7 +90,7 @@ class _Tiles:
 
     @property
     def turns(self) -> int:
-        """Of one part of the reduction."""
+        """The turns of one part of the reduction."""
         return in_blocks(self.con.depth, self.bk) // self.split
 
     def place(self, tid: Expr, i: Expr | int) -> tuple[Expr, Expr]:

@@ -20,8 +20,8 @@ def _causal(
     bias: Tensor | None = None,
     past: Tensor | None = None,
 ) -> Result:
-    """Of each channel along the last axis of ``x`` (batch, channels, length); the state are the
-    ``k - 1`` values before it.
+    """Convolve each channel of ``x`` (batch, channels, length), after the ``k - 1`` values of
+    ``past``.
     """
     kept = weight.shape[-1] - 1
     before = x.new_zeros(*x.shape[:-1], kept) if past is None else past

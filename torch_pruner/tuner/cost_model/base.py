@@ -23,6 +23,10 @@ class CostModel(ABC):
     Contract: scores are finite, higher is better, and comparable between all sketches of one task
     (not between tasks). A candidate's score does not depend on what else is in the batch, and is
     the same every time until the next ``update``. One model may serve many tasks.
+
+    Example:
+        scores = model.predict(task, sketch, decisions)
+        best = decisions[np.argsort(-scores)[:8]]
     """
 
     @abstractmethod

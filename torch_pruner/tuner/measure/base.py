@@ -34,6 +34,10 @@ class EvaluatorSpec:
     others' times are divided by as much.
     ``rtol`` and ``atol``
     are for float32; see ``measure/check.py`` for how they scale.
+
+    Example:
+        quick = EvaluatorSpec(repeat=3, min_repeat_s=1e-3, flush_bytes=0)
+        executor = LocalExecutor(2, quick)
     """
 
     repeat: int = 3
@@ -61,6 +65,11 @@ class MeasureExecutor(ABC):
     build, crashes, hangs or computes the wrong answer is a *result*, never an exception; an
     exception means the executor itself is unusable. Implementations may be slow to start but must
     be safe to ``close`` twice, and must still close after an interrupted ``measure``.
+
+    Example:
+        with LocalExecutor(threads=2) as executor:
+            (result,) = executor.measure([MeasureInput(task, candidate)])
+        print(result.status, result.latency_s)
     """
 
     evaluator: EvaluatorSpec

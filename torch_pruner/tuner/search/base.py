@@ -21,6 +21,11 @@ class SearchStrategy(ABC):
     comes from the ``rng`` of ``start``. ``propose`` returns at most ``n`` candidates, never one
     that it has proposed before or that is in the history; ``[]`` means that the space is exhausted.
     Results may be observed in any grouping, and some proposals may never be observed.
+
+    Example:
+        strategy.start(task, sketches_for(task), rng=np.random.default_rng(0))
+        while candidates := strategy.propose(8):
+            strategy.observe(executor.measure([MeasureInput(task, c) for c in candidates]))
     """
 
     @abstractmethod
