@@ -2,9 +2,9 @@
 
 They are renewed when a parameter changes. A parameter counts as unchanged while it is the same
 tensor object with the same storage address and the same version, which every in-place operation
-raises, no optimizer made a step with it (``steps``), and a sample of its memory holds what it held
-(``contents``): writing through ``.data`` or numpy raises no version. Of what is read where it lies
-the address is all that counts.
+raises, no optimizer made a step with it (``optimizer_steps``), and a sample of its memory is as it
+was (``weight_checks``): writing through ``.data`` raises no version. Of what is read where it lies
+only the address counts.
 """
 
 from __future__ import annotations
@@ -390,8 +390,7 @@ def _packed(wanted: _Wanted, held: Mapping[int, _Held]) -> torch.Tensor:
     """The packed copy, shared between all graphs that want this layout of the parameter."""
     tensor, layout, order = wanted
     copies = held[id(tensor)].copies if id(tensor) in held else {}
-    known = copies.get((layout, order))
-    if known is not None:
+    if (known := copies.get((layout, order))) is not None:
         return known
     dense = tensor if order is None else tensor.detach().permute(order)
     packed = torch.empty(layout.shape, dtype=tensor.dtype)
