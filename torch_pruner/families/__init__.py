@@ -156,6 +156,7 @@ def use_space(space: type[Sketch]) -> None:
             def fits(task: Task) -> bool:
                 return contraction_of(task.spec).rows <= 2
 
+
         use_space(FewRows)  # examples/new_sketch.py goes on from here
     """
     if space not in _own_spaces:
