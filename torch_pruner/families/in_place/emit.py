@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.copies import copy_first
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.operands import Nest, a_at, element, second_index, second_operand
+from torch_pruner.codegen.parts.operands import Nest, a_at
 from torch_pruner.codegen.parts.row_tiles import Rows, TilePosition, write_tile
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
@@ -24,7 +24,6 @@ from torch_pruner.codegen.tir.builders import (
     T,
     buffer,
     loop,
-    prefetch,
     seq,
     stack,
     when,
@@ -33,9 +32,8 @@ from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.in_place.form import in_place_of
+from torch_pruner.families.in_place.reading import Reading, reading_of
 from torch_pruner.graph.contraction import dealt
-from torch_pruner.graph.ops import ITEMSIZE
-from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from torch_pruner.graph.signature import Signature
 
 _PART = 256  # products of a lane, after which its sum is begun anew
-_LINE = 64  # bytes
 
 
 def emit(spec: Graph, decisions: InPlaceDecisions[int], signature: Signature) -> Emitted:
@@ -98,17 +95,20 @@ def _block(nest: Nest, decisions: InPlaceDecisions[int], g: Expr, nb: Expr) -> S
     acc = buffer(tiles * nest.ku * vl, con.acc_dtype, "acc", scope="local")
     total = buffer(tiles * vl, con.acc_dtype, "total", scope="local")
     sums = buffer(nest.tm * vl, con.acc_dtype, "sums", scope="local")
+    wide = buffer(together * vl, con.acc_dtype, "wide", scope="local")
+    reading = reading_of(nest)
 
     def columns(q: Expr) -> Stmt:
         first = nb * vl + q * together
-        part = _Columns(nest, together, decisions.ahead, g, first, q * together, acc, total, sums)
+        held = (acc, total, sums, wide)
+        part = _Columns(nest, reading, together, decisions.ahead, g, first, q * together, *held)
         body = part.summed()
         return body if con.n % vl == 0 else when(first < con.n, body)
 
     place = TilePosition(g, nb, 1, imm(0), imm(0), (imm(0), 1), imm(0))
     rows = Rows(lambda i: unlinear(i, con.m))
     passing = loop(vl // together, columns, name="q")
-    buffers = [stack(buf) for buf in (acc, total, sums)]
+    buffers = [stack(buf) for buf in (acc, total, sums, wide)]
     return seq([*buffers, passing, write_tile(nest, place, rows, sums)])
 
 
@@ -117,6 +117,7 @@ class _Columns:
     """Neighbouring columns that are summed together, for all rows."""
 
     nest: Nest
+    reading: Reading
     together: int
     ahead: int  # bytes
     g: Expr
@@ -125,6 +126,7 @@ class _Columns:
     acc: Buffer  # a vector of lanes for every vector of a step, column and row
     total: Buffer  # the same, of all vectors
     sums: Buffer  # (row, column of the block)
+    wide: Buffer  # a vector of the second operand for every column
 
     def summed(self) -> Stmt:
         """The products along the reduction, and the sums across lanes, stored to ``sums``."""
@@ -164,12 +166,29 @@ class _Columns:
         n, at = self.nest.con.n, self.first + c
         return at if n % self.together == 0 else T.min(at, imm(n - 1))
 
-    def _product(self, i: Expr, c: Expr, k: Expr) -> Expr:
-        nest, con = self.nest, self.nest.con
-        index, column = (*(imm(0),) * (len(con.k) - 1), k), self._column(c)
-        a = a_at(nest, self.g, unlinear(i, con.m), index, column).astype(con.acc_dtype)
-        b = second_operand(nest, self.g, index, column).astype(con.acc_dtype)
-        return times(a, b, con.acc_dtype)
+    def _first(self, i: Expr, c: Expr, k: Expr) -> Expr:
+        """An element of the first operand."""
+        con = self.nest.con
+        index = (*(imm(0),) * (len(con.k) - 1), k)
+        a = a_at(self.nest, self.g, unlinear(i, con.m), index, self._column(c))
+        return a.astype(con.acc_dtype)
+
+    def _vectors(self, k: Expr, use: Callable[[Expr, Expr, Expr, Expr], Stmt]) -> Stmt:
+        """``use(i, c, v, product)`` for each row, column and lane of a vector from ``k`` on."""
+        vl, wide, dtype = self.nest.vl, self.wide, self.nest.con.acc_dtype
+
+        def column(c: Expr) -> Stmt:
+            def lane(i: Expr, v: Expr) -> Stmt:
+                product = times(self._first(i, c, k + v), wide[c * vl + v], dtype)
+                return use(i, c, v, product)
+
+            def row(i: Expr) -> Stmt:
+                return loop(vl, lambda v: lane(i, v), VECTORIZED, "v")
+
+            begin = self.reading.widen(self.g, self._column(c), k, wide, c * vl)
+            return seq([begin, loop(self.nest.tm, row, UNROLLED, "i")])
+
+        return loop(self.together, column, UNROLLED, "c")
 
     def _run(self, start: Expr, vectors: int) -> Stmt:
         """So many vectors of the reduction from a position on, added to the total."""
@@ -181,11 +200,11 @@ class _Columns:
             return self._each(lambda i, c, v: store(acc, u * size + self._at(i, c) + v, zero))
 
         def update(u: Expr, k: Expr) -> Stmt:
-            def add(i: Expr, c: Expr, v: Expr) -> Stmt:
+            def add(i: Expr, c: Expr, v: Expr, product: Expr) -> Stmt:
                 at = u * size + self._at(i, c) + v
-                return store(acc, at, acc[at] + self._product(i, c, k + v))
+                return store(acc, at, acc[at] + product)
 
-            return self._each(add)
+            return self._vectors(k, add)
 
         def fold(u: Expr) -> Stmt:
             def add(i: Expr, c: Expr, v: Expr) -> Stmt:
@@ -209,12 +228,11 @@ class _Columns:
         """The last vector, of which the first lanes were counted already."""
         total, zero = self.total, T.const(0, self.nest.con.acc_dtype)
 
-        def add(i: Expr, c: Expr, v: Expr) -> Stmt:
+        def add(i: Expr, c: Expr, v: Expr, product: Expr) -> Stmt:
             at = self._at(i, c) + v
-            product = self._product(i, c, imm(begin) + v)
             return store(total, at, total[at] + T.Select(v >= imm(counted), product, zero))
 
-        return self._each(add)
+        return self._vectors(imm(begin), add)
 
     def _across(self, i: Expr, c: Expr) -> Stmt:
         """The sum across lanes: halves of a vector, and halves of those."""
@@ -241,31 +259,23 @@ class _Columns:
             return i * self.nest.vl + self.lane + c
 
         def single(k: Expr) -> Stmt:
-            return self._tiles(
-                lambda i, c: store(sums, to(i, c), sums[to(i, c)] + self._product(i, c, k))
-            )
+            def add(i: Expr, c: Expr) -> Stmt:
+                b = self.reading.at(self.g, self._column(c), k)
+                product = times(self._first(i, c, k), b, self.nest.con.acc_dtype)
+                return store(sums, to(i, c), sums[to(i, c)] + product)
+
+            return self._tiles(add)
 
         begin = self._tiles(lambda i, c: store(sums, to(i, c), zero))
         return seq([begin, loop(depth, single, name="k")])
 
     def _fetch(self, k: Expr) -> Stmt | None:
         """Fetches what is read ``ahead`` bytes later, or, of several columns, the next ones."""
-        nest = self.nest
-        place = strided(nest.spec, nest.con.b) if self.ahead else None
-        if place is None:
+        if not self.ahead:
             return None
-        size = ITEMSIZE[nest.spec.nodes[nest.con.b].dtype]
-        lines = max(1, nest.ku * nest.vl * size // _LINE)
-        source = nest.reader.buffers[place.source]
-        index = (*(imm(0),) * (len(nest.con.k) - 1), k)
-
-        def fetch(c: Expr) -> Stmt:
-            column = self.first + c
-            if self.together > 1:
-                column = column + self.together
-            at = element(place, second_index(nest, self.g, index, column))
-            if self.together == 1:
-                at = at + self.ahead // size
-            return seq([prefetch(source, at + j * (_LINE // size)) for j in range(lines)])
-
-        return loop(self.together, fetch, UNROLLED, "c")
+        next_ones, ahead = (self.together, 0) if self.together > 1 else (0, self.ahead)
+        fetched = [
+            self.reading.fetch(self.g, self.first + c + next_ones, k, self.nest.ku, ahead)
+            for c in range(self.together)
+        ]
+        return seq(fetched)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.graph.contraction import contraction_of, copied_shape
-from torch_pruner.graph.ops import FLOATS
+from torch_pruner.graph.ops import FLOATS, ITEMSIZE
 from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.graph.strided import adjacent
 
@@ -53,6 +53,24 @@ def in_place_of(graph: Graph) -> InPlace | None:
         return None
     wide = graph.nodes[con.a].dtype == con.acc_dtype
     return InPlace(con, not (wide and adjacent(graph, con.a, first)))
+
+
+class Format(NamedTuple):
+    """What the draft model has to know of how the second operand is kept."""
+
+    itemsize: float
+    """Bytes of an element in memory."""
+    widening: float
+    """Instructions that make a vector of floats of it, besides the load."""
+
+
+_WIDENING = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.5}
+
+
+def format_of(graph: Graph, con: Contraction) -> Format:
+    """How the second operand of a product is kept: see ``reading.reading_of``."""
+    dtype = graph.nodes[con.b].dtype
+    return Format(ITEMSIZE[dtype], _WIDENING.get(dtype, 0.0))
 
 
 def axpy_of(graph: Graph) -> Contraction | None:

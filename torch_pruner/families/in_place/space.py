@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.in_place.form import InPlaceDecisions, in_place_of
+from torch_pruner.families.in_place.form import InPlaceDecisions, format_of, in_place_of
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.strided import strided
@@ -40,6 +40,7 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
         if found is None:
             raise ValueError("no product of few rows with a second operand along the reduction")
         self.found, self.con = found, found.con
+        self.format = format_of(task.spec, found.con)
         self.lanes = max(2, task.target.vector_bytes // ITEMSIZE[self.con.acc_dtype])
         self.blocks = -(-self.con.n // self.lanes)
 
@@ -74,7 +75,7 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, con, spec, target = self.columns(decisions), self.con, self.task.spec, self.task.target
-        size, acc = ITEMSIZE[spec.nodes[con.b].dtype], ITEMSIZE[con.acc_dtype]
+        size, acc = self.format.itemsize, ITEMSIZE[con.acc_dtype]
         ones, depth = np.ones(len(decisions)), con.k[-1]
         tiles = con.rows * c.nc
         registers = tiles * c.nv + c.nc + 1  # S1
@@ -116,8 +117,7 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
         several long streams; the more is done with each vector, the less of what follows is seen
         early.
         """
-        spec, con = self.task.spec, self.con
-        size = ITEMSIZE[spec.nodes[con.b].dtype]
+        con, size = self.con, self.format.itemsize
         work = con.rows - 1 + ITEMSIZE[con.acc_dtype] / size - 1
         alone = min(0.8, 0.1 + 0.1 * work) - 0.01 * np.log2(c.nc) * (work == 0)
         short = _STREAM / (con.k[-1] * size) * (1 + 0.5 * work)
@@ -129,9 +129,8 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
         con, target = self.con, self.task.target
         fmas = con.rows * c.nc * c.nv
         loads = (con.rows + c.nc) * c.nv
-        second = self.task.spec.nodes[con.b].dtype
         vectors = c.nc * c.nv
-        widened = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.5}.get(second, 0.0) * vectors
+        widened = self.format.widening * vectors
         fetched = np.where(c.ahead > 0, c.nc * np.maximum(1, c.nv / 2), 0.0)
         shared = np.where(c.nc > 1, con.rows * c.nv, 0.0)  # else a part of the product
         issued = fmas + vectors + shared + widened + fetched + 2

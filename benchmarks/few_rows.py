@@ -1,0 +1,259 @@
+"""How close products of few rows come to the memory: decoding reads every weight once.
+
+    python -m benchmarks.few_rows [--rows 1,4] [--dtypes float32,int8] [--shapes llama] [--points 8]
+
+Each kernel runs over many copies of its weights, one launch for some of them as in a network, so
+that weights come from memory; a streaming read of as many bytes takes its turns with it. The first
+figure is of the choice without tuning, the second, with ``--points``, of the fastest of so many
+other schedules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks import machine_peak, tables, timing
+from benchmarks.arguments import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.codegen.parts.kernel import ScheduledKernel
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.task import Candidate, Task
+
+SHAPES = {  # columns and depth of the layers of a decoder
+    "llama": [(768, 768), (3072, 768), (768, 3072), (32000, 768)],
+    "tinyllama": [(2048, 2048), (5632, 2048), (2048, 5632)],
+    "qwen": [(896, 896), (4864, 896), (896, 4864), (151936, 896)],
+}
+DTYPES = "float32,bfloat16,float16,int8"
+COPIES_BYTES = 256 << 20
+"""Weights of one kernel take this much: more than caches hold."""
+
+CALLS = 24
+"""Kernels of one launch at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A product: float32 rows by a weight of ``dtype``, along the reduction or across it."""
+
+    rows: int
+    columns: int
+    depth: int
+    dtype: str
+    along: bool = True
+
+    def graph(self) -> Graph:
+        """int8 is scaled after the sum, as a rounded weight is."""
+        from torch_pruner.graph.ir import GraphBuilder
+
+        b = GraphBuilder()
+        x = b.input(0, (self.rows, self.depth), "float32")
+        shape = (self.columns, self.depth) if self.along else (self.depth, self.columns)
+        w = b.input(1, shape, self.dtype, static=True)
+        second = b.permute(w, (1, 0)) if self.along else w
+        y = b.append("matmul", (x, second), (self.rows, self.columns), "float32")
+        if self.dtype == "int8":
+            scale = b.input(2, (self.columns,), "float32", static=True)
+            y = b.pointwise("mul", y, scale)
+        return b.finish([y])
+
+
+@dataclass(slots=True)
+class Copies:
+    """A kernel bound to many copies of its weights; calling it runs over all of them."""
+
+    run: Callable[[], None]
+    nbytes: int
+
+
+class Weights:
+    """Memory that the copies of all kernels share, with numbers of every dtype."""
+
+    def __init__(self, nbytes: int) -> None:
+        from torch_pruner.codegen.build.lower import aligned
+
+        self._bytes = aligned((nbytes,), "int8")
+        self._tile = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
+
+    def of(self, nbytes: int, dtype: str) -> list[Any]:
+        """Places of as many operands as there is room for, at least one."""
+        from torch_pruner.codegen.build.lower import aligned, numpy_dtype
+
+        each = -(-nbytes // 64) * 64
+        if each > self._bytes.nbytes:
+            self._bytes = aligned((each,), "int8")
+        tile = (self._tile * 50 if dtype == "int8" else self._tile).astype(numpy_dtype(dtype))
+        whole = self._bytes[: self._bytes.nbytes // tile.nbytes * tile.nbytes].view(tile.dtype)
+        whole.reshape(-1, tile.size)[...] = tile
+        count = self._bytes.nbytes // each
+        return [self._bytes[i * each :] for i in range(count)]
+
+
+def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> Copies:
+    """The kernel of a candidate over copies of the weight."""
+    from torch_pruner import families
+    from torch_pruner.codegen.build.lower import KernelCall as Call
+    from torch_pruner.codegen.build.lower import aligned, compile_module, program_module
+    from torch_pruner.graph.memory import Place
+    from torch_pruner.target import TargetSpec
+
+    target = TargetSpec.detect(threads)
+    kernel = families.named(candidate.sketch).schedule(case.graph(), candidate, target)
+    places = weights.of(kernel.inputs[1].nbytes, case.dtype)
+    calls = min(CALLS, len(places))
+    others = [s for k, s in enumerate(_buffers(kernel)) if k != 1]
+    shared = [aligned(s.shape, s.dtype) for s in others]
+    for array in shared:
+        array[...] = 1
+
+    def arguments(call: int) -> tuple[Place, ...]:
+        slots = [calls + k for k in range(len(shared))]
+        return tuple(Place(s) for s in (slots[0], call, *slots[1:]))
+
+    slots = calls + len(shared)
+    program = {"main": [Call("kernel", arguments(i)) for i in range(calls)]}
+    library = compile_module(program_module({"kernel": kernel}, program, slots), target)
+    entry, launches = library["main"], []
+    for first in range(0, len(places) - calls + 1, calls):
+        arrays = [*places[first : first + calls], *shared]
+        launches.append((ctypes.c_int64 * slots)(*(a.ctypes.data for a in arrays)))
+    addresses = [ctypes.addressof(table) for table in launches]
+
+    def run(_keep: object = (library, weights, shared, launches)) -> None:
+        for address in addresses:
+            entry(address)
+
+    weight = case.graph().nodes[case.graph().inputs[1]]
+    from torch_pruner.graph.ops import ITEMSIZE
+
+    return Copies(run, len(launches) * calls * weight.numel * ITEMSIZE[case.dtype])
+
+
+def _buffers(kernel: ScheduledKernel) -> list[Any]:
+    return [*kernel.inputs, *kernel.outputs, *kernel.scratch]
+
+
+def others(task: Task, count: int, seed: int = 0) -> list[Candidate]:
+    """``count`` schedules of each family: half of them of the best predicted, half of any."""
+    from torch_pruner.families import sketches_for
+    from torch_pruner.task import Candidate
+
+    rng, found = np.random.default_rng(seed), []
+    for sketch in sketches_for(task):
+        grid = np.stack(np.meshgrid(*sketch.domains, indexing="ij"), axis=-1)
+        grid = grid.reshape(-1, len(sketch.names))
+        grid = grid[rng.permutation(len(grid))[:20_000]]
+        grid = grid[sketch.valid(grid)]
+        seconds = sketch.symbols(grid).latency_s
+        best = np.argsort(seconds, kind="stable")[: count // 2]
+        near = np.flatnonzero(seconds < 2 * seconds.min())
+        chosen = [*best, *rng.permutation(near)[: count - len(best)]]
+        found += [
+            Candidate(sketch.name, tuple(sketch.named(grid[i]).items()))
+            for i in dict.fromkeys(chosen)
+        ]
+    return found
+
+
+def measure(case: Case, options: argparse.Namespace, weights: Weights, read: Copies) -> Any:
+    """Seconds of the draft and of the fastest of other schedules, over those of the read."""
+    from torch_pruner.compiler.kernels import draft
+    from torch_pruner.families import sketches_for
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Candidate, Task
+
+    task = Task("few rows", case.graph(), TargetSpec.detect(options.threads), options.threads)
+    candidates = {"draft": draft(task)}
+    for sketch in sketches_for(task) if options.families else []:
+        point = sketch.named(sketch.default())
+        candidates[sketch.name] = Candidate(sketch.name, tuple(sorted(point.items())))
+    trials = []
+    for candidate in others(task, options.points) if options.points else []:
+        copies = bound(case, candidate, weights, options.threads)
+        copies.run()
+        once = timing.interleave({"kernel": copies.run}, warmup=1, rounds=2)["kernel"]
+        trials.append((once.min_s, candidate))
+    if trials:
+        candidates["tuned"] = min(trials, key=lambda t: t[0])[1]
+    built = {n: bound(case, c, weights, options.threads) for n, c in candidates.items()}
+    times = timing.interleave(
+        {n: c.run for n, c in built.items()} | {"read": read.run}, rounds=options.rounds
+    )
+    rate = read.nbytes / times["read"].median_s
+    return {
+        "case": [case.rows, case.columns, case.depth, case.dtype, case.along],
+        "read_bytes_per_s": rate,
+        **{
+            name: {
+                "share": built[name].nbytes / times[name].median_s / rate,
+                "best_share": built[name].nbytes / times[name].min_s / rate,
+                "candidate": candidate.to_json(),
+                "timing": times[name].to_json(),
+            }
+            for name, candidate in candidates.items()
+        },
+    }
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """Every shape with every number of rows and dtype."""
+    names = options.shapes.split(",")
+    return [
+        Case(int(rows), columns, depth, dtype, options.along)
+        for name in names
+        for columns, depth in SHAPES.get(name) or [tuple(map(int, name.split("x")))]
+        for dtype in options.dtypes.split(",")
+        for rows in options.rows.split(",")
+    ]
+
+
+def line(result: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    rows, columns, depth, dtype, _ = result["case"]
+    shown = [f"{rows}", f"{columns}x{depth}", dtype, f"{result['read_bytes_per_s'] / 1e9:.1f}"]
+    for of in (of for of in result.values() if isinstance(of, dict)):
+        decided = " ".join(f"{k}={v}" for k, v in sorted(of["candidate"]["decisions"].items()))
+        shown += [f"{100 * of['share']:.0f} %", f"{of['candidate']['sketch']} {decided}"]
+    return shown
+
+
+def main(arguments: list[str] | None = None) -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.few_rows", description=__doc__)
+    parser.add_argument("--rows", default="1,2,4,8,16")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="names, or COLUMNSxDEPTH")
+    parser.add_argument("--dtypes", default=DTYPES)
+    parser.add_argument("--across", dest="along", action="store_false", help="as Conv1D has them")
+    parser.add_argument("--points", type=int, default=0, help="other schedules of each family")
+    parser.add_argument("--families", action="store_true", help="the draft of each family, too")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", help="write JSON there")
+    options = parser.parse_args(arguments)
+    from torch_pruner.codegen.build.load import set_threads
+
+    set_threads(options.threads)
+    weights = Weights(COPIES_BYTES)
+    read = Copies(*machine_peak.read_loop(options.threads, COPIES_BYTES))
+    results = []
+    for case in cases(options):
+        results.append(measure(case, options, weights, read))
+        print("  ".join(line(results[-1])), flush=True)
+    header = ["rows", "weight", "dtype", "GB/s", "draft", "schedule", "tuned", "schedule"]
+    print(tables.plain(header[: len(line(results[0]))], [line(r) for r in results]))
+    write_json(options.out, {"machine": timing.machine(), "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
