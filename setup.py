@@ -66,6 +66,8 @@ setup(
             "tornado",  # the tracker of a fleet, which tests start
             "transformers",
         ],
+        "decode-peers": ["ctranslate2", "gguf", "nncf", "openvino", "torchao", "transformers"],
+        "llama-cpp": ["gguf", "llama-cpp-python"],  # built from source: minutes, and a compiler
         "peers": ["onnxruntime", "onnxscript", "openvino", "transformers"],
         "search": [
             "matplotlib",

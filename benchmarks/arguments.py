@@ -55,3 +55,11 @@ def write_json(path: str | None, content: dict[str, Any]) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def read_json(path: str | None) -> dict[str, Any] | None:
+    """What ``write_json`` left there, if anything."""
+    if path is None or not Path(path).exists():
+        return None
+    content: dict[str, Any] = json.loads(Path(path).read_text())
+    return content

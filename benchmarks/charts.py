@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +32,17 @@ STYLES = {
     "openvino": ("D", "#0f766e"),
     QUICK: ("x", "#2f6fed"),
 }
+RUNTIMES = {
+    "eager": STYLES["eager"],
+    "inductor": STYLES["inductor"],
+    "openvino": STYLES["openvino"],
+    "llama.cpp": ("s", "#7c3aed"),
+    "ctranslate2": ("^", "#b45309"),
+    "pruner": ("o", "#2f6fed"),
+}
 COLOURS = {
     "eager": "#8a8f99", "inductor": "#c2410c", "pruner": "#2f6fed", "pruner static": "#111827",
-    "pruner-int8": "#7fb2ff", "streaming read": "#0f766e",
+    "streaming read": "#0f766e",
 }  # fmt: skip
 
 
@@ -126,12 +135,68 @@ def serving(data: Mapping[str, Any]) -> Figure:
     return _bars("generate(): greedy tokens", "tokens per second; longer is faster", groups)
 
 
-def decode(data: Mapping[str, Any]) -> Figure:
-    """Milliseconds per token, and what reading the weights takes."""
-    of = {n: 1e3 * found["latency"]["median_s"] for n, found in data["backends"].items()}
-    of["streaming read"] = 1e3 * data["weight_bytes"] / data["read_bytes_per_s"]
-    title = f"A token of Llama, {data['layers']} layers, cache of {data['length']}"
-    return _bars(title, "ms; shorter is faster", {data["precision"]: of})
+def decode(data: Mapping[str, Any]) -> Figure | None:
+    """Tokens per second against bits, a panel for each model: best of each runtime on a line."""
+    rows = [r for r in data["rows"].values() if not r["prefill"]]
+    models = list(dict.fromkeys(r["model"] for r in rows))
+    if not models:
+        return None
+    columns = min(2, len(models))
+    lines = -(-len(models) // columns)
+    figure = Figure(figsize=(4.6 * columns + 1, 3.6 * lines + 0.6), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes, model in zip(panels, models, strict=False):
+        _decode_panel(axes, [r for r in rows if r["model"] == model])
+    for axes in panels[len(models) :]:
+        axes.set_axis_off()
+    labels = {t: h for a in panels for h, t in zip(*a.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        labels.values(), labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8
+    )
+    return figure
+
+
+def _decode_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    rows = sorted(rows, key=lambda row: -row["bits"])
+    at = {row["bits"]: k for k, row in enumerate(rows)}
+    for runtime, (marker, colour) in RUNTIMES.items():
+        rates = {r["bits"]: _rates(r, runtime) for r in rows if _rates(r, runtime)}
+        points = [(at[bits], rate) for bits, of in rates.items() for rate in of]
+        if points:
+            axes.scatter(*zip(*points, strict=True), marker=marker, color=colour, s=22, zorder=3)
+            best = [(at[bits], max(of)) for bits, of in rates.items()]
+            style = {"color": colour, "marker": marker, "linewidth": 1.2, "markersize": 5}
+            axes.plot(*zip(*best, strict=True), label=runtime, zorder=3, **style)
+    bound = [(at[r["bits"]], r["read_bytes_per_s"] / least) for r in rows if (least := _least(r))]
+    if bound:
+        style = {"color": COLOURS["streaming read"], "linestyle": ":", "label": "streaming read"}
+        axes.plot(*zip(*bound, strict=True), zorder=2, **style)
+    axes.set_xticks(range(len(rows)), [str(row["bits"]) for row in rows])
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(_two_and_five))
+    axes.grid(color="#e3e6ec", zorder=0, which="both")
+    axes.set_xlabel("bits of a weight")
+    axes.set_ylabel("tokens per second")
+    axes.set_title(rows[0]["title"], loc="left")
+
+
+def _rates(row: Mapping[str, Any], runtime: str) -> list[float]:
+    """Tokens per second of a runtime's contestants that were timed."""
+    of = row["contestants"]
+    names = [n for n in of if n == runtime or n.startswith(f"{runtime}-")]
+    return [1 / of[n]["latency"]["median_s"] for n in names if "latency" in of[n]]
+
+
+def _least(row: Mapping[str, Any]) -> int | None:
+    """The bytes of the smallest format that was timed."""
+    timed = [c["weight_bytes"] for c in row["contestants"].values() if "latency" in c]
+    return min(timed, default=None)
+
+
+def _two_and_five(value: float, _: object) -> str:
+    digit = round(value / 10 ** math.floor(math.log10(value)))
+    return f"{value:g}" if digit in (2, 5) else ""
 
 
 def _times(axes: Axes, values: Sequence[float]) -> None:
@@ -161,7 +226,7 @@ CHARTS: Mapping[str, tuple[str, Callable[[Any], Figure | None]]] = {
     "peers.png": ("peers.json", peers),
     "dynamic.png": ("dynamic.json", dynamic),
     "serving.png": ("serving.json", serving),
-    "decode.png": ("decode.json", decode),
+    "decode_bits.png": ("decode.json", decode),
     "training.png": ("training.json", training),
 }
 

@@ -1,185 +1,199 @@
-"""Greedy decoding with a static key/value cache: tokens per second against the memory's speed.
+"""Greedy decoding, batch 1: tokens per second of ours and of the peers, at each number of bits.
 
-Llama 12x768 with its output layer, batch 1, one token per step. A step reads every weight once, so
-the rate of a streaming read, which takes its turns with the contestants, bounds it. The contestant
-``pruner-int8`` has the option ``int8_weights`` and reads a quarter of them.
+A step reads every weight once, so the rate of a streaming read, which takes its turns with the
+contestants, bounds it. Each contestant has a process of its own with the same weights, threads and
+length of the cache; they decode a few tokens each in turns. ``--prefill 512`` times prompts of so
+many tokens instead. Peers come with the extra ``decode-peers`` (README.md); one that is not there
+or cannot is a cell with its reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, field
+import tempfile
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-from benchmarks import accuracy, machine_peak, reports, tables, timing
-from benchmarks.arguments import add_tuning, backend_options, write_json
-from benchmarks.job import compiled, timed
+from benchmarks import decode_table, machine_peak, timing
+from benchmarks.arguments import add_tuning, backend_options, read_json, write_json
+from benchmarks.decoding import turns
+from benchmarks.decoding.contestants import CONTESTANTS, is_ours
+from benchmarks.decoding.decoder import Setting
+from benchmarks.decoding.shapes import SHAPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 READ = "streaming read"
-INT8 = "pruner-int8"
-HEADS, HIDDEN, INTERMEDIATE = 12, 768, 3072
+BITS = (32, 16, 8, 4)
+WAKE = 2  # untimed tokens at the beginning of a turn
+TOKENS = 48  # a turn begins so many positions before the end of the cache, at least
 
 
-def build(layers: int, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Random weights; the same on every call."""
-    config = LlamaConfig(
-        hidden_size=HIDDEN,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        intermediate_size=INTERMEDIATE,
+def chosen(options: argparse.Namespace, bits: int) -> list[str]:
+    """Of so many bits, in the order of the list; ours are always among them."""
+    return [
+        name
+        for name, of in CONTESTANTS.items()
+        if of.bits == bits
+        and (is_ours(name) or options.against is None or name in options.against)
+        and name not in options.without
+    ]
+
+
+def setting_of(model: str, options: argparse.Namespace, folder: Path) -> Setting:
+    tuning = backend_options(options)
+    threads = tuning.pop("threads", None) or torch.get_num_threads()
+    layers = options.layers if options.layers != SHAPES[model].layers else None
+    return Setting(
+        model=model,
+        folder=folder / (model if layers is None else f"{model}-{layers}"),
+        threads=threads,
+        length=max(options.length, options.prefill),
+        start=max(options.length - TOKENS, 1),
+        layers=layers,
+        options=tuning,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return LlamaForCausalLM(config).eval().to(dtype)
 
 
-def weight_bytes(model: LlamaForCausalLM, *, int8: bool = False) -> int:
-    """What a step must read: all parameters but the embeddings, of which it takes one row.
-
-    ``int8``: with the option ``int8_weights``, matrices as bytes with a float32 scale by column.
-    """
-    read = [p for name, p in model.named_parameters() if "embed_tokens" not in name]
-    if int8:
-        return sum(p.numel() + 4 * p.shape[0] if p.dim() == 2 else p.nbytes for p in read)
-    return sum(p.nbytes for p in read)
+def title_of(setting: Setting) -> str:
+    layers = f" of {setting.layers} layers" if setting.layers else ""
+    return SHAPES[setting.model].title + layers
 
 
-@dataclass(slots=True)
-class Decoder:
-    """One backend with a cache of its own; calling it decodes one token."""
-
-    step: Callable[..., torch.Tensor]
-    cache: StaticCache
-    length: int
-    position: int = 0
-    token: torch.Tensor = field(default_factory=lambda: torch.zeros(1, 1, dtype=torch.int64))
-
-    def __call__(self) -> torch.Tensor:
-        at = torch.tensor([[self.position]])
-        logits = self.step(self.token, at, self.cache)
-        self.token = logits[:, -1:].argmax(-1)
-        self.position += 1
-        if self.position == self.length:  # go on from the start: a step costs the same anywhere
-            self.restart()
-        return logits
-
-    def restart(self) -> None:
-        self.position = 0
-        self.cache.reset()
+def prepare(names: Sequence[str], setting: Setting) -> dict[str, dict[str, Any]]:
+    """Weights and conversions that are not in the folder yet; reasons where there are none."""
+    if why := turns.once("eager", setting, "checkpoint"):
+        raise RuntimeError(f"no weights: {why}")
+    found = {}
+    for name in names:
+        if CONTESTANTS[name].convert and (why := turns.once(name, setting, "convert")):
+            found[name] = {"reason": f"{why} (while converting)"}
+    return found
 
 
-def decoder(model: LlamaForCausalLM, backend: str, options: dict[str, Any], length: int) -> Decoder:
-    """``length`` is that of the cache, all of which every step attends to."""
-    config, dtype = model.config, model.dtype
-    cache = StaticCache(config=config, max_cache_len=length)
-    cache.early_initialization(1, HEADS, HIDDEN // HEADS, dtype, torch.device("cpu"))
-
-    def step(token: torch.Tensor, position: torch.Tensor, cache: StaticCache) -> torch.Tensor:
-        return model(
-            input_ids=token, position_ids=position, past_key_values=cache, use_cache=True
-        ).logits
-
-    if backend == INT8:
-        backend, options = "pruner", options | {"int8_weights": True}
-    return Decoder(compiled(step, backend, options), cache, length)
-
-
-@torch.no_grad()
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """First calls, differences over a few tokens, latencies in turns, and the rate of reading."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    threads = torch.get_num_threads()
-    model = build(options.layers, getattr(torch, options.precision))
-    backends = list(dict.fromkeys(("eager", *options.against.split(","), "pruner", INT8)))
-    found: dict[str, dict[str, Any]] = {}
-    calls: dict[str, Callable[[], object]] = {}
-    expected: list[torch.Tensor] = []
-    for backend in (b for b in backends if b):
-        this = decoder(model, backend, backend_options(options), options.length)
-        first, seconds = timed(this)
-        report = reports.last(backend)
-        logits = [first]
-        for k in range(options.check - 1):  # all are given the tokens that the first one chose
-            this.token = (expected or logits)[k][:, -1:].argmax(-1)
-            logits.append(this())
-        expected = expected or logits
-        found[backend] = {
-            "first_call_s": seconds,
-            "weight_bytes": weight_bytes(model, int8=backend == INT8),
-            "difference": accuracy.difference(logits, expected),
-            "report": reports.summary(report) if report else None,
-        }
-        this.restart()
-        calls[backend] = this
-    size = weight_bytes(model)
-    read, read_bytes = machine_peak.read_loop(threads, max(size, machine_peak.read_bytes()))
-    timings = timing.interleave(
-        calls | {READ: read}, rounds=options.rounds, min_seconds=options.seconds
-    )
-    rate = read_bytes / timings.pop(READ).median_s
-    for name, t in timings.items():
-        found[name]["latency"] = t.to_json()
+def measure(names: Sequence[str], setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    """One row: all of one number of bits, or all of a prefill, timed in turns."""
+    found = prepare(names, setting)
+    if options.prepare:
+        return {}
+    read, read_bytes = machine_peak.read_loop(setting.threads, machine_peak.read_bytes())
+    ready = turns.load_all([n for n in names if n not in found], setting, found)
+    try:
+        calls = {n: _turn(process, options) for n, process in ready.items()}
+        calls[READ] = _own_turn(read, options.per_turn)
+        samples, failed = turns.in_turns(calls, rounds=options.rounds, pause_s=options.pause)
+        memory = {n: p.ask("memory") for n, p in ready.items() if n in samples}
+    finally:
+        for process in ready.values():
+            process.close()
+    rate = read_bytes / timing.Timing.of(READ, samples.pop(READ)).median_s
+    for name, why in failed.items():
+        found[name] = {"reason": why}
+    for name, seconds in samples.items():
+        found[name] |= memory[name] | {"latency": timing.Timing.of(name, seconds).to_json()}
     return {
-        "machine": timing.machine(),
-        "weight_bytes": size,
+        "model": setting.model,
+        "title": title_of(setting),
+        "length": setting.length,
+        "prefill": options.prefill,
         "read_bytes_per_s": rate,
-        "layers": options.layers,
-        "length": options.length,
-        "precision": options.precision,
-        "backends": found,
+        "machine": timing.machine() | {"threads": setting.threads},
+        "contestants": {n: found[n] for n in names if n in found},
     }
 
 
-def render(result: dict[str, Any]) -> str:
-    """A line for each backend."""
-    whole, rate = result["weight_bytes"], result["read_bytes_per_s"]
-    lines = []
-    for name, of in result["backends"].items():
-        t, size = timing.Timing(**of["latency"]), of["weight_bytes"]
-        lines.append(
-            [
-                name,
-                timing.duration(t.median_s),
-                timing.spread(t),
-                f"{1 / t.median_s:.1f}",
-                f"{size / t.median_s / 1e9:.1f}",
-                f"{100 * size / t.median_s / rate:.0f} %",
-                f"{of['difference']:.1e}",
-                timing.duration(of["first_call_s"]),
-            ]
-        )
-    header = ["", "per token", "quartiles", "tokens/s", "weights, GB/s", "of the read"]
-    header += ["difference", "first call"]
-    return (
-        f"{result['layers']} layers, cache of {result['length']}, {result['precision']}: "
-        f"{whole / 1e6:.0f} MB of weights per step; streaming read {rate / 1e9:.1f} GB/s\n"
-        + tables.plain(header, lines)
-    )
+def _turn(process: turns.Process, options: argparse.Namespace) -> turns.Turn:
+    def turn() -> list[float]:
+        if options.prefill:
+            found = process.ask("prefill", tokens=options.prefill, wake=1, count=2)
+        else:
+            found = process.ask("steps", wake=WAKE, count=options.per_turn)
+        seconds: list[float] = found["seconds"]
+        return seconds
+
+    return turn
+
+
+def _own_turn(call: Callable[[], object], count: int) -> turns.Turn:
+    def turn() -> list[float]:
+        call()
+        seconds = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    return turn
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Rows that were measured now, beside those of the file, which is written after each."""
+    content = read_json(options.out) or {"rows": {}}
+    for model in options.models:
+        for bits in options.bits:
+            setting = setting_of(model, options, folder)
+            key = f"{model}/{f'prefill {options.prefill}/' if options.prefill else ''}{bits}"
+            print(f"{key} ...", file=sys.stderr, flush=True)
+            row = measure(chosen(options, bits), setting, options)
+            if row:
+                content["rows"][key] = row | {"bits": bits}
+                content["machine"] = row["machine"]
+                write_json(options.out, content)
+    return content
+
+
+def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"no {unknown[0]!r}; known: {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _bits(text: str) -> list[int]:
+    return [int(name) for name in _names([str(b) for b in BITS])(text)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
-    parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--layers", type=int, default=12)
+    names = _names(list(CONTESTANTS))
+    parser.add_argument(
+        "--models", type=_names(list(SHAPES)), default=["llama"], metavar="NAME,...",
+        help=f"of {', '.join(SHAPES)}; default: llama",
+    )  # fmt: skip
+    parser.add_argument("--bits", type=_bits, default=list(BITS), metavar="N,...")
+    parser.add_argument(
+        "--against", type=names, metavar="NAME,...", help="ours and these; default: all there are"
+    )
+    parser.add_argument("--without", type=names, default=[], metavar="NAME,...")
+    parser.add_argument("--layers", type=int, help="default: as many as the model has")
     parser.add_argument("--length", type=int, default=256, help="of the cache")
-    parser.add_argument("--against", default="inductor", help="other backends, by comma")
-    parser.add_argument("--check", type=int, default=4, help="tokens whose scores are compared")
+    parser.add_argument("--prefill", type=int, default=0, metavar="TOKENS")
     add_tuning(parser)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=1.0, help="at least, for each backend")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each contestant")
+    parser.add_argument("--per-turn", type=int, default=5, help="tokens that are timed in a turn")
+    parser.add_argument("--pause", type=float, default=timing.PAUSE_S, metavar="SECONDS")
+    parser.add_argument("--prepare", action="store_true", help="convert only, measure nothing")
+    parser.add_argument("--folder", help="keeps weights and conversions; default: a temporary one")
     parser.add_argument("--out", help="write JSON there, e.g. docs/data/decode.json")
+    parser.add_argument("--page", help="write the tables there, e.g. docs/decode.md")
     options = parser.parse_args(arguments)
-    result = measure(options)
-    print(render(result))
-    write_json(options.out, result)
+    if options.per_turn + WAKE > TOKENS:
+        parser.error(f"a turn has at most {TOKENS - WAKE} tokens")
+    with tempfile.TemporaryDirectory(prefix="decode-") as temporary:
+        content = run(options, Path(options.folder or temporary))
+    if content["rows"]:
+        print(decode_table.render(content))
+        if options.page:
+            Path(options.page).write_text(decode_table.page(content, options.out or ""))
     return 0
 
 

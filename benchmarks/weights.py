@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks import decode, models, tables, timing
+from benchmarks import models, tables, timing
 from benchmarks.arguments import add_tuning, backend_options, write_json
+from benchmarks.decoding import shapes
+from benchmarks.decoding.torch_models import TorchDecoder
 from benchmarks.job import compiled
 
 if TYPE_CHECKING:
@@ -27,8 +29,9 @@ MODES = ("frozen", "checked", "live")
 def calls_of(name: str, options: dict[str, Any], modes: list[str]) -> dict[str, Callable[[], Any]]:
     """A compiled call in each mode; all of one module."""
     if name == DECODE:
-        model = decode.build(12, torch.float32)
-        return {m: decode.decoder(model, "pruner", options | {"weights": m}, LENGTH) for m in modes}
+        model = shapes.build("llama")
+        given = {m: options | {"weights": m} for m in modes}
+        return {m: TorchDecoder(model, "pruner", given[m], LENGTH).scores for m in modes}
     module, inputs = models.load(name)
 
     def call(mode: str) -> Callable[[], Any]:

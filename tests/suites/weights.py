@@ -54,16 +54,18 @@ def subject(name: str) -> Subject:
     """Built and compiled once in a process."""
     import torch
 
-    from benchmarks import decode, models
+    from benchmarks import models
+    from benchmarks.decoding import shapes
+    from benchmarks.decoding.torch_models import TorchDecoder
 
     if name == "llama_decode":
-        module = decode.build(LAYERS, torch.float32)
-        runs = [decode.decoder(module, b, OPTIONS, 64) for b in ("eager", "pruner")]
+        module = shapes.build("llama", LAYERS)
+        runs = [TorchDecoder(module, b, OPTIONS, 64) for b in ("eager", "pruner")]
 
         def token(run: Any) -> Any:
-            run.restart()
+            run.goto(0)
             run.token = torch.full((1, 1), 7)
-            return run()
+            return run.scores()
 
         eager, compiled = (functools.partial(token, run) for run in runs)
     else:

@@ -72,10 +72,34 @@ def test_bars_of_every_contestant():
     assert len(charts.training({"networks": rows}).axes[0].patches) == 4
 
 
-def test_a_token_beside_the_read_of_its_weights():
-    data = {"backends": {"pruner": timed(0.02)}, "weight_bytes": 8, "read_bytes_per_s": 800.0}
-    figure = charts.decode({**data, "layers": 12, "length": 64, "precision": "float32"})
-    assert [bar.get_width() for bar in figure.axes[0].patches] == [20, 10]
+def decoded(model, bits, size, **seconds):
+    found = {n.replace("_", "-"): {**timed(s), "weight_bytes": size} for n, s in seconds.items()}
+    found["llama.cpp"] = {"reason": "not built"}
+    row = {
+        "model": model,
+        "title": model.upper(),
+        "bits": bits,
+        "prefill": 0,
+        "read_bytes_per_s": 800.0,
+    }
+    return {**row, "contestants": found}
+
+
+def test_tokens_against_bits():
+    first = decoded("llama", 32, 8, pruner=0.02, inductor=0.05)
+    second = decoded("llama", 8, 2, pruner_int8=0.01, pruner_torchao_int8=0.02, inductor_int8=0.04)
+    other, prompts = decoded("gpt2", 32, 8, pruner=0.02), {**first, "prefill": 512}
+    rows = {"a": second, "b": first, "c": other, "d": prompts}
+    figure = charts.decode({"rows": rows})
+    assert [a.get_title(loc="left") for a in figure.axes] == ["LLAMA", "GPT2"]
+    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    assert lines == {
+        "inductor": pytest.approx([20, 25]),
+        "pruner": pytest.approx([50, 100]),
+        "streaming read": pytest.approx([100, 400]),
+    }
+    assert [t.get_text() for t in figure.axes[0].get_xticklabels()] == ["32", "8"]
+    assert charts.decode({"rows": {"d": prompts}}) is None
 
 
 def test_buckets_are_among_the_lengths():
