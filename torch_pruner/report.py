@@ -103,7 +103,8 @@ class Tuning:
 @dataclass(frozen=True, slots=True)
 class GraphReport:
     """One compiled graph. ``weight_bytes`` is held by packed copies of weights,
-    ``workspace_bytes`` by buffers between kernels.
+    ``workspace_bytes`` by buffers between kernels. ``barriers``: how often the threads meet between
+    kernels in a call, kernels that share a phase taken together.
 
     Example:
         for graph in torch_pruner.last_report().graphs:
@@ -124,6 +125,7 @@ class GraphReport:
     weight_bytes: int = 0
     workspace_bytes: int = 0
     tunings: tuple[Tuning, ...] = ()
+    barriers: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(replace(self, seconds=_phases([self.seconds])))
@@ -198,6 +200,10 @@ class Report:
         return sum(g.workspace_bytes for g in self.graphs)
 
     @property
+    def barriers(self) -> int:
+        return sum(g.barriers for g in self.graphs)
+
+    @property
     def tunings(self) -> tuple[Tuning, ...]:
         """Searches one after the other."""
         return tuple(t for g in self.graphs for t in g.tunings)
@@ -224,6 +230,7 @@ class Report:
             "notes": list(self.notes),
             "weight_bytes": self.weight_bytes,
             "workspace_bytes": self.workspace_bytes,
+            "barriers": self.barriers,
             "tunings": [asdict(t) for t in self.tunings],
             "graphs": [g.to_json() for g in self.graphs],
         }

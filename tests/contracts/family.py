@@ -66,6 +66,15 @@ class FamilyContract:
             ]
             assert kernel.packs == signature.packs
 
+    def test_serial_kernels_have_no_parallel_loop(self, family, task, candidates) -> None:
+        """They run on one thread, or on each of them, within the launch of others."""
+        from torch_pruner.codegen.build.region import parts_of
+
+        for candidate in candidates:
+            if family.serial(dict(candidate.decisions)):
+                parts = parts_of(family.schedule(task.spec, candidate, task.target))
+                assert all(part.tasks is None and not part.alone for part in parts)
+
     def test_packed_inputs_have_the_size_of_their_layout(self, family, task, candidates) -> None:
         for candidate in candidates:
             signature = family.signature(task.spec, dict(candidate.decisions))

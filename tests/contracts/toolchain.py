@@ -13,7 +13,7 @@ from torch_pruner import exc
 from torch_pruner.codegen.build.load import bound
 from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.ir import Graph, GraphBuilder
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.task import Task
 
@@ -36,9 +36,12 @@ def pointwise(op: str) -> Graph:
 EXP, NEG = pointwise("exp"), pointwise("neg")
 # By entry: kernels on places of a table of an input, something between, an output.
 CALLS = {
-    "both": [(EXP.digest(), (Place(0), Place(1))), (NEG.digest(), (Place(1), Place(2)))],
-    "one": [(EXP.digest(), (Place(0), Place(2)))],
-    "behind": [(NEG.digest(), (Place(0, 64), Place(2, 64)))],  # from the 16th element
+    "both": [
+        KernelCall(EXP.digest(), (Place(0), Place(1))),
+        KernelCall(NEG.digest(), (Place(1), Place(2))),
+    ],
+    "one": [KernelCall(EXP.digest(), (Place(0), Place(2)))],
+    "behind": [KernelCall(NEG.digest(), (Place(0, 64), Place(2, 64)))],  # from the 16th element
 }
 
 

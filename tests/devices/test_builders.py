@@ -12,13 +12,12 @@ from tests.families import kernels as K
 from tests.gpu.pretend_gpu import CARD, PretendBuilder
 from torch_pruner import families
 from torch_pruner.codegen.build.lower import (
-    KernelCall,
     compile_module,
     export_library,
     program_module,
 )
 from torch_pruner.compiler.kernels import draft
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, Task
 

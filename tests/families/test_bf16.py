@@ -156,8 +156,7 @@ def test_code_for_other_machines(
 
 
 def _calls(kernels: Mapping[str, object]) -> list[object]:
-    from torch_pruner.codegen.build.lower import KernelCall
-    from torch_pruner.graph.memory import Place
+    from torch_pruner.graph.memory import KernelCall, Place
 
     counts = {n: len(k.inputs) + len(k.outputs) + len(k.scratch) for n, k in kernels.items()}
     return [KernelCall(n, tuple(Place(i) for i in range(c))) for n, c in counts.items()]

@@ -11,14 +11,13 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.codegen.build.lower import (
-    KernelCall,
     aligned,
     compile_kernel,
     compile_module,
     program_module,
 )
 from torch_pruner.compiler.kernels import draft
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import CpuProbe, TargetSpec
 from torch_pruner.task import Task

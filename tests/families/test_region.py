@@ -11,12 +11,13 @@ import pytest
 from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.codegen.build.load import set_threads
-from torch_pruner.codegen.build.lower import KernelCall, aligned, compile_module, program_module
+from torch_pruner.codegen.build.lower import aligned, compile_module, program_module
 from torch_pruner.codegen.build.region import parts_of
 from torch_pruner.codegen.parts.kernel import ScheduledKernel
 from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, S, T, loop, seq
 from torch_pruner.graph.ir import GraphBuilder
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
+from torch_pruner.graph.phases import Turn
 from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.target import TargetSpec
 
@@ -57,7 +58,7 @@ def program(
     kernels: dict[str, ScheduledKernel], calls: Sequence[KernelCall], arrays: Sequence[np.ndarray]
 ) -> Callable[[], None]:
     target = TargetSpec.detect(2)
-    library = compile_module(program_module(kernels, {"main": calls}, len(arrays)), target)
+    library = compile_module(program_module(kernels, {"main": calls}, len(arrays), 2), target)
     table = (ctypes.c_int64 * len(arrays))(*(a.ctypes.data for a in arrays))
 
     def run(_keep: object = library) -> None:
@@ -128,6 +129,50 @@ def test_definitions_before_a_parallel_loop_stay_with_it() -> None:
     array[...] = 0
     program({"k": kernel}, [KernelCall("k", (Place(0),))], [array])()
     assert (array == 1).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kind", [SERIAL, PARALLEL])
+def test_the_first_and_the_last_part_may_be_repeated(threads: int, kind: object) -> None:
+    """Doubled by a first part, which the second turns over; as the last part of one kernel, too."""
+    size = N * 4
+
+    def stage(tasks: int, number: int) -> Callable[..., Stmt]:
+        def body(of: object, made: object) -> Stmt:
+            def element(i: object) -> Stmt:
+                at = N - 1 - i if number else i
+                return S.BufferStore(made, of[at] * 2.0, [i])
+
+            return loop(tasks, element, kind if tasks == N else PARALLEL, "p")
+
+        return body
+
+    def kernel() -> ScheduledKernel:
+        given, scratch, out = (T.decl_buffer((N,), "float32", n) for n in ("x", "s", "y"))
+        both = seq([stage(N, 0)(given, scratch), stage(N, 1)(scratch, out)])
+        func = T.PrimFunc([given, out, scratch], both).with_attr({"global_symbol": "kernel"})
+        spec = BufferSpec((N,), "float32")
+        return ScheduledKernel(func, (spec,), (spec,), (spec,), (None,))
+
+    arrays = [aligned((N,), "float32"), aligned((9 * N,), "float32")]
+    one, two, three, four = (Place(1, k * 2 * size) for k in range(4))
+    apart = [Place(p.slot, p.offset, size) for p in (one, two, three, four)]
+    last = Place(1, 8 * size)
+    calls = [  # the scratch of the first and the outputs of the second have copies
+        KernelCall("k", (Place(0), two, apart[0]), Turn(0, prologue=True)),
+        KernelCall("k", (two, apart[2], one), Turn(2, epilogue=True)),
+        KernelCall("k", (apart[2], last, apart[3]), Turn(2, prologue=True)),
+    ]
+    run = program({"k": kernel()}, calls, arrays)
+    set_threads(threads)
+    try:
+        for _ in range(5):
+            arrays[0][...] = np.arange(N)
+            arrays[1][...] = np.nan
+            run()
+            np.testing.assert_array_equal(arrays[1][8 * N :], 64 * np.arange(N)[::-1])
+    finally:
+        set_threads(2)
 
 
 @pytest.mark.parametrize("pack", [0, 1])

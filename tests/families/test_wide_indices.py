@@ -10,11 +10,11 @@ import torch
 
 import torch_pruner as tp
 from tests.emitting import schedule
-from torch_pruner.codegen.build.lower import KernelCall, compile_module, program_module
+from torch_pruner.codegen.build.lower import compile_module, program_module
 from torch_pruner.codegen.parts import kernel
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.ir import Graph, GraphBuilder
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 

@@ -23,13 +23,13 @@ from torch_pruner.cards import CARDS, Card
 from torch_pruner.codegen.build.gpu.program import build_gpu_program
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.codegen.build.gpu.timing_driver import TimingDriver
-from torch_pruner.codegen.build.lower import KernelCall, compile_module, program_module
+from torch_pruner.codegen.build.lower import compile_module, program_module
 from torch_pruner.compiler.context import Context
 from torch_pruner.devices.base import Device
 from torch_pruner.devices.cuda import CudaToolchain, capabilities, cuda_executor
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.tuner.measure._cuda import CudaBuilder
 
@@ -143,7 +143,7 @@ class PretendBuilder(CudaBuilder):
     def compile(self, spec: Graph, target: TargetSpec, candidate: Candidate) -> GpuProgram:
         takes = gpu_kernel.signature(spec, candidate.sketch, dict(candidate.decisions))
         count = len(takes.inputs) + len(takes.outputs) + len(takes.scratch)
-        calls = {"main": [(spec.digest(), tuple(Place(k) for k in range(count)))]}
+        calls = {"main": [KernelCall(spec.digest(), tuple(Place(k) for k in range(count)))]}
         kernels = {spec.digest(): (spec, candidate)}
         return build_gpu_program(kernels, calls, CARD, compiled=compiled)
 

@@ -17,7 +17,7 @@ from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch, load_gpu_pr
 from torch_pruner.codegen.build.lower import aligned
 from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.ir import Graph, GraphBuilder
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, Task
@@ -41,8 +41,8 @@ def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
     one, two = kernels
     calls = {
         "main": [
-            (one, (Place(0), Place(1), Place(2), Place(3, 64))),
-            (two, (Place(3, 64), Place(4))),
+            KernelCall(one, (Place(0), Place(1), Place(2), Place(3, 64))),
+            KernelCall(two, (Place(3, 64), Place(4))),
         ]
     }
     data = program.build_gpu_program(kernels, calls, CARD, compiled=compiled).to_bytes()
@@ -129,6 +129,6 @@ def test_a_program_is_built_for_a_card() -> None:
     spec = K.linear(64, 64, 64, dtype="float16")
     kernels = {spec.digest(): drafted(spec)}
     places = tuple(Place(i) for i in range(4))
-    built = program.build_gpu_program(kernels, {"main": [(spec.digest(), places)]}, CARD)
+    built = program.build_gpu_program(kernels, {"main": [KernelCall(spec.digest(), places)]}, CARD)
     assert built.image.startswith(b"\x7fELF")
     assert GpuProgram.from_bytes(built.to_bytes()) == built

@@ -25,7 +25,7 @@ FIRST = GraphReport(
     name="graph0", ops_total=14, ops_compiled=12, flops_total=1000, flops_compiled=999, regions=2,
     ops_fallback=(SORT, replace(SORT, node="aten.sort.default (%sort_1)")),
     tasks=(MATMUL, SOFTMAX), seconds={"capture": 0.5, "build": 1.25},
-    trials=32, notes=("a note",), weight_bytes=1 << 20, workspace_bytes=2048,
+    trials=32, notes=("a note",), weight_bytes=1 << 20, workspace_bytes=2048, barriers=7,
 )  # fmt: skip
 SECOND = GraphReport(
     name="graph1", ops_total=3, ops_compiled=3, flops_total=10, flops_compiled=10, regions=1,
@@ -38,6 +38,7 @@ def test_numbers_are_sums_over_the_graphs() -> None:
     assert (BOTH.ops_total, BOTH.ops_compiled) == (17, 15)
     assert (BOTH.flops_total, BOTH.flops_compiled) == (1010, 1009)
     assert (BOTH.trials, BOTH.weight_bytes, BOTH.workspace_bytes) == (32, 1 << 20, 2048)
+    assert BOTH.barriers == 7
     assert len(BOTH.ops_fallback) == 2
     assert BOTH.notes == ("a note",)
 

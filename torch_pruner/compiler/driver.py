@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,12 @@ from torch_pruner import exc, families
 from torch_pruner.cache import Artifact, ArtifactKind
 from torch_pruner.compiler import kernels
 from torch_pruner.compiler.capabilities import Capabilities
-from torch_pruner.compiler.dump import dump_graph
+from torch_pruner.compiler.dump import dump_graph, dump_turns
+from torch_pruner.compiler.phases import turns_of
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import Hoisted, hoist_static, with_changing_inputs
-from torch_pruner.graph.memory import MemoryPlan, Place, plan_memory
+from torch_pruner.graph.memory import KernelCall, MemoryPlan, Place, plan_memory
 from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
 from torch_pruner.graph.simplify import simplify
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
+    from torch_pruner.graph.phases import Turn
     from torch_pruner.graph.signature import Signature
     from torch_pruner.report import TaskReport, Tuning
     from torch_pruner.tuner.measure.base import MeasureExecutor
@@ -79,6 +81,7 @@ class CompiledGraph:
     checksums: tuple[Entry, ...] = ()  # see ``graph.memory.CHECKSUMS``; none without a library
     weights: str = "checked"  # the option
     library: str = ""  # the sha256 of its file; none without one
+    barriers: int = 0  # between the phases of a call
 
 
 @dataclass(slots=True)
@@ -165,13 +168,16 @@ class Compiler:
             families.signature_of(k.spec, choices[w].candidate)
             for k, w in zip(lowered.fused.kernels, lowered.workloads, strict=True)
         ]
-        plan = plan_memory(lowered.fused, takes)
-        key = self._graph_key(lowered, choices)
+        turns = self._turns(lowered, choices)
+        plan = plan_memory(lowered.fused, takes, turns, self.context.threads)
+        key = self._graph_key(lowered, choices, turns)
         if self.config.debug_dir:
             fused = lowered.fused.graph
-            dump_graph(self.config.debug_dir, key.digest(), fused, lowered.tasks, choices)
+            folder, digest = self.config.debug_dir, key.digest()
+            dump_graph(folder, digest, fused, lowered.tasks, choices)
+            dump_turns(folder, digest, lowered.workloads, turns)
         segments = _segments(lowered, choices)
-        entries, keep, library = self._library(key, lowered, choices, plan, segments)
+        entries, keep, library = self._library(key, lowered, choices, (plan, turns), segments)
         steps: list[Entry | LibraryCall] = []
         for segment in segments:
             if isinstance(segment, int):
@@ -192,6 +198,7 @@ class Compiler:
             tuple(entries),
             self.config.weights,
             library,
+            turns[-1].phase if turns else 0,
         )
 
     def missing(
@@ -203,7 +210,7 @@ class Compiler:
         absent = [t for t in lowered.tasks if t.workload not in choices]
         if absent:
             return [kernels.miss([task], self.store, self.context) for task in absent]
-        key = self._graph_key(lowered, choices)
+        key = self._graph_key(lowered, choices, self._turns(lowered, choices))
         built = all(isinstance(segment, int) for segment in _segments(lowered, choices))
         return [] if built or self.store.get(LIBRARY, key) is not None else [self._no_library(key)]
 
@@ -219,11 +226,18 @@ class Compiler:
     def _no_library(self, key: GraphKey) -> exc.CacheMiss:
         return exc.CacheMiss(f"library of graph {key.digest()[:12]}", {}, self.context.hint)
 
-    def _graph_key(self, lowered: Lowered, choices: Mapping[str, Choice]) -> GraphKey:
+    def _turns(self, lowered: Lowered, choices: Mapping[str, Choice]) -> tuple[Turn, ...] | None:
+        scheduled = {t.workload: (t, choices[t.workload].candidate) for t in lowered.tasks}
+        return turns_of(lowered.fused, lowered.workloads, scheduled, self.context.threads)
+
+    def _graph_key(
+        self, lowered: Lowered, choices: Mapping[str, Choice], turns: Sequence[Turn] | None
+    ) -> GraphKey:
         orders = sorted((i, list(o)) for i, o in lowered.fused.orders.items())
-        text = json.dumps(
-            [lowered.fused.graph.to_json(), orders], sort_keys=True, separators=(",", ":")
-        )
+        described = [lowered.fused.graph.to_json(), orders]
+        if turns is not None:
+            described.append([list(astuple(t)) for t in turns])
+        text = json.dumps(described, sort_keys=True, separators=(",", ":"))
         parts = sorted({f"{w}:{_code_of(choices[w])}" for w in lowered.workloads})
         return self.context.graph_key(text, parts)
 
@@ -232,7 +246,7 @@ class Compiler:
         key: GraphKey,
         lowered: Lowered,
         choices: Mapping[str, Choice],
-        plan: MemoryPlan,
+        planned: tuple[MemoryPlan, Sequence[Turn] | None],
         segments: Sequence[int | tuple[int, ...]],
     ) -> tuple[list[Entry], Any, str]:
         """The entry of every segment, from the cache or built now and published.
@@ -256,8 +270,12 @@ class Compiler:
         self._name_what_is_built(len(lowered.tasks))
         with self.timer.phase("build"):
             distinct = {t.workload: (t.spec, choices[t.workload].candidate) for t in lowered.tasks}
+            plan, turns = planned
             calls = {
-                name: [(lowered.workloads[k], plan.arguments[k]) for k in segment]
+                name: [
+                    KernelCall(lowered.workloads[k], plan.arguments[k], turns[k] if turns else None)
+                    for k in segment
+                ]
                 for name, segment in zip(
                     names, (s for s in segments if not isinstance(s, int)), strict=True
                 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_pruner.graph.phases import Turn
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ def dump_graph(
     Both are the IR's own JSON, which ``Graph.from_json`` reads back. A directory that cannot be
     written costs a warning, not the compilation.
     """
-    place = Path(folder) / digest[:16]
     kernels: list[dict[str, Any]] = [
         {
             "name": task.name,
@@ -39,9 +40,24 @@ def dump_graph(
         }
         for task in tasks
     ]
+    _write(folder, digest, "graph.json", json.dumps(graph.to_json()))
+    _write(folder, digest, "kernels.json", json.dumps(kernels, indent=1))
+
+
+def dump_turns(
+    folder: str, digest: str, workloads: Sequence[str], turns: Sequence[Turn] | None
+) -> None:
+    """Write ``turns.json``: every kernel of the program in order, its phase, and whether every
+    thread repeats it or its prologue. Without ``turns`` a kernel is a phase of its own."""
+    planned = turns if turns is not None else [Turn(k) for k in range(len(workloads))]
+    rows = [{"workload": w} | asdict(turn) for w, turn in zip(workloads, planned, strict=True)]
+    _write(folder, digest, "turns.json", json.dumps(rows, indent=1))
+
+
+def _write(folder: str, digest: str, name: str, text: str) -> None:
+    place = Path(folder) / digest[:16]
     try:
         place.mkdir(parents=True, exist_ok=True)
-        (place / "graph.json").write_text(json.dumps(graph.to_json()))
-        (place / "kernels.json").write_text(json.dumps(kernels, indent=1))
+        (place / name).write_text(text)
     except OSError as err:
         log.warning("cannot write to debug_dir %s: %s", place, err)

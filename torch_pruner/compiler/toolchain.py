@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.build.load import Entry
     from torch_pruner.graph.ir import Graph
-    from torch_pruner.graph.memory import Place
+    from torch_pruner.graph.memory import KernelCall
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Candidate
 
     Kernels = Mapping[str, tuple[Graph, Candidate]]  # by workload
-    Calls = Mapping[str, Sequence[tuple[str, tuple[Place, ...]]]]  # by entry
+    Calls = Mapping[str, Sequence[KernelCall]]  # by entry
 
 
 @dataclass(frozen=True, slots=True)

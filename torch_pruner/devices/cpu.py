@@ -43,7 +43,7 @@ class HostToolchain(Toolchain):
     def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
         from torch_pruner.codegen.build.program import build_program, link
 
-        library = build_program(kernels, calls, slots, target)
+        library = build_program(kernels, calls, slots, target, self.threads)
         entries = tuple(library[name] for name in (*calls, *self.own))
         return Library(entries, lambda path: link(library, path), library)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch_pruner.families.space import Sketch
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.packing import PackLayout
+    from torch_pruner.graph.phases import Division
     from torch_pruner.graph.signature import BufferSpec
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Candidate, Task
@@ -95,6 +96,24 @@ class Family(ABC):
 
     def operations(self, spec: Graph) -> int | None:
         """Arithmetic operations of kernels that need fewer than ``spec`` says. Default: None."""
+        return None
+
+    def serial(self, decisions: Mapping[str, int]) -> bool:
+        """Whether one thread does all of it: no loop is parallel. Default: ``par`` says so."""
+        return decisions.get("par") == 0
+
+    def copies_first(self, spec: Graph, decisions: Any) -> bool:
+        """Whether the first part of a kernel makes all of its scratch, of its inputs alone, and the
+        others only read that. Default: it does not."""
+        return False
+
+    def combines_last(self, spec: Graph, decisions: Any) -> bool:
+        """Whether the last part of a kernel makes all of its outputs, of scratch that the others
+        made, and of inputs. Default: it does not."""
+        return False
+
+    def division(self, spec: Graph, decisions: Any) -> Division | None:
+        """How the one parallel loop of a product divides its columns. Default: nothing is known."""
         return None
 
     def typed(self, decisions: Mapping[str, int]) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch_pruner.graph.phases import Turn
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -31,10 +33,23 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a kernel argument lives: a slot and an offset in bytes."""
+    """Where a kernel argument lives: a slot and an offset in bytes.
+
+    ``apart``: bytes from the copy of one thread to that of the next; 0 where all have the same.
+    """
 
     slot: int
     offset: int = 0
+    apart: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One kernel call of a program. ``turn`` is None where threads meet before and after it."""
+
+    kernel: str
+    args: tuple[Place, ...]
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,11 @@ class _Planner:
         offset, self.top = self.top, self.top + size
         return offset
 
+    def place(self, slot: int, nbytes: int, copies: int) -> Place:
+        """Memory for so many copies, which begin at lines of their own."""
+        apart = _round_up(nbytes) if copies > 1 else 0
+        return Place(slot, self.allocate(apart * copies or nbytes), apart)
+
     def release(self, offset: int, nbytes: int) -> None:
         spans = sorted([*self.free, (offset, _round_up(nbytes))])
         merged: list[tuple[int, int]] = []
@@ -90,8 +110,17 @@ class _Planner:
         self.free = merged
 
 
-def plan_memory(fused: FusedGraph, signatures: Sequence[Signature]) -> MemoryPlan:
-    """Lay out the buffers of ``fused`` for kernels with these signatures, reusing dead memory."""
+def plan_memory(
+    fused: FusedGraph,
+    signatures: Sequence[Signature],
+    turns: Sequence[Turn] | None = None,
+    threads: int = 1,
+) -> MemoryPlan:
+    """Lay out the buffers of ``fused`` for kernels with these signatures, reusing dead memory.
+
+    Nothing is reused within a phase of ``turns``, nor within two that a kernel has parts in. What
+    every one of ``threads`` makes for itself has a copy for each.
+    """
     planner = _Planner(fused)
     nodes = fused.graph.nodes
     workspace = planner.slot(Slot("workspace"), "workspace")
@@ -99,9 +128,12 @@ def plan_memory(fused: FusedGraph, signatures: Sequence[Signature]) -> MemoryPla
     for j, node in enumerate(fused.graph.outputs):
         output_index.setdefault(node, j)
     last_use = _last_uses(fused)
-    offsets: dict[int, int] = {}
+    made: dict[int, Place] = {}
     arguments = []
+    dead: list[tuple[Place, int]] = []  # places and bytes of a copy, until the phase ends
     for k, (kernel, takes) in enumerate(zip(fused.kernels, signatures, strict=True)):
+        turn = Turn(k) if turns is None else turns[k]
+        copies = threads if turn.everywhere or turn.epilogue else 1
         places = []
         for node, pack in zip(kernel.inputs, takes.packs, strict=True):
             if nodes[node].op == "input":
@@ -111,23 +143,27 @@ def plan_memory(fused: FusedGraph, signatures: Sequence[Signature]) -> MemoryPla
             elif node in output_index:
                 places.append(Place(planner.known["output", node]))
             else:
-                places.append(Place(workspace, offsets[node]))
+                places.append(made[node])
         for node, spec in zip(kernel.outputs, takes.outputs, strict=True):
             if node in output_index:
                 places.append(
                     Place(planner.slot(Slot("output", output_index[node]), ("output", node)))
                 )
             else:
-                offsets[node] = planner.allocate(spec.nbytes)
-                places.append(Place(workspace, offsets[node]))
-        scratch = [(planner.allocate(spec.nbytes), spec.nbytes) for spec in takes.scratch]
-        places.extend(Place(workspace, offset) for offset, _ in scratch)
-        arguments.append(tuple(places))
-        for offset, nbytes in scratch:
-            planner.release(offset, nbytes)
+                made[node] = planner.place(workspace, spec.nbytes, copies)
+                places.append(made[node])
+        copies = threads if turn.everywhere or turn.prologue else 1
+        scratch = [planner.place(workspace, spec.nbytes, copies) for spec in takes.scratch]
+        arguments.append((*places, *scratch))
+        dead += [(p, s.nbytes) for p, s in zip(scratch, takes.scratch, strict=True)]
         for node in (*kernel.inputs, *kernel.outputs):
-            if node in offsets and last_use[node] == k:
-                planner.release(offsets.pop(node), nodes[node].nbytes)
+            if node in made and last_use[node] == k:
+                dead.append((made.pop(node), nodes[node].nbytes))
+        after = None if turns is None or k + 1 == len(turns) else turns[k + 1]
+        if after is None or (after.phase != turn.phase and not after.epilogue):
+            for place, nbytes in dead:
+                planner.release(place.offset, place.apart * threads or nbytes)
+            dead.clear()
     outputs = tuple(_output_slot(planner, fused, node) for node in fused.graph.outputs)
     return MemoryPlan(tuple(planner.slots), tuple(arguments), outputs, planner.top)
 

@@ -6,10 +6,11 @@ import io
 import json
 from typing import TYPE_CHECKING
 
-from torch_pruner.compiler.dump import dump_graph
+from torch_pruner.compiler.dump import dump_graph, dump_turns
 from torch_pruner.compiler.kernels import Choice
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.graph.phases import Turn
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 
@@ -56,6 +57,14 @@ def test_files_read_back(tmp_path: Path) -> None:
     (kernel,) = json.loads((place / "kernels.json").read_text())
     assert Graph.from_json(kernel["spec"]).digest() == task.workload
     assert kernel["candidate"]["decisions"] == {"vl": 16}
+    for turns, everywhere in ([Turn(0, everywhere=True)], True), (None, False):
+        dump_turns(str(tmp_path), "ab" * 32, [task.workload], turns)
+        (turn,) = json.loads((place / "turns.json").read_text())
+        assert turn == {"workload": task.workload, "phase": 0, "everywhere": everywhere} | {
+            "prologue": False,
+            "epilogue": False,
+            "more": 0,
+        }
 
 
 def test_a_place_that_cannot_be_written_is_a_warning(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from torch_pruner import exc
 from torch_pruner.codegen.build.load import bound
-from torch_pruner.codegen.build.region import Part, parts_of, region
+from torch_pruner.codegen.build.region import Part, Step, parts_of, region
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.tir.builders import (
     Buffer,
@@ -28,13 +28,14 @@ from torch_pruner.codegen.tir.builders import (
     S,
     Stmt,
     T,
+    Var,
     as_pointer,
     pointer,
     seq,
     tvm,
 )
 from torch_pruner.config import COMPILERS, c_compiler
-from torch_pruner.graph.memory import ALIGNMENT, Place
+from torch_pruner.graph.memory import ALIGNMENT, KernelCall, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,14 +53,6 @@ _ROOM = 16 << 20  # bytes that object files and libraries stay below
 _LLVM_OPTIONS = {"cl-opt": ["-enable-tbaa:bool=false"]}
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCall:
-    """One kernel call of a program."""
-
-    kernel: str
-    args: tuple[Place, ...]
-
-
 class Compiled(Protocol):
     """Machine code in memory: its entries by name, each a function of a table's address."""
 
@@ -69,9 +62,15 @@ class Compiled(Protocol):
 
 
 def program_module(
-    kernels: Mapping[str, ScheduledKernel], programs: Mapping[str, Sequence[KernelCall]], slots: int
+    kernels: Mapping[str, ScheduledKernel],
+    programs: Mapping[str, Sequence[KernelCall]],
+    slots: int,
+    threads: int = 1,
 ) -> IRModule:
-    """An IRModule with parts of kernels as private functions and a public function per program."""
+    """An IRModule with parts of kernels as private functions and a public function per program.
+
+    ``threads``: for how many the calls' turns and places were planned.
+    """
     parts = {
         name: [(GlobalVar(f"{name}_{i}"), part) for i, part in enumerate(parts_of(kernel))]
         for name, kernel in kernels.items()
@@ -80,17 +79,20 @@ def program_module(
         var: part.func for of in parts.values() for var, part in of
     }
     for entry, calls in programs.items():
-        functions[GlobalVar(entry)] = _entry(entry, calls, kernels, parts, slots)
+        table, begin, address = _table(slots)
+        steps = [
+            step
+            for call in calls
+            for step in _steps(table, call, kernels[call.kernel], parts[call.kernel])
+        ]
+        body = seq([*begin, region(steps, threads)] if steps else begin)
+        func = T.PrimFunc([address], body)
+        functions[GlobalVar(entry)] = func.with_attr({"global_symbol": entry})
     return IRModule(functions)
 
 
-def _entry(
-    entry: str,
-    calls: Sequence[KernelCall],
-    kernels: Mapping[str, ScheduledKernel],
-    parts: Mapping[str, Sequence[tuple[GlobalVar, Part]]],
-    slots: int,
-) -> PrimFunc:
+def _table(slots: int) -> tuple[Buffer, list[Stmt], Var]:
+    """The table of addresses, the statements that define it, and the entry's parameter."""
     address = T.Var("table", "int64")
     table_ptr = pointer("table_ptr", "int64")
     table = T.decl_buffer((max(slots, 1),), "int64", "addresses", data=table_ptr)
@@ -98,21 +100,50 @@ def _entry(
         S.Bind(table_ptr, as_pointer(address, "int64")),
         S.DeclBuffer(table, data=table_ptr),
     ]
+    return table, begin, address
 
-    def called(call: KernelCall, function: GlobalVar) -> Callable[[Expr | None], Stmt]:
-        def statement(number: Expr | None) -> Stmt:
-            pointers = [
-                _pointer(table, a, dtype)
-                for a, dtype in zip(call.args, _dtypes(kernels[call.kernel]), strict=True)
-            ]
-            given = pointers if number is None else [*pointers, number]
-            return S.Evaluate(tvm.ir.Call(function, given, ret_ty=tvm.ir.PrimType("int32")))
 
-        return statement
+def _steps(
+    table: Buffer,
+    call: KernelCall,
+    kernel: ScheduledKernel,
+    parts: Sequence[tuple[GlobalVar, Part]],
+) -> list[Step]:
+    turn = call.turn
+    if turn is None:
+        return [Step(part, _called(table, call, kernel, var)) for var, part in parts]
+    own = any(place.apart for place in call.args)
+    steps: list[Step] = []
+    for var, part in parts:
+        ends = turn.epilogue and len(steps) == len(parts) - 1
+        steps.append(
+            Step(
+                part,
+                _called(table, call, kernel, var),
+                phase=turn.phase - 1 if turn.epilogue and not ends else turn.phase,
+                everywhere=turn.everywhere or ends or (turn.prologue and not steps),
+                joins=all(before.everywhere for before in steps),
+                own=own,
+                more=turn.more,
+            )
+        )
+    return steps
 
-    everything = [(part, called(c, var)) for c in calls for var, part in parts[c.kernel]]
-    func = T.PrimFunc([address], seq([*begin, region(everything)] if everything else begin))
-    return func.with_attr({"global_symbol": entry})
+
+def _called(
+    table: Buffer, call: KernelCall, kernel: ScheduledKernel, function: GlobalVar
+) -> Callable[[Expr | None, Expr | None], Stmt]:
+    """The call of a part by a thread, whose number says which copies are its own."""
+
+    def statement(thread: Expr | None, number: Expr | None) -> Stmt:
+        pointers = [
+            _pointer(table, a, dtype, thread)
+            for a, dtype in zip(call.args, _dtypes(kernel), strict=True)
+        ]
+        given = pointers if number is None else [*pointers, number]
+        return S.Evaluate(tvm.ir.Call(function, given, ret_ty=tvm.ir.PrimType("int32")))
+
+    return statement
 
 
 def _dtypes(kernel: ScheduledKernel) -> list[str]:
@@ -122,8 +153,10 @@ def _dtypes(kernel: ScheduledKernel) -> list[str]:
     ]
 
 
-def _pointer(table: Buffer, argument: Place, dtype: str) -> Expr:
+def _pointer(table: Buffer, argument: Place, dtype: str, thread: Expr | None) -> Expr:
     address = table[argument.slot]
+    if argument.apart and thread is not None:
+        address = address + thread.astype("int64") * T.const(argument.apart, "int64")
     if argument.offset:
         address = address + T.const(argument.offset, "int64")
     return as_pointer(address, dtype)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
 from torch_pruner.codegen.build.lower import (
-    KernelCall,
     compile_module,
     export_library,
     program_module,
@@ -20,22 +20,23 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.build.lower import Compiled
     from torch_pruner.graph.ir import Graph
-    from torch_pruner.graph.memory import Place
+    from torch_pruner.graph.memory import KernelCall
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Candidate
 
 
 def build_program(
     kernels: Mapping[str, tuple[Graph, Candidate]],
-    calls: Mapping[str, Sequence[tuple[str, tuple[Place, ...]]]],
+    calls: Mapping[str, Sequence[KernelCall]],
     slots: int,
     target: TargetSpec,
+    threads: int = 1,
 ) -> Compiled:
     """Machine code with one entry per key of ``calls``, and ``CHECKSUMS``; ``kernels`` by workload.
 
-    Raises ``CompileError``.
+    ``threads``: for how many the calls were planned. Raises ``CompileError``.
     """
-    used = {workload for sequence in calls.values() for workload, _ in sequence}
+    used = {call.kernel for sequence in calls.values() for call in sequence}
     scheduled = {}
     for workload, (spec, candidate) in kernels.items():
         if workload not in used:
@@ -43,10 +44,10 @@ def build_program(
         kernel = families.named(candidate.sketch).schedule(spec, candidate, target)
         scheduled[f"kernel_{workload[:16]}"] = kernel
     programs = {
-        entry: [KernelCall(f"kernel_{workload[:16]}", places) for workload, places in sequence]
+        entry: [replace(call, kernel=f"kernel_{call.kernel[:16]}") for call in sequence]
         for entry, sequence in calls.items()
     }
-    module = program_module(scheduled, programs, slots)
+    module = program_module(scheduled, programs, slots, threads)
     module.update(IRModule(checksum_functions()))
     return compile_module(module, target)
 

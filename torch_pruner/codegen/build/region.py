@@ -1,21 +1,23 @@
 """One parallel launch for many kernels: threads meet between them instead of being called anew.
 
 A kernel is a sequence of parts: parallel loops, and what one thread does. Each becomes a private
-function. The parts of consecutive kernels run within one launch, with a barrier after each; what
-follows one another on one thread needs none. A launch and its join cost 4 to 5 us, a barrier less
-than 0.1. How many threads there are is known when the launch runs: each takes its share of every
-loop.
+function. The parts of consecutive kernels run within one launch, with barriers in between; what
+follows one another on one thread needs none, nor do kernels of one phase (``graph/phases.py``). A
+launch and its join cost 4 to 5 us, a barrier less than 0.1. How many threads there are is known
+when the launch runs: each takes its share of every loop.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import tvm_ffi
 
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
+    SERIAL,
     Expr,
     PrimFunc,
     S,
@@ -29,7 +31,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch_pruner.codegen.parts.kernel import ScheduledKernel
 
@@ -116,43 +118,119 @@ def _function(kernel: ScheduledKernel, body: Stmt, number: Var | None = None) ->
     return func.with_attr({"tirx.noalias": True})
 
 
+Called = Callable[[Expr | None, Expr | None], Stmt]  # of a thread's number and a task's
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part in a program. ``phase``: with whose kernels it may run; None: with none.
+
+    ``everywhere``: every thread does all of it. ``joins``: it waits for no part of its kernel that
+    other threads do. ``own``: it reads or writes the copies of the thread that runs it. ``more``:
+    the first thread that does a task more where they cannot be divided evenly.
+    """
+
+    part: Part
+    call: Called
+    phase: int | None = None
+    everywhere: bool = False
+    joins: bool = True
+    own: bool = False
+    more: int = 0
+
+    @property
+    def single(self) -> bool:
+        """Whether one thread does it."""
+        return self.part.tasks is None and not self.everywhere
+
+
 @dataclass(slots=True)
 class _Round:
-    """What happens between two barriers: calls of one part by all threads, or of many by one."""
+    """What happens between two barriers. ``phase``: whose other kernels may join."""
 
-    tasks: int | None
-    calls: list[Callable[[Expr | None], Stmt]] = field(default_factory=list)
+    phase: int | None
+    steps: list[Step]
+
+    @property
+    def single(self) -> bool:
+        return all(step.single for step in self.steps)
+
+    def takes(self, step: Step) -> bool:
+        """Whether nothing that the step waits for is made here by another thread."""
+        if step.single and self.single:
+            return True
+        return step.joins and step.phase is not None and step.phase == self.phase
 
 
-def region(parts: Sequence[tuple[Part, Callable[[Expr | None], Stmt]]]) -> Stmt:
-    """Parts in order, each with the statement that calls it with a task's number (or None)."""
+def region(steps: Sequence[Step], threads: int = 1) -> Stmt:
+    """Steps in order, by ``threads`` threads where turns say who repeats what."""
     stmts: list[Stmt] = []
     rounds: list[_Round] = []
-    for part, call in parts:
-        if part.alone:
-            stmts += [*_launched(rounds), call(None)]
+    for step in steps:
+        if step.part.alone:
+            copies = threads if step.everywhere else 1
+            calls = [step.call(T.const(k, "int32"), None) for k in range(copies)]
+            stmts += [*_launched(rounds, threads), *calls]
             rounds = []
-        elif part.tasks is None and rounds and rounds[-1].tasks is None:
-            rounds[-1].calls.append(call)
+            continue
+        if rounds and rounds[-1].takes(step):
+            rounds[-1].steps.append(step)
+            if rounds[-1].phase != step.phase:
+                rounds[-1].phase = None
         else:
-            rounds.append(_Round(part.tasks, [call]))
-    return seq([*stmts, *_launched(rounds)])
+            rounds.append(_Round(step.phase, [step]))
+    return seq([*stmts, *_launched(rounds, threads)])
 
 
-def _launched(rounds: Sequence[_Round]) -> list[Stmt]:
-    if all(r.tasks is None for r in rounds):
-        return [call(None) for r in rounds for call in r.calls]
-    body = [_barrier(_round(r)) for r in rounds[:-1]]
-    return [_attribute(_LAUNCH, seq([*body, _round(rounds[-1])]))]
+def _launched(rounds: Sequence[_Round], threads: int) -> list[Stmt]:
+    if all(r.single for r in rounds):
+        return [step.call(None, None) for r in rounds for step in r.steps]
+    body = [_barrier(_round(r, threads)) for r in rounds[:-1]]
+    return [_attribute(_LAUNCH, seq([*body, _round(rounds[-1], threads)]))]
 
 
-def _round(of: _Round) -> Stmt:
-    var = T.Var("p", "int32")
-    if of.tasks is not None:
-        return S.For(var, 0, of.tasks, PARALLEL, of.calls[0](var))
-    # A loop of one iteration would be taken for no loop, and every thread would do its work.
-    body = when(T.EQ(var, T.const(0, "int32")), seq([call(None) for call in of.calls]))
-    return S.For(var, 0, 2, PARALLEL, body)
+def _round(of: _Round, threads: int) -> Stmt:
+    (step, *more), var = of.steps, T.Var("p", "int32")
+    if of.single:
+        # A loop of one iteration would be taken for no loop, and every thread would do its work.
+        first = T.EQ(var, T.const(0, "int32"))
+        return S.For(var, 0, 2, PARALLEL, when(first, seq([s.call(None, None) for s in of.steps])))
+    tasks = step.part.tasks
+    if not more and not step.own and not step.everywhere and tasks is not None:
+        return S.For(var, 0, tasks, PARALLEL, step.call(None, var))
+    # As many iterations as threads were planned for: however many there are, what belongs to one
+    # iteration stays on one thread.
+    assert threads > 1
+    stmts = []
+    for each in of.steps:
+        tasks = each.part.tasks
+        if each.single:
+            stmts.append(when(T.EQ(var, T.const(0, "int32")), each.call(var, None)))
+        elif tasks is None:
+            stmts.append(each.call(var, None))
+        elif each.everywhere:
+            stmts.append(_tasks(each.call, var, T.const(0, "int32"), T.const(tasks, "int32")))
+        else:
+            begin, end = (_bound(var + k, tasks, threads, each.more) for k in (0, 1))
+            stmts.append(_tasks(each.call, var, begin, end))
+    return S.For(var, 0, threads, PARALLEL, seq(stmts))
+
+
+def _bound(thread: Expr, tasks: int, threads: int, first: int) -> Expr:
+    """The first task of a thread. Those with one task more begin with thread ``first``."""
+    each, more = divmod(tasks, threads)
+    bound: Expr = thread * T.const(each, "int32")
+    if not more:
+        return bound
+    wrapped = max(first + more - threads, 0)  # of them are the first threads
+    reached = T.min(thread - T.const(first, "int32"), T.const(more - wrapped, "int32"))
+    bound = bound + T.max(reached, T.const(0, "int32"))
+    return bound + T.min(thread, T.const(wrapped, "int32")) if wrapped else bound
+
+
+def _tasks(call: Called, thread: Expr, begin: Expr, end: Expr) -> Stmt:
+    number = T.Var("q", "int32")
+    return S.For(number, begin, end - begin, SERIAL, call(thread, number))
 
 
 def _barrier(body: Stmt) -> Stmt:

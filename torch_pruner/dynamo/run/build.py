@@ -63,6 +63,7 @@ class BuiltGraph:
             weight_bytes=sum(c.plan.packed_bytes for c in self.compiled),
             workspace_bytes=sum(c.plan.workspace_bytes for c in self.compiled),
             tunings=tuple(tunings),
+            barriers=sum(c.barriers for c in self.compiled),
         )
 
 

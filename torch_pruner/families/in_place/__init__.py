@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
     from torch_pruner.families.space import Sketch
     from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.phases import Division
     from torch_pruner.graph.signature import Signature
     from torch_pruner.task import Task
 
@@ -33,6 +34,12 @@ class InPlaceFamily(Family):
 
     def parameters(self, spec: Graph, decisions: InPlaceDecisions[int]) -> Parameters:
         return Parameters(scratch=form.scratch(spec))
+
+    def copies_first(self, spec: Graph, decisions: InPlaceDecisions[int]) -> bool:
+        return bool(form.scratch(spec))
+
+    def division(self, spec: Graph, decisions: InPlaceDecisions[int]) -> Division | None:
+        return form.division(spec, decisions)
 
     def emit(
         self,

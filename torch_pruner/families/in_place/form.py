@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from torch_pruner.graph.contraction import contraction_of, copied_shape
+from torch_pruner.graph.contraction import contraction_of, copied_shape, dealt
 from torch_pruner.graph.ops import FLOATS, ITEMSIZE
+from torch_pruner.graph.phases import Division
 from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.graph.strided import adjacent
 
@@ -97,3 +98,13 @@ def scratch(spec: Graph) -> tuple[BufferSpec, ...]:
         raise ValueError("no product of few rows with a second operand along the reduction")
     shape = copied_shape(spec, found.con)
     return (BufferSpec(shape, found.con.acc_dtype),) if found.copied else ()
+
+
+def division(spec: Graph, decisions: InPlaceDecisions[int]) -> Division | None:
+    """The columns of each task, where one product of matrices is divided by nothing else."""
+    found = in_place_of(spec)
+    if found is None or found.con.conv is not None or found.con.groups != 1:
+        return None
+    blocks = -(-found.con.n // decisions.vl)
+    tasks, each = dealt(blocks, -(-blocks // decisions.nb))
+    return Division(tasks, each * decisions.vl) if decisions.par else None

@@ -18,7 +18,7 @@ from torch_pruner.codegen.build.gpu.image import GpuEntry, GpuProgram
 from torch_pruner.codegen.build.gpu.program import build_gpu_program
 from torch_pruner.codegen.build.gpu.timing_driver import CudaTimingDriver, TimingDriver
 from torch_pruner.exc import CompileError
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.tuner.measure.builder import BuiltKernel
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class CudaBuilder:
         takes = families.signature_of(spec, candidate)
         count = len(takes.inputs) + len(takes.outputs) + len(takes.scratch)
         name = spec.digest()
-        calls = {"main": [(name, tuple(Place(k) for k in range(count)))]}
+        calls = {"main": [KernelCall(name, tuple(Place(k) for k in range(count)))]}
         return build_gpu_program({name: (spec, candidate)}, calls, card)
 
     def set_threads(self, threads: int) -> None:

@@ -17,14 +17,13 @@ from tvm import rpc
 
 from torch_pruner import families
 from torch_pruner.codegen.build.lower import (
-    KernelCall,
     compile_module,
     export_library,
     program_module,
 )
 from torch_pruner.exc import CompileError, PrunerError
 from torch_pruner.graph.ir import Graph
-from torch_pruner.graph.memory import Place
+from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure.rpc import LOST

@@ -15,7 +15,7 @@ from torch_pruner.task import Candidate
 
 if TYPE_CHECKING:
     from torch_pruner.cards import Card
-    from torch_pruner.graph.memory import Place
+    from torch_pruner.graph.memory import KernelCall
 
 
 Kernels = Mapping[str, tuple[Graph, Candidate]]
@@ -24,7 +24,7 @@ Compiled = Callable[[Kernels, "Card"], tuple[bytes, dict[str, Launch]]]
 
 def build_gpu_program(
     kernels: Kernels,
-    calls: Mapping[str, Sequence[tuple[str, tuple[Place, ...]]]],
+    calls: Mapping[str, Sequence[KernelCall]],
     card: Card,
     *,
     compiled: Compiled | None = None,
@@ -34,15 +34,15 @@ def build_gpu_program(
     ``compiled`` makes an image and the launches in it of kernels by name; by default, NVRTC. Raises
     ``CompileError``.
     """
-    used = {workload for sequence in calls.values() for workload, _ in sequence}
+    used = {call.kernel for sequence in calls.values() for call in sequence}
     names = {workload: f"kernel_{workload[:16]}" for workload in used}
     named = {names[w]: of for w, of in kernels.items() if w in used}
     image, launches = (compiled or compile_kernels)(named, card)
     entries: Calls = {
         entry: [
-            (name, list(places))
-            for workload, places in sequence
-            for name in launches_of(names[workload], launches)
+            (name, list(call.args))
+            for call in sequence
+            for name in launches_of(names[call.kernel], launches)
         ]
         for entry, sequence in calls.items()
     }

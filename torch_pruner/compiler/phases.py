@@ -1,0 +1,70 @@
+"""How scheduled kernels take their turns in a program: what the draft model says of each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner import families
+from torch_pruner.families import machine
+from torch_pruner.graph.phases import Manner, Turn, plan_phases
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.graph.fuse import FusedGraph
+    from torch_pruner.task import Candidate, Task
+
+
+COPIED_BYTES_PER_CYCLE = 16.0  # of scratch that a kernel makes first, or reads last
+
+
+def turns_of(
+    fused: FusedGraph,
+    workloads: Sequence[str],
+    scheduled: Mapping[str, tuple[Task, Candidate]],
+    threads: int,
+) -> tuple[Turn, ...] | None:
+    """When each kernel of ``fused`` runs and who repeats it; None: one after the other.
+
+    ``scheduled``: by workload. Needs no TVM, and says the same in every process.
+    """
+    if threads < 2:
+        return None
+    manners = {w: _manner(task, candidate) for w, (task, candidate) in scheduled.items()}
+    return plan_phases(fused, [manners[w] for w in workloads], threads, machine.BARRIER_S)
+
+
+def _manner(task: Task, candidate: Candidate) -> Manner:
+    family, decisions = families.named(candidate.sketch), dict(candidate.decisions)
+    if not family.generated:
+        return Manner(serial=False, apart=True)
+    typed, serial = family.typed(decisions), family.serial(decisions)
+    division = family.division(task.spec, typed)
+    scratch = sum(s.nbytes for s in family.parameters(task.spec, typed).scratch)
+    scratch_s = scratch / COPIED_BYTES_PER_CYCLE / task.target.frequency_hz
+    begins = not serial and family.copies_first(task.spec, typed)
+    ends = not serial and family.combines_last(task.spec, typed)
+    found = Manner(
+        serial,
+        prologue_s=scratch_s if begins else math.inf,
+        epilogue_s=scratch_s if ends else math.inf,
+        division=division,
+    )
+    if "par" not in decisions:
+        return found
+    sketch = family.space()(task)
+    point = np.array([[decisions[name] for name in sketch.names]], dtype=np.int64)
+    symbols = sketch.symbols(point)
+    tasks, rounds = float(symbols.s4_tasks[0]), float(symbols.s6_rounds[0])
+    launch_s = 0.0 if serial else machine.LAUNCH_S
+    alone_s = float(symbols.latency_s[0]) - launch_s
+    work_s = alone_s if serial else alone_s / rounds * tasks
+    moved = machine.input_bytes(task.spec) + machine.output_bytes(task.spec)
+    # What does not stay in a core's cache comes from memory once for every thread.
+    often = moved * task.threads if moved > task.target.l2_bytes else 0.0
+    repeated_s = max(work_s, often / task.target.dram_bytes_per_s)
+    return replace(found, alone_s=alone_s, repeated_s=repeated_s)
