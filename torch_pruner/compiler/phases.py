@@ -63,8 +63,16 @@ def _manner(task: Task, candidate: Candidate) -> Manner:
     launch_s = 0.0 if serial else machine.LAUNCH_S
     alone_s = float(symbols.latency_s[0]) - launch_s
     work_s = alone_s if serial else alone_s / rounds * tasks
-    moved = machine.input_bytes(task.spec) + machine.output_bytes(task.spec)
-    # What does not stay in a core's cache comes from memory once for every thread.
-    often = moved * task.threads if moved > task.target.l2_bytes else 0.0
-    repeated_s = max(work_s, often / task.target.dram_bytes_per_s)
-    return replace(found, alone_s=alone_s, repeated_s=repeated_s)
+    read_s = _from_memory(task) * task.threads / task.target.dram_bytes_per_s
+    return replace(found, alone_s=alone_s, repeated_s=max(work_s, read_s))
+
+
+def _from_memory(task: Task) -> float:
+    """Bytes that every thread reads or writes for itself where all of them do a kernel: parameters,
+    which other kernels have driven out of the caches, and what does not stay in the first one."""
+    spec = task.spec
+    moved = machine.input_bytes(spec) + machine.output_bytes(spec)
+    if moved > task.target.l1_bytes:
+        return moved
+    inputs = [spec.nodes[i] for i in spec.inputs]
+    return float(sum(node.nbytes for node in inputs if node.attr("static")))

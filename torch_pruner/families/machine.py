@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 # do not notice (two per cycle); a tile of 13 x 2 with its loads (3.2) loses a third, 8 x 3 less.
 ISSUED_PER_CYCLE = 3.0
 LAUNCH_S = 5e-6  # starting and joining a parallel loop
-BARRIER_S = 1e-6  # until all threads of a launch have met and go on
+BARRIER_S = 5e-7  # until all threads of a launch have met and go on
 TASK_S = 5e-8  # handing one task to a worker
 FMA_LATENCY = 4.0  # cycles from operands to result
 LOADS_PER_CYCLE = 2.0
