@@ -113,6 +113,22 @@ def _integer(least: int) -> Option:
     return Option(expects, parse, read)
 
 
+def _number_of(*numbers: int) -> Option:
+    expects = f"one of {', '.join(map(str, numbers))}"
+
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value not in numbers:
+            raise ValueError(expects)
+        return value
+
+    def read(text: str) -> int:
+        if text not in map(str, numbers):
+            raise ValueError(expects)
+        return int(text)
+
+    return Option(expects, parse, read)
+
+
 def _seconds() -> Option:
     expects = "a number of seconds above 0"
 
@@ -210,6 +226,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "check": _choice("first-call", "off"),
         "fast_math": _boolean(),
         "weights": _choice("checked", "live", "frozen"),
+        "weight_bits": _optional(_number_of(8, 4)),
         "int8_weights": _boolean(),
         "strict": _boolean(),
         "debug_dir": _optional(_path()),
@@ -254,6 +271,7 @@ class Config:
     check: str = "first-call"
     fast_math: bool = False
     weights: str = "checked"
+    weight_bits: int | None = None
     int8_weights: bool = False
     strict: bool = False
     debug_dir: str | None = None
@@ -274,8 +292,12 @@ class Config:
         if self.executor == "rpc" and self.tracker is None:
             problem = "executor='rpc' needs it: 'host:port/device_key' of a TVM RPC tracker"
             raise OptionError("tracker", problem)
-        if self.int8_weights and self.weights == "live":
-            problem = "'live' keeps nothing of weights, int8_weights=True keeps them rounded"
+        if self.int8_weights and self.weight_bits == 4:
+            problem = "4 contradicts int8_weights=True, which is weight_bits=8"
+            raise OptionError("weight_bits", problem)
+        if self.rounded_bits is not None and self.weights == "live":
+            given = "int8_weights=True" if self.int8_weights else f"weight_bits={self.weight_bits}"
+            problem = f"'live' keeps nothing of weights, {given} keeps them rounded"
             raise OptionError("weights", problem)
 
     @staticmethod
@@ -295,6 +317,9 @@ class Config:
             if name not in OPTIONS:
                 raise OptionError(str(name), "unknown option", known=tuple(OPTIONS))
         given = _from_env(os.environ if env is None else env)
+        for name, other in (("weight_bits", "int8_weights"), ("int8_weights", "weight_bits")):
+            if name in (options or {}):  # what is given in code wins, in whichever words
+                given.pop(other, None)
         return Config(**{**given, **MODES[mode or "default"], **(options or {})})
 
     def replace(self, **changes: Any) -> Config:
@@ -320,6 +345,11 @@ class Config:
             trials_per_task=preset.trials_per_task if self.trials is None else self.trials,
             time_s=preset.time_s if self.time_budget_s is None else self.time_budget_s,
         )
+
+    @property
+    def rounded_bits(self) -> int | None:
+        """Bits to which weights are rounded, by ``weight_bits`` or by ``int8_weights``."""
+        return 8 if self.int8_weights else self.weight_bits
 
     @property
     def cache_root(self) -> Path:

@@ -37,6 +37,8 @@ SPECS = {
     "depthwise": G.convolution(16),
     "in_place": G.few_rows(1, 96, 256),
     "axpy": G.matmul(1, 96, 256),
+    "int4_rows": G.int4(2),
+    "int4_panels": G.int4(64),
     "gradient": G.weight_gradient(),
     "bf16_tiles": K.linear(64, 64, 64, dtype="bfloat16"),
     "bf16_pairs": K.linear(64, 64, 64, dtype="bfloat16"),

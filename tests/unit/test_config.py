@@ -283,3 +283,29 @@ def test_docs_list_every_variable_and_no_other() -> None:
 def test_rounded_weights_are_kept_and_so_cannot_be_live():
     with pytest.raises(OptionError, match="int8_weights"):
         Config(weights="live", int8_weights=True)
+
+
+def test_bits_of_weights() -> None:
+    assert Config().rounded_bits is None
+    assert parse(weight_bits=4).rounded_bits == 4
+    assert parse(int8_weights=True).rounded_bits == parse(weight_bits=8).rounded_bits == 8
+    assert parse(int8_weights=True, weight_bits=8).rounded_bits == 8
+    with pytest.raises(OptionError, match="contradicts int8_weights"):
+        parse(int8_weights=True, weight_bits=4)
+    for wrong in (3, 16, True, "4", 4.0):
+        with pytest.raises(OptionError, match="one of 8, 4"):
+            parse(weight_bits=wrong)
+    with pytest.raises(OptionError, match="weight_bits=4"):
+        Config(weights="live", weight_bits=4)
+
+
+def test_bits_of_weights_in_code_win_over_either_variable() -> None:
+    env = {"TORCH_PRUNER_INT8_WEIGHTS": "1"}
+    assert Config.from_options(None, {}, env).rounded_bits == 8
+    assert Config.from_options(None, {"weight_bits": 4}, env).rounded_bits == 4
+    env = {"TORCH_PRUNER_WEIGHT_BITS": "4"}
+    assert Config.from_options(None, {}, env).rounded_bits == 4
+    assert Config.from_options(None, {"int8_weights": True}, env).rounded_bits == 8
+    assert Config.from_options(None, {}, {"TORCH_PRUNER_WEIGHT_BITS": "none"}).rounded_bits is None
+    with pytest.raises(OptionError, match="WEIGHT_BITS"):
+        Config.from_options(None, {}, {"TORCH_PRUNER_WEIGHT_BITS": "5"})

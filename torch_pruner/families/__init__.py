@@ -27,6 +27,8 @@ NAMES = (
     "depthwise",
     "in_place",
     "axpy",
+    "int4_rows",
+    "int4_panels",
     "gradient",
     "bf16_tiles",
     "bf16_pairs",

@@ -19,9 +19,14 @@ def is_attention(spec: Graph) -> bool:
 
 
 def is_contraction(spec: Graph) -> bool:
-    """A product of matrices, a convolution, or a gradient of one."""
+    """A product of matrices, a convolution, or a gradient of one, of numbers of whole bytes."""
     kinds = _kinds(spec)
-    return OpKind.CONTRACT in kinds and OpKind.REDUCE not in kinds
+    return OpKind.CONTRACT in kinds and OpKind.REDUCE not in kinds and not is_int4_product(spec)
+
+
+def is_int4_product(spec: Graph) -> bool:
+    """A product with weights of four bits."""
+    return any(n.op == "matmul4" for n in spec.nodes)
 
 
 def is_depthwise(spec: Graph, *, constant: bool) -> bool:

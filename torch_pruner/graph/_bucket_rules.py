@@ -30,6 +30,7 @@ from torch_pruner.graph.ops import (
     CONTRACT,
     FLOATS,
     INJECTIVE,
+    PREPARED,
     REDUCE,
     TERNARY,
     UNARY,
@@ -305,6 +306,25 @@ class _Matmul(Rule):
         return Padding((*a.dims[:-1], b.dims[-1]), tuple(facts))
 
 
+class _Matmul4(Rule):
+    """Rows alone may vary: what else there is are parameters."""
+
+    def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
+        rows = operands[0].padding
+        _refuse(
+            [*rows.along((1,)), *(f for o in operands[1:] for f in o.padding.facts)],
+            "weights of four bits whose size varies",
+        )
+        facts = tuple(Fact(same=f.same) for f in rows.facts)
+        return Padding((rows.dims[0], axis_of(pairs[1])), facts)
+
+
+class _Prepared(Rule):
+    def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
+        _refuse((f for o in operands for f in o.padding.facts), "weights whose size varies")
+        return Padding(tuple(axis_of(p) for p in pairs))
+
+
 def neutral(op: str, dtype: str) -> float:
     """What changes no reduction."""
     if op in ("sum", "prod", "any", "all"):
@@ -341,4 +361,6 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(WINDOW, _Window()),
     **dict.fromkeys(CONTRACT, _Convolution()),
     "matmul": _Matmul(),
+    "matmul4": _Matmul4(),
+    **dict.fromkeys(PREPARED, _Prepared()),
 }

@@ -45,8 +45,8 @@ def storage_orders(graph: Graph, fixed: Mapping[int, Order]) -> dict[int, Order]
             and any(_is_channels_last(graph, orders, j, rank) for j in node.inputs)
         ):
             orders[i] = channels_last(rank)
-        elif node.op == "matmul" and (order := _wanted_by_reader(graph, users, i)) is not None:
-            orders[i] = order
+        elif node.op in ("matmul", "matmul4"):
+            orders[i] = _wanted_by_reader(graph, users, i) or orders[i]
     return orders
 
 

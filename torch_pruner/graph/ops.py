@@ -1,9 +1,9 @@
 """The operators of the graph IR: a closed table that importers target and emitters implement.
 
-Every operator is one of seven kinds. ``POINTWISE`` reads its operands at the output's own index;
+Every operator is one of eight kinds. ``POINTWISE`` reads its operands at the output's own index;
 ``VIEW`` reads one operand at a permuted or affine index; ``INJECTIVE`` reads at computed indices;
 ``REDUCE``, ``WINDOW`` and ``CONTRACT`` sum or select over axes that the output lacks; ``LEAF`` has
-no operand.
+no operand; ``PREPARED`` is never part of a kernel: it is computed ahead, of parameters.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class OpKind(StrEnum):
     REDUCE = "reduce"
     WINDOW = "window"
     CONTRACT = "contract"
+    PREPARED = "prepared"
 
 
 # Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes)
@@ -80,9 +81,16 @@ WINDOW = ("window_max", "window_sum")
 #   conv: (N, C, *S) x (O, C/groups, *R): attrs stride, lo, hi (padding), dilation, groups
 #   conv_transpose: (N, C, *S) x (C, O/groups, *R): attrs stride, lo (padding), dilation, groups;
 #     output shape is given
+#   matmul4: (M, K) x words (ceil(K / 8), N) int32, scales (ceil(K / group), N) and perhaps offsets
+#     like them: attr group, a multiple of 8. The second operand is what ``floats4`` makes of them
 #   Accumulation is float32 for float32/float16/bfloat16, float64 for float64, the same integer type
 #     for integers.
-CONTRACT = ("matmul", "conv", "conv_transpose")
+CONTRACT = ("matmul", "conv", "conv_transpose", "matmul4")
+
+# Prepared: weights of four bits (see ``graph.nibbles``); attr group.
+#   scales4: (K, N) -> (ceil(K / group), N) | words4: (K, N), scales -> (ceil(K / 8), N) int32
+#   floats4: words, scales and perhaps offsets -> (K, N)
+PREPARED = ("scales4", "words4", "floats4")
 
 KINDS: dict[str, OpKind] = {
     **dict.fromkeys(LEAVES, OpKind.LEAF),
@@ -92,6 +100,7 @@ KINDS: dict[str, OpKind] = {
     **dict.fromkeys(REDUCE, OpKind.REDUCE),
     **dict.fromkeys(WINDOW, OpKind.WINDOW),
     **dict.fromkeys(CONTRACT, OpKind.CONTRACT),
+    **dict.fromkeys(PREPARED, OpKind.PREPARED),
 }
 
 # Pointwise operators that cost more than a few instructions: not worth computing twice.

@@ -36,7 +36,7 @@ def quantize_weights(graph: Graph) -> Graph:
     """
 
     def rewrite(b: GraphBuilder, node: Node, operands: tuple[int, int]) -> int | None:
-        perm, weight = _unpermuted(b, operands[1])
+        perm, weight = unpermuted(b, operands[1])
         of = b.nodes[weight]
         parameter = of.op == "input" and of.attr("static") and of.dtype in FLOATS
         if not parameter or len(of.shape) != 2 or min(of.shape) < LEAST:
@@ -44,7 +44,7 @@ def quantize_weights(graph: Graph) -> Graph:
         right = b.permute(b.cast(_rounded(b, weight, axis=perm[0]), of.dtype), perm)
         return b.append(node.op, (operands[0], right), node.shape, node.dtype)
 
-    return _rewritten(graph, rewrite)
+    return rewritten(graph, rewrite)
 
 
 def keep_int8(graph: Graph) -> Graph:
@@ -68,10 +68,10 @@ def keep_int8(graph: Graph) -> Graph:
             total = b.pointwise("mul", total, b.cast(scale, "float32"), dtype="float32")
         return b.cast(total, node.dtype)
 
-    return _rewritten(graph, rewrite)
+    return rewritten(graph, rewrite)
 
 
-def _rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
+def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
     """The graph with ``rewrite`` applied to products of a changing and a static matrix."""
     static = _static(graph)
     b = GraphBuilder()
@@ -101,7 +101,7 @@ def _static(graph: Graph) -> set[int]:
     return found
 
 
-def _unpermuted(b: GraphBuilder, x: int) -> tuple[tuple[int, ...], int]:
+def unpermuted(b: GraphBuilder, x: int) -> tuple[tuple[int, ...], int]:
     """(order of the axes, what is permuted): of a matrix."""
     node = b.nodes[x]
     return (node.attr("perm"), node.inputs[0]) if node.op == "permute" else ((0, 1), x)
@@ -121,7 +121,7 @@ def _rounded(b: GraphBuilder, weight: int, axis: int) -> int:
 
 def _dequantized(b: GraphBuilder, right: int) -> tuple[int, int | None] | None:
     """(int8 values (k, n), their scale (n,) or () or None) that an operand (k, n) is made of."""
-    perm, x = _unpermuted(b, right)
+    perm, x = unpermuted(b, right)
     if b.nodes[x].op == "cast" and b.dtype(b.nodes[x].inputs[0]) in FLOATS:
         x = b.nodes[x].inputs[0]
     sides: tuple[int, ...] = b.nodes[x].inputs if b.nodes[x].op == "mul" else (x,)

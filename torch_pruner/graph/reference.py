@@ -13,6 +13,7 @@ import numpy as np
 
 from torch_pruner.graph import _reference_contract as contract
 from torch_pruner.graph import _reference_pointwise as pointwise
+from torch_pruner.graph import nibbles
 from torch_pruner.graph.ir import Graph, Node, const_value
 from torch_pruner.graph.ops import OpKind
 
@@ -62,6 +63,13 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
             return pointwise.convert(_reduce(node, widen(args[0])), dtype)
         case OpKind.WINDOW:
             return pointwise.convert(contract.window(node, widen(args[0])), dtype)
+        case OpKind.PREPARED:
+            return pointwise.convert(_prepared(node, args), dtype)
+        case OpKind.CONTRACT if node.op == "matmul4":
+            depth = args[0].shape[-1]
+            return pointwise.convert(
+                np.matmul(widen(args[0]), _weights4(node, args[1:], depth)), dtype
+            )
         case OpKind.CONTRACT:
             result = contract.contract(node, *(widen(a) for a in args))
             return pointwise.convert(result, dtype)
@@ -129,6 +137,22 @@ def _injective(node: Node, args: list[np.ndarray], dtype: np.dtype) -> np.ndarra
     dim = node.attr("dim")
     cut = tuple(slice(None) if i == dim else slice(0, size) for i, size in enumerate(index.shape))
     return np.take_along_axis(x[cut], index, axis=dim)
+
+
+def _prepared(node: Node, args: Sequence[np.ndarray]) -> np.ndarray:
+    match node.op:
+        case "scales4":
+            return nibbles.scales_of(args[0], node.attr("group"))
+        case "words4":
+            return nibbles.words_of(args[0], args[1], node.attr("group"))
+    return _weights4(node, args, node.shape[0])
+
+
+def _weights4(node: Node, args: Sequence[np.ndarray], depth: int) -> np.ndarray:
+    """What words, scales and perhaps offsets stand for, float32."""
+    words, scales, *offsets = args
+    offset = offsets[0] if offsets else None
+    return nibbles.weights_of(words, scales, offset, depth, node.attr("group"))
 
 
 def _reduce(node: Node, x: np.ndarray) -> np.ndarray:

@@ -22,6 +22,17 @@ def few_rows(rows: int, depth: int, columns: int, dtype: str = "float32") -> Gra
     return b.finish([b.pointwise("relu", b.matmul(x, b.permute(w, (1, 0))))])
 
 
+def int4(rows: int, depth: int = 200, columns: int = 96, *, offsets: bool = False) -> Graph:
+    """Weights of four bits in groups of 64."""
+    b = GraphBuilder()
+    x, groups = b.input(0, (rows, depth), "float32"), -(-depth // 64)
+    words = b.input(1, (-(-depth // 8), columns), "int32", static=True)
+    count = 2 if offsets else 1
+    scales = [b.input(2 + i, (groups, columns), "float32", static=True) for i in range(count)]
+    total = b.append("matmul4", (x, words, *scales), (rows, columns), "float32", group=64)
+    return b.finish([b.pointwise("relu", total)])
+
+
 def keys(heads: int = 4, shared: int = 2, length: int = 40, depth: int = 16) -> Graph:
     """One query of every head by keys that heads share."""
     b = GraphBuilder()

@@ -14,6 +14,7 @@ from tests.unit.graph.random_graphs import graphs
 from tests.unit.tuner.graphs_by_kind import (
     convolution,
     few_rows,
+    int4,
     keys,
     matmul,
     pointwise,
@@ -74,6 +75,9 @@ _SPECS = {
     "pointwise": pointwise(),
     "scalar": pointwise(()),
     "int8": reduction((0,), "max", "int8"),
+    "int4": int4(1),
+    "few rows of int4": int4(5, offsets=True),
+    "many rows of int4": int4(70),
 }
 _SPACES = [
     (name, target, threads, sketch.name)
@@ -106,6 +110,8 @@ _NAMES = {
     "elementwise": "vl chunk par",
     "gradient": "vl tm nv mc lb par",
     "in_place": "vl nv nc nb ahead par",
+    "int4_panels": "vl tm nv mc order ku pack par ahead kb",
+    "int4_rows": "vl nv split early table ahead par",
     "lane_per_row": "vl nv par",
     "rows": "vl lanes chunk par",
     "winograd": "vl tm nv tb mc nc ku ahead par",
@@ -151,6 +157,8 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("one row along", ["in_place", "contraction"]),
         ("few rows along", ["in_place", "contraction"]),
         ("many rows along", ["contraction"]),
+        ("int4", ["int4_rows", "int4_panels"]),
+        ("many rows of int4", ["int4_panels"]),
         ("keys", ["in_place", "contraction"]),
         ("conv", ["winograd", "contraction"]),
         ("five taps", ["contraction"]),

@@ -32,8 +32,10 @@ _BOUNDS = {
     torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2,
     torch.complex128: 1e-7, torch.complex64: 1e-3,
 }  # fmt: skip
-INT8_BOUND = 0.1
-"""With weights rounded to int8, of which every product is off by about a hundredth."""
+_ROUNDED_BOUNDS = {8: 0.1, 4: 0.6}
+"""With weights rounded to so many bits: every product is off by about a hundredth, or a tenth, and
+layers add up. docs/experiments.md has what was measured; a bug in four bits still shows, since
+results that have nothing to do with each other differ by more than the largest of them."""
 TF32_BOUND = _BOUNDS[torch.float16]
 """With operands rounded to tf32, which has the mantissa of float16."""
 _UNWRITTEN = frozenset(
@@ -159,6 +161,11 @@ class CheckedCall(FirstCall):
             if not errors[k] <= allowed:
                 return exc.ResultMismatch(self._name, k, errors[k], allowed)
         return None
+
+
+def bound_of_weights(bits: int | None) -> float:
+    """How far results may be off where weights are rounded to so many bits; 0 for no rounding."""
+    return 0.0 if bits is None else _ROUNDED_BOUNDS[bits]
 
 
 def may_draw(gm: fx.GraphModule) -> bool:

@@ -20,7 +20,13 @@ from torch_pruner.dynamo.lower import activations, serialization
 from torch_pruner.dynamo.lower.program import describe
 from torch_pruner.dynamo.run import cuda_graphs, reports
 from torch_pruner.dynamo.run.build import build_graph
-from torch_pruner.dynamo.run.checked import INT8_BOUND, TF32_BOUND, CheckedCall, may_draw, run_eager
+from torch_pruner.dynamo.run.checked import (
+    TF32_BOUND,
+    CheckedCall,
+    bound_of_weights,
+    may_draw,
+    run_eager,
+)
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.log import PhaseTimer
 
@@ -147,7 +153,7 @@ class _FirstResult:
                 partial(run_eager, gm), call, label, strict=config.strict, draws=may_draw(gm),
                 failed=self._failed_unasked, device=self.device,
             )  # fmt: skip
-        least = INT8_BOUND if config.int8_weights else TF32_BOUND if self.compiler.tf32 else 0.0
+        least = bound_of_weights(config.rounded_bits) or (TF32_BOUND if self.compiler.tf32 else 0.0)
         return CheckedCall(
             gm, call, label, strict=config.strict, failed=self._failed, on_match=self._confirm,
             device=self.device, least_bound=least,

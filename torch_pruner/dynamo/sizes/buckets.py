@@ -29,7 +29,7 @@ from torch_pruner.dynamo.run.build import (
     eager_call,
     region_calls,
 )
-from torch_pruner.dynamo.run.checked import INT8_BOUND, CheckedCall, run_eager
+from torch_pruner.dynamo.run.checked import CheckedCall, bound_of_weights, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import one_at_a_time
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep
@@ -143,7 +143,7 @@ class Buckets:
             )  # fmt: skip
         return CheckedCall(
             graph, call, name, strict=self._config.strict, failed=failed,
-            device=self._device, least_bound=INT8_BOUND if self._config.int8_weights else 0.0,
+            device=self._device, least_bound=bound_of_weights(self._config.rounded_bits),
         )  # fmt: skip
 
     def _joined(

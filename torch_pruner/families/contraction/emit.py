@@ -9,6 +9,7 @@ computed on zeros. The last rows make a whole tile with rows before them. Neithe
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.copies import copy_first, pack_panel, widen_block
@@ -77,11 +78,12 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
         body.append(copy_first(nest))
     if constant is None and panel is not None:
         body.append(pack_panel(nest))
-    body.append(_compute(nest, decisions.mc, decisions.order))
+    body.append(compute(nest, decisions.mc, decisions.order, partial(widen_block, nest)))
     return Emitted(seq(body), inputs, [out], scratch)
 
 
-def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
+def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+    """The loops over tasks and tiles; ``widen(group, panel, block)`` fills ``nest.near``."""
     con, near, traversal = nest.con, nest.near, _traversal(nest)
     chunks, per_chunk = con.chunked(nest.tm, chunks)
 
@@ -101,7 +103,7 @@ def _compute(nest: Nest, chunks: int, order: int) -> Stmt:
 
             def tiles(block: Expr) -> Stmt:
                 passing = loop(per_chunk, lambda t: tile(block, t), name="t")
-                return passing if near is None else seq([widen_block(nest, g, nb, block), passing])
+                return passing if near is None else seq([widen(g, nb, block), passing])
 
             return loop(nest.kb, tiles, name="kb")
 

@@ -107,7 +107,7 @@ def _rest(sketch: ContractionSketch, decisions: Decisions) -> list[FlowStep]:
 
 def _second(sketch: ContractionSketch) -> float:
     """Bytes of an element of the second operand."""
-    return float(ITEMSIZE[sketch.task.spec.nodes[sketch.con.b].dtype])
+    return sketch.stored
 
 
 def _tile(sketch: ContractionSketch, c: ContractionDecisions[Array]) -> Any:

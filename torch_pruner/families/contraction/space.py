@@ -52,6 +52,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         # For a few rows (decoding) it is a cache of keys or values, which weights have pushed out.
         self.far = self.constant or self.con.rows < _FEW
         self.itemsize = ITEMSIZE[self.con.acc_dtype]
+        self.stored: float = ITEMSIZE[task.spec.nodes[self.con.b].dtype]  # bytes of a weight
+        self.widen_cycles = WIDEN_CYCLES
         self.lanes = max(1, task.target.vector_bytes // self.itemsize)
 
     @cached_property
@@ -122,10 +124,10 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
 
         registers = c.tm * c.nv + c.nv + 1  # S1
         fmas = c.tm * c.nv
-        second = spec.nodes[con.b].dtype
+        second = self.stored
 
         widened = is_widened(spec, con, self.constant, c)
-        panel = con.depth * bn * np.where(widened, size, ITEMSIZE[second])
+        panel = con.depth * bn * np.where(widened, size, second)
         rows_bytes = c.tm * size * (con.depth if con.conv is None else con.k[-1] * 2)
         held = (panel + rows_bytes) / c.kb  # S3
         kernel = max(1.0, float(np.prod(con.k[:-1])))
@@ -142,10 +144,10 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         stream = chunk_bytes / machine.bytes_per_cycle(panel + rows_reread, target) * 0.3
 
         # Constants come from memory: waiting for a panel is in part hidden by the work on it.
-        cold = con.depth * bn * ITEMSIZE[second] / machine.memory_bytes_per_cycle(target)
+        cold = con.depth * bn * second / machine.memory_bytes_per_cycle(target)
         cold = cold / np.where(c.order == 0, c.mc, 1)
         if self.constant:  # for every task anew
-            stream = stream + np.where(widened, con.depth * c.nv * WIDEN_CYCLES, 0.0)
+            stream = stream + np.where(widened, con.depth * c.nv * self.widen_cycles, 0.0)
         exposed = cold * np.where(c.ahead == 1, 0.1, 0.6) if self.far else 0.0
 
         task_s = (per_chunk * tile_cycles + stream + exposed) / target.frequency_hz
@@ -154,7 +156,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         foreign = self._foreign(c) * a_bytes * con.groups
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target) + self._revisits(c)
         traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
-        weights = con.groups * con.n * con.depth * ITEMSIZE[second]
+        weights = con.groups * con.n * con.depth * second
         floor = weights / target.dram_bytes_per_s if self.far else 0.0
         ones = np.ones(len(decisions))
         columns = np.ceil(con.n / c.vl) * c.vl
@@ -165,7 +167,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
             tasks,
             traffic,
             rounds,
-            np.where(c.pack == 1, bn, c.vl) * ITEMSIZE[second],
+            np.where(c.pack == 1, bn, c.vl) * second,
             2.0 * con.groups * columns * tiles * c.tm * con.depth,
             np.maximum(seconds, floor * ones),
         )

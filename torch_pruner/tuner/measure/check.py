@@ -77,6 +77,7 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
     limits = _index_limits(spec)
     positive = set(_sources(spec, (n.inputs[0] for n in spec.nodes if n.op in _POSITIVE)))
     positive |= set(_sources(spec, (n.inputs[1] for n in spec.nodes if n.op == "div")))
+    words = {n.inputs[1] for n in spec.nodes if n.op == "matmul4"}
     arrays = []
     for position in spec.inputs:
         node = spec.nodes[position]
@@ -86,6 +87,8 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
             value = rng.standard_normal(node.shape, dtype=np.float32)
             if position in positive:
                 value = np.abs(value) + np.float32(0.1)
+        elif position in words:
+            value = rng.integers(-(2**31), 2**31, size=node.shape)
         else:
             value = rng.integers(0, max(1, limits.get(position, 8)), size=node.shape)
         arrays.append(
@@ -127,7 +130,7 @@ def reduction_length(spec: Graph) -> int:
 
 
 def _terms(spec: Graph, node: Node) -> int:
-    if node.op == "matmul":
+    if node.op in ("matmul", "matmul4"):
         return spec.nodes[node.inputs[0]].shape[-1]
     if node.op in ("conv", "conv_transpose"):
         weight = spec.nodes[node.inputs[1]].shape

@@ -1,0 +1,69 @@
+"""Weights of four bits: kernels that read them, at sizes that divide and sizes that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.emitting import schedule
+from tests.families import kernels as K
+from torch_pruner.families import sketches_for
+from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+
+pytestmark = pytest.mark.tvm
+
+
+def product(
+    rows: int,
+    columns: int,
+    depth: int,
+    group: int = 64,
+    *,
+    dtype: str = "float32",
+    offsets: bool = False,
+) -> Graph:
+    b = GraphBuilder()
+    groups = -(-depth // group)
+    x = b.input(0, (rows, depth), dtype)
+    words = b.input(1, (-(-depth // 8), columns), "int32", static=True)
+    scales = [
+        b.input(2 + i, (groups, columns), ("bfloat16", "float32")[i], static=True)
+        for i in range(1 + offsets)
+    ]
+    total = b.append("matmul4", (x, words, *scales), (rows, columns), "float32", group=group)
+    return b.finish([b.cast(b.pointwise("relu", total), dtype)])
+
+
+@pytest.fixture(autouse=True)
+def whole_words(monkeypatch):
+    """Words of all bits, where other integers are small."""
+    given = K.inputs_for
+
+    def inputs(spec: Graph, seed: int = 0) -> list[K.Array]:
+        arrays = given(spec, seed)
+        arrays[1][...] = np.random.default_rng(1).integers(-(2**31), 2**31, arrays[1].shape)
+        return arrays
+
+    monkeypatch.setattr(K, "inputs_for", inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(1, 256, 128), (1, 65, 100), (2, 96, 203), (5, 48, 33), (16, 40, 64), (40, 130, 96)]
+)
+def test_points_of_the_spaces(shape: tuple[int, int, int], dtype: str, offsets: bool) -> None:
+    spec = product(*shape, 32 if shape[2] == 203 else 64, dtype=dtype, offsets=offsets)
+    sketches = sketches_for(Task("int4", spec, TargetSpec.detect(2), 2))
+    names = ["int4_rows", "int4_panels"] if shape[0] <= 16 else ["int4_panels"]
+    assert [s.name for s in sketches] == names
+    for sketch in sketches:
+        points = K.points(sketch, 3)
+        for decisions in points:
+            outputs, expected, _ = K.run(spec, sketch.name, decisions)
+            assert K.error(outputs, expected) < (1e-5 if dtype == "float32" else 1e-2)
+        pack = schedule(spec, sketch.name, points[0]).packs[1]
+        assert pack is not None
+        assert pack.nbytes < shape[1] * shape[2] + 64 * shape[2], "half a byte for each weight"

@@ -1,0 +1,114 @@
+"""Weights of four bits as kernels read them: a vector of words of a panel becomes eight of floats.
+
+Lanes are columns, so a word's eight numbers are eight positions of the reduction. Where a register
+holds sixteen floats they are looked up (``vpermps`` takes the lowest four bits of each lane), which
+spares extending the sign and converting; elsewhere two shifts and a conversion do it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.tir.builders import (
+    Buffer,
+    Expr,
+    Stmt,
+    T,
+    importing,
+    prefetch,
+    seq,
+    vector,
+)
+from torch_pruner.codegen.tir.reader import imm
+from torch_pruner.graph.nibbles import PER_WORD
+
+if TYPE_CHECKING:
+    from torch_pruner.codegen.parts.operands import Nest
+
+_LINE = 64  # bytes
+_NAME = "torch_pruner_level"
+_LEVELS = ", ".join(f"float {float(v)}" for v in (*range(8), *range(-8, 0)))
+_IR = f"""
+declare <16 x float> @llvm.x86.avx512.permvar.sf.512(<16 x float>, <16 x i32>)
+define <16 x float> @{_NAME}(<16 x i32> %i) alwaysinline {{
+  %r = call <16 x float> @llvm.x86.avx512.permvar.sf.512(
+      <16 x float> <{_LEVELS}>, <16 x i32> %i)
+  ret <16 x float> %r
+}}
+"""
+TABLE_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Nibbles:
+    """The packed operands of one product: panels ``[column block][row][column]`` of each."""
+
+    nest: Nest
+    group: int
+    words: Buffer
+    scales: Buffer
+    offsets: Buffer | None
+    table: bool
+
+    @property
+    def word_rows(self) -> int:
+        """Words in a column."""
+        return -(-self.nest.con.depth // PER_WORD)
+
+    @property
+    def groups(self) -> int:
+        """Groups in a column."""
+        return -(-self.nest.con.depth // self.group)
+
+    def level(self, nb: Expr, row: Expr, i: Expr, j: Expr) -> Expr:
+        """Number ``i`` of the words of row ``row``, vector ``j`` of panel ``nb``, as floats."""
+        lanes = self.nest.vl
+        words = self.words[self._at(nb, row, j, self.word_rows)]
+
+        def by(bits: Expr) -> Expr:
+            return T.Broadcast(bits.astype("int32"), lanes)
+
+        if self.table:
+            return T.call_extern(f"float32x{lanes}", _NAME, T.shift_right(words, by(i * 4)))
+        shifted = T.shift_left(words, by(imm(28) - i * 4))
+        return T.shift_right(shifted, by(imm(28))).astype(f"float32x{lanes}")
+
+    def scale(self, nb: Expr, g: Expr, j: Expr) -> Expr:
+        """The scales of group ``g``, vector ``j`` of panel ``nb``."""
+        return _floats(self.scales, self._at(nb, g, j, self.groups), self.nest.vl)
+
+    def weight(self, nb: Expr, row: Expr, i: Expr, j: Expr) -> Expr:
+        """The same as ``level``, scaled and set off."""
+        g = T.floordiv(row, self.group // PER_WORD)
+        scaled = self.level(nb, row, i, j) * self.scale(nb, g, j)
+        if self.offsets is None:
+            return scaled
+        return scaled + _floats(self.offsets, self._at(nb, g, j, self.groups), self.nest.vl)
+
+    def fetch(self, nb: Expr, row: Expr, ahead: int) -> Stmt | None:
+        """Fetches what comes ``ahead`` bytes after a row of words."""
+        if not ahead:
+            return None
+        words = _LINE // 4
+        first = (nb * self.word_rows + row) * self.nest.bn + ahead // 4
+        lines = range(-(-self.nest.bn // words))
+        return seq([prefetch(self.words, first + words * k) for k in lines])
+
+    def within(self, body: Stmt) -> Stmt:
+        """``body`` with what it calls."""
+        return importing(_IR, body) if self.table else body
+
+    def _at(self, nb: Expr, row: Expr, j: Expr, rows: int) -> Expr:
+        nest = self.nest
+        return vector((nb * rows + row) * nest.bn + j * nest.vl, nest.vl)
+
+
+def _floats(buf: Buffer, at: Expr, lanes: int) -> Expr:
+    """A vector of a buffer of float32 or bfloat16 as float32."""
+    raw = buf[at]
+    if str(buf.dtype) != "uint16":
+        return raw.astype(f"float32x{lanes}")
+    wide = raw.astype(f"uint32x{lanes}")
+    up = T.Broadcast(T.const(16, "uint32"), lanes)
+    return T.reinterpret(f"float32x{lanes}", T.shift_left(wide, up))

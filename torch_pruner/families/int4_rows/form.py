@@ -1,0 +1,89 @@
+"""Products with weights of four bits: their operands, and what few rows of them take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from torch_pruner.families.base import Parameters
+from torch_pruner.graph.contraction import constant_operand, contraction_of, copied_shape
+from torch_pruner.graph.nibbles import PER_WORD
+from torch_pruner.graph.packing import PackLayout
+from torch_pruner.graph.signature import BufferSpec
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.contraction import Contraction
+    from torch_pruner.graph.ir import Graph
+
+MAX_ROWS = 16
+TABLE_BYTES = 64  # of a vector whose sixteen floats are all the numbers that there are
+
+N = TypeVar("N")
+
+
+class Int4RowsDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    vl: N  # lanes: elements of one vector
+    nv: N  # vectors of columns in a panel
+    split: N  # sums of each element of the result side by side
+    early: N  # 1: weights are scaled before they are multiplied; 0: sums of groups are
+    table: N  # 1: numbers are looked up in a register
+    ahead: N  # bytes from a read to its fetch
+    par: N  # 1: panels in parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Product:
+    """One such product. ``operands``: (input, views) of words, scales and perhaps offsets."""
+
+    con: Contraction
+    group: int
+    operands: tuple[tuple[int, Graph], ...]
+
+    @property
+    def offsets(self) -> bool:
+        """Whether weights have offsets."""
+        return len(self.operands) > 2
+
+    def packs(self, block: int) -> dict[int, PackLayout]:
+        """Panels of ``block`` columns of all operands."""
+        con = self.con
+        blocks = -(-con.n // block)
+        rows = [-(-con.depth // PER_WORD)] + [-(-con.depth // self.group)] * 2
+        return {
+            index: PackLayout(view, "matmul", 1, block, (1, blocks, count, block))
+            for (index, view), count in zip(self.operands, rows, strict=False)
+        }
+
+    def stored_bytes(self, spec: Graph) -> float:
+        """Bytes of a weight with its share of a scale."""
+        size = {"bfloat16": 2, "float16": 2}
+        scales = spec.nodes[spec.nodes[self.con.anchor].inputs[2]].dtype
+        return 0.5 + (len(self.operands) - 1) * size.get(scales, 4) / self.group
+
+
+def int4_product(spec: Graph) -> Int4Product | None:
+    """The product that a graph's contraction is; None where its weights are not constant."""
+    con = contraction_of(spec)
+    node = spec.nodes[con.anchor]
+    operands = [constant_operand(spec, replace(con, b=i)) for i in node.inputs[1:]]
+    found = tuple(o for o in operands if o is not None)
+    return Int4Product(con, node.attr("group"), found) if len(found) == len(operands) else None
+
+
+def copies(spec: Graph, con: Contraction) -> bool:
+    """Whether the first operand is copied as float32 before."""
+    return spec.nodes[con.a].dtype != con.acc_dtype
+
+
+def parameters(spec: Graph, decisions: Int4RowsDecisions[int]) -> Parameters:
+    """Panels, and the first operand's copy as scratch."""
+    found = int4_product(spec)
+    if found is None:
+        raise ValueError("no product with constant weights of four bits")
+    con = found.con
+    copy = BufferSpec(copied_shape(spec, con), con.acc_dtype)
+    return Parameters(
+        found.packs(decisions.vl * decisions.nv), (copy,) if copies(spec, con) else ()
+    )

@@ -1,0 +1,130 @@
+"""The space of products of few rows with weights of four bits, with estimates.
+
+The symbols are those of Pruner's Symbol-based Analyzer. Decisions: see ``form``.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.families import machine
+from torch_pruner.families.int4_rows.form import (
+    MAX_ROWS,
+    TABLE_BYTES,
+    Int4RowsDecisions,
+    copies,
+    int4_product,
+)
+from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
+from torch_pruner.graph.nibbles import PER_WORD
+
+if TYPE_CHECKING:
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Task
+
+_STREAM = 4096.0  # bytes of a panel that are read before its stream is known
+_WAITING, _FETCHED = 0.15, 0.1  # share of the stream's time in which nothing else happens
+
+
+def has_table(target: TargetSpec) -> bool:
+    """Whether a vector register holds a float for each of sixteen numbers."""
+    return target.vector_bytes == TABLE_BYTES
+
+
+class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
+    """See the module."""
+
+    name = "int4_rows"
+    decisions = Int4RowsDecisions
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        found = int4_product(task.spec)
+        if found is None:
+            raise ValueError("no product with constant weights of four bits")
+        self.found, self.con = found, found.con
+        self.lanes = max(2, task.target.vector_bytes // 4)
+        self.stored = found.stored_bytes(task.spec)
+
+    @staticmethod
+    def fits(task: Task) -> bool:
+        found = int4_product(task.spec)
+        return found is not None and found.con.rows <= MAX_ROWS
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        vectors = -(-self.con.n // self.lanes)
+        several = [v for v in (1, 2, 3, 4, 6, 8) if v <= vectors]
+        early = [1] if self.found.offsets else [0, 1]
+        table = [int(has_table(self.task.target))]
+        parallel = [0, 1] if self.task.threads > 1 else [0]
+        options = ([self.lanes], several, [1, 2], early, table, [0, 2048, 4096], parallel)
+        return tuple(np.array(d, dtype=np.int64) for d in options)
+
+    def _tasks(self, c: Int4RowsDecisions[Array]) -> Array:
+        tasks: Array = np.ceil(self.con.n / (c.nv * c.vl))
+        return tasks
+
+    def _registers(self, c: Int4RowsDecisions[Array]) -> Array:
+        tiles = self.con.rows * c.nv
+        used: Array = tiles * (c.split + (c.early == 0)) + c.nv + c.nv * (c.early == 1) + 2
+        return used
+
+    def valid(self, decisions: Decisions) -> Mask:
+        c = self.columns(decisions)
+        smallest = (c.nv == 1) & (c.split == 1) & (c.early == 1)
+        fits = (self._registers(c) <= self.task.target.vector_registers) | smallest
+        result: Mask = fits & ((c.par == 0) | (self._tasks(c) >= 2))
+        return result
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        c, con, spec, target = self.columns(decisions), self.con, self.task.spec, self.task.target
+        ones, depth = np.ones(len(decisions)), con.k[-1]
+        after = set(range(con.anchor + 1, len(spec.nodes)))
+        written = con.rows * c.nv * (4 + machine.pointwise_cycles(spec, after))
+        folds = np.where(c.early == 0, np.ceil(depth / self.found.group), 1)
+        fold = con.rows * c.nv * (c.split + 1) + c.nv * 2
+        busy = np.ceil(depth / PER_WORD) * self._word_cycles(c) + folds * fold + written
+        columns = c.nv * self.lanes
+        panel = columns * depth * self.stored
+        cold = panel / machine.memory_bytes_per_cycle(target)
+        waiting = np.where(c.ahead > 0, _FETCHED, _WAITING) + np.minimum(0.4, _STREAM / panel)
+        task_s = (busy + cold * waiting) / target.frequency_hz
+        tasks = self._tasks(c)
+        seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, self.task.threads)
+        if copies(spec, con):
+            seconds = seconds + con.rows * depth / 4.0 / target.frequency_hz
+        weights = con.n * depth * self.stored
+        seconds = np.maximum(seconds, weights / target.dram_bytes_per_s + 0.03 * seconds)
+        rows_bytes = con.rows * depth * 4.0
+        return Symbols(
+            self._registers(c),
+            con.rows * c.nv * PER_WORD,
+            panel + rows_bytes,
+            tasks,
+            (weights + rows_bytes) * ones,
+            rounds,
+            columns * 4.0,
+            2.0 * tasks * columns * con.rows * depth,
+            seconds,
+        )
+
+    def _word_cycles(self, c: Int4RowsDecisions[Array]) -> Array:
+        """Cycles of a row of words of a panel: eight positions of the reduction."""
+        target, rows = self.task.target, self.con.rows
+        fmas = PER_WORD * rows * c.nv
+        widened = PER_WORD * c.nv * (np.where(c.table == 1, 2.0, 3.0) + (c.early == 1))
+        shared = np.where(c.nv > 1, PER_WORD * rows, 0.0)  # else a part of the product
+        fetched = np.where(c.ahead > 0, c.nv * self.lanes / 16, 0.0)
+        issued = fmas + widened + shared + c.nv + fetched + 2
+        latency = PER_WORD / c.split * machine.FMA_LATENCY
+        cycles = np.maximum(fmas / target.fma_per_cycle, latency)
+        loads = (PER_WORD * rows + c.nv + fetched) / machine.LOADS_PER_CYCLE
+        result: Array = np.maximum(np.maximum(cycles, loads), issued / machine.ISSUED_PER_CYCLE)
+        return result
+
+    def default(self) -> Decisions:
+        return self.best_predicted(6_000)
