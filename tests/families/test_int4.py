@@ -23,16 +23,19 @@ def product(
     *,
     dtype: str = "float32",
     offsets: bool = False,
+    bits: int = 4,
 ) -> Graph:
     b = GraphBuilder()
     groups = -(-depth // group)
     x = b.input(0, (rows, depth), dtype)
-    words = b.input(1, (-(-depth // 8), columns), "int32", static=True)
+    words = b.input(1, (-(-depth * bits // 32), columns), "int32", static=True)
     scales = [
         b.input(2 + i, (groups, columns), ("bfloat16", "float32")[i], static=True)
         for i in range(1 + offsets)
     ]
-    total = b.append("matmul4", (x, words, *scales), (rows, columns), "float32", group=group)
+    total = b.append(
+        "matmul_grouped", (x, words, *scales), (rows, columns), "float32", bits=bits, group=group
+    )
     return b.finish([b.cast(b.pointwise("relu", total), dtype)])
 
 
@@ -49,13 +52,17 @@ def whole_words(monkeypatch):
     monkeypatch.setattr(K, "inputs_for", inputs)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "dtype", "offsets"),
+    [(4, "float32", False), (4, "float32", True), (4, "bfloat16", False), (8, "float32", True)],
+)
 @pytest.mark.parametrize(
     "shape", [(1, 256, 128), (1, 65, 100), (2, 96, 203), (5, 48, 33), (16, 40, 64), (40, 130, 96)]
 )
-def test_points_of_the_spaces(shape: tuple[int, int, int], dtype: str, offsets: bool) -> None:
-    spec = product(*shape, 32 if shape[2] == 203 else 64, dtype=dtype, offsets=offsets)
+def test_points_of_the_spaces(
+    shape: tuple[int, int, int], bits: int, dtype: str, offsets: bool
+) -> None:
+    spec = product(*shape, 32 if shape[2] == 203 else 64, bits=bits, dtype=dtype, offsets=offsets)
     sketches = sketches_for(Task("int4", spec, TargetSpec.detect(2), 2))
     names = ["int4_rows", "int4_panels"] if shape[0] <= 16 else ["int4_panels"]
     assert [s.name for s in sketches] == names
@@ -66,4 +73,4 @@ def test_points_of_the_spaces(shape: tuple[int, int, int], dtype: str, offsets: 
             assert K.error(outputs, expected) < (1e-5 if dtype == "float32" else 1e-2)
         pack = schedule(spec, sketch.name, points[0]).packs[1]
         assert pack is not None
-        assert pack.nbytes < shape[1] * shape[2] + 64 * shape[2], "half a byte for each weight"
+        assert pack.nbytes < (shape[1] + 64) * (shape[2] + 8) * bits / 4, "no floats"

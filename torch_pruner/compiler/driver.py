@@ -24,9 +24,10 @@ from torch_pruner.compiler.phases import turns_of
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import Hoisted, hoist_static, with_changing_inputs
-from torch_pruner.graph.int4 import keep_int4, quantize_weights4
+from torch_pruner.graph.int4 import keep_groups, quantize_weights4
 from torch_pruner.graph.memory import KernelCall, MemoryPlan, Place, plan_memory
 from torch_pruner.graph.precision import allow_tf32
+from torch_pruner.graph.prepared import ordinary
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
 from torch_pruner.graph.simplify import simplify
 from torch_pruner.log import PhaseTimer, logger
@@ -126,9 +127,12 @@ class Compiler:
             if (bits := self.config.rounded_bits) is not None:
                 small = quantize_weights(small) if bits == 8 else quantize_weights4(small)
             if self.capabilities.mixed_operands:
-                small = keep_int4(keep_int8(small))
+                small = keep_int8(small)
             if self.config.weights == "live":
                 small = with_changing_inputs(small)
+            if self.capabilities.mixed_operands:
+                small = keep_groups(small)
+            small = ordinary(small)
             hoisted = hoist_static(small)
             main = allow_tf32(hoisted.graph, self.tf32)
             fixed = _demanded(main, inputs, outputs)

@@ -26,7 +26,7 @@ def is_contraction(spec: Graph) -> bool:
 
 def is_int4_product(spec: Graph) -> bool:
     """A product with weights of four bits."""
-    return any(n.op == "matmul4" for n in spec.nodes)
+    return any(n.op == "matmul_grouped" for n in spec.nodes)
 
 
 def is_depthwise(spec: Graph, *, constant: bool) -> bool:

@@ -306,7 +306,7 @@ class _Matmul(Rule):
         return Padding((*a.dims[:-1], b.dims[-1]), tuple(facts))
 
 
-class _Matmul4(Rule):
+class _MatmulGrouped(Rule):
     """Rows alone may vary: what else there is are parameters."""
 
     def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
@@ -361,6 +361,6 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(WINDOW, _Window()),
     **dict.fromkeys(CONTRACT, _Convolution()),
     "matmul": _Matmul(),
-    "matmul4": _Matmul4(),
+    "matmul_grouped": _MatmulGrouped(),
     **dict.fromkeys(PREPARED, _Prepared()),
 }

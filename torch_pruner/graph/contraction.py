@@ -50,7 +50,9 @@ class Contraction:
     """
 
     anchor: int  # node position
-    form: str  # "matmul" | "matmul4" | "conv" | "conv_transpose" | "conv_phases" | "depthwise"
+    form: (
+        str  # "matmul" | "matmul_grouped" | "conv" | "conv_transpose" | "conv_phases" | "depthwise"
+    )
     batch: Shape
     m: Shape
     n: int
@@ -109,11 +111,11 @@ class Contraction:
         """Into how many blocks the reduction may be cut: leading kernel axes, or equal pieces."""
         if self.form == "matmul":
             counts = [n for n in (2, 3, 4, 6, 8, 12) if self.depth % n == 0]
-        elif self.form == "matmul4":  # a block has whole words
+        elif self.form == "matmul_grouped":  # a block has whole words, of eight numbers at most
             counts = [n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32) if self.depth % (n * 8) == 0]
         else:
             counts = [math.prod(self.k[:i]) for i in range(1, len(self.k))]
-        legal = self.form in ("matmul", "matmul4", "conv")
+        legal = self.form in ("matmul", "matmul_grouped", "conv")
         return (1, *sorted({n for n in counts if n > 1 and legal and self.depth // n >= _BLOCK}))
 
     @property
@@ -134,7 +136,7 @@ def accumulator(dtype: str) -> str:
 
 def is_narrow(graph: Graph, con: Contraction) -> bool:
     """Whether operands are narrower than the float32 that is computed in."""
-    if con.form == "matmul4":
+    if con.form == "matmul_grouped":
         return True
     narrow = ITEMSIZE[graph.nodes[con.b].dtype] < ITEMSIZE[con.acc_dtype]
     return narrow and con.acc_dtype == "float32" and con.form != "depthwise"
@@ -171,7 +173,7 @@ def is_widened(graph: Graph, con: Contraction, constant: bool, tile: TileDecisio
     packed in the kernel is packed as float32. Then the first operand is copied, too, if it is
     narrow.
     """
-    if con.form == "matmul4":
+    if con.form == "matmul_grouped":
         return np.ones(np.shape(tile.kb), dtype=bool)
     if not is_narrow(graph, con):
         return np.zeros(np.shape(tile.kb), dtype=bool)
@@ -204,7 +206,7 @@ def contraction_of(graph: Graph) -> Contraction:
 def contraction_at(graph: Graph, anchor: int) -> Contraction:
     """The contraction that a node is."""
     node = graph.nodes[anchor]
-    is_conv = node.op not in ("matmul", "matmul4")
+    is_conv = node.op not in ("matmul", "matmul_grouped")
     return _conv(graph, anchor, node) if is_conv else _matmul(graph, anchor, node)
 
 

@@ -45,7 +45,7 @@ def storage_orders(graph: Graph, fixed: Mapping[int, Order]) -> dict[int, Order]
             and any(_is_channels_last(graph, orders, j, rank) for j in node.inputs)
         ):
             orders[i] = channels_last(rank)
-        elif node.op in ("matmul", "matmul4"):
+        elif node.op in ("matmul", "matmul_grouped"):
             orders[i] = _wanted_by_reader(graph, users, i) or orders[i]
     return orders
 

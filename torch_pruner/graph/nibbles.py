@@ -1,9 +1,10 @@
-"""Weights of four bits as arrays: words of eight, scales of groups, and how they are made. numpy.
+"""Weights of four or eight bits as arrays: words, scales of groups, how they are made. numpy.
 
-A matrix (k, n) is kept as int32 words (ceil(k / 8), n): bits ``4 i`` to ``4 i + 3`` of a word hold
-element ``8 row + i`` of its column as a signed number, -8 to 7; what lies past the end is zero. A
-column's elements are divided into groups of neighbours along k, each with a scale and perhaps an
-offset: the weight is ``number * scale + offset``.
+A matrix (k, n) of numbers of four bits is kept as int32 words (ceil(k / 8), n): bits ``4 i`` to
+``4 i + 3`` of a word hold element ``8 row + i`` of its column as a signed number, -8 to 7; what
+lies past the end is zero. Of numbers of eight bits a word has four. A column's elements are divided
+into groups of neighbours along k, each with a scale and perhaps an offset: the weight is
+``number * scale + offset``.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-PER_WORD = 8
+WORD = 32  # bits
 LEAST, MOST = -8, 7
 # The largest magnitude of a group as so many steps: below 8 it is one of the levels or is rounded
 # inwards, above it the group is cut off for the sake of the rest.
 _STEPS = np.linspace(6.5, 10.5, 17, dtype=np.float32)
 _CHUNK = 1 << 16  # elements that a thread rounds at once: they stay in its caches
 _THREADS = 4
+
+
+def per_word(bits: int) -> int:
+    """Numbers in a word."""
+    return WORD // bits
 
 
 def scales_of(weight: Array, group: int) -> Array:
@@ -46,7 +52,7 @@ def scales_of(weight: Array, group: int) -> Array:
 
 def words_of(weight: Array, scales: Array, group: int) -> Array:
     """``weight`` (k, n) rounded to the nearest level of its group, as words."""
-    out = np.empty((-(-weight.shape[0] // PER_WORD), weight.shape[1]), np.int32)
+    out = np.empty((-(-weight.shape[0] // per_word(4)), weight.shape[1]), np.int32)
 
     def some(at: slice) -> None:
         groups = _grouped(weight[:, at], group)
@@ -59,33 +65,56 @@ def words_of(weight: Array, scales: Array, group: int) -> Array:
     return out
 
 
-def packed(levels: Array) -> Array:
-    """Numbers (k, n) from -8 to 7 as words."""
+def packed(levels: Array, bits: int = 4) -> Array:
+    """Signed numbers (k, n) of so many bits as words."""
     depth, columns = levels.shape
-    rows = -(-depth // PER_WORD)
-    whole = np.zeros((rows * PER_WORD, columns), np.uint32)
-    whole[:depth] = levels.astype(np.uint8) & 15
-    lanes = whole.reshape(rows, PER_WORD, columns)
+    each = per_word(bits)
+    rows = -(-depth // each)
     words = np.zeros((rows, columns), np.uint32)
-    for i in range(PER_WORD):
-        words |= lanes[:, i] << np.uint32(4 * i)
+    for i in range(each):
+        given = levels[i::each].astype(np.uint8).astype(np.uint32) & np.uint32(2**bits - 1)
+        words[: len(given)] |= given << np.uint32(bits * i)
     return words.view(np.int32)
 
 
-def unpacked(words: Array, depth: int) -> Array:
+def unpacked(words: Array, depth: int, bits: int = 4) -> Array:
     """The numbers (k, n) that ``words`` hold, int8."""
     rows, columns = words.shape
-    levels = np.empty((rows, PER_WORD, columns), np.int8)
-    for i in range(PER_WORD):
-        levels[:, i] = (words << np.int32(28 - 4 * i)) >> np.int32(28)
-    return levels.reshape(rows * PER_WORD, columns)[:depth]
+    each = per_word(bits)
+    levels = np.empty((rows, each, columns), np.int8)
+    for i in range(each):
+        levels[:, i] = (words << np.int32(WORD - bits * (i + 1))) >> np.int32(WORD - bits)
+    return levels.reshape(rows * each, columns)[:depth]
 
 
-def weights_of(words: Array, scales: Array, offsets: Array | None, depth: int, group: int) -> Array:
+def weights_of(
+    words: Array, scales: Array, offsets: Array | None, depth: int, group: int, bits: int = 4
+) -> Array:
     """The weights (k, n) that words, scales and offsets stand for, float32."""
     of = np.arange(depth) // group
-    weights = unpacked(words, depth).astype(np.float32) * scales.astype(np.float32)[of]
+    weights = unpacked(words, depth, bits).astype(np.float32) * scales.astype(np.float32)[of]
     return weights if offsets is None else weights + offsets.astype(np.float32)[of]
+
+
+def from_torch(given: Array, block: int) -> Array:
+    """The numbers (k, n), -8 to 7, of torch's own packing for CPUs: uint8 (n, k / 2).
+
+    Of ``block`` columns a row of the reduction is ``block / 2`` bytes, column ``j`` in the lower
+    half of byte ``j``, column ``j + block / 2`` in the upper. Of the columns that are left, and of
+    all where ``block`` is 0, it has the neighbours ``2 j`` and ``2 j + 1``. Stored is 8 more.
+    """
+    columns, depth = given.shape[0], 2 * given.shape[1]
+    whole = columns // block * block if block else 0
+    out = np.empty((depth, columns), np.int8)
+    if whole:
+        rows = given[:whole].reshape(whole // block, depth, block // 2)
+        halves = np.concatenate([rows & 15, rows >> 4], axis=2)
+        out[:, :whole] = halves.transpose(1, 0, 2).reshape(depth, whole)
+    if whole < columns:
+        rows = given[whole:].reshape(depth, (columns - whole) // 2)
+        out[:, whole:] = np.stack([rows & 15, rows >> 4], axis=2).reshape(depth, -1)
+    out -= 8
+    return out
 
 
 def _grouped(weight: Array, group: int) -> Array:

@@ -81,16 +81,21 @@ WINDOW = ("window_max", "window_sum")
 #   conv: (N, C, *S) x (O, C/groups, *R): attrs stride, lo, hi (padding), dilation, groups
 #   conv_transpose: (N, C, *S) x (C, O/groups, *R): attrs stride, lo (padding), dilation, groups;
 #     output shape is given
-#   matmul4: (M, K) x words (ceil(K / 8), N) int32, scales (ceil(K / group), N) and perhaps offsets
-#     like them: attr group, a multiple of 8. The second operand is what ``floats4`` makes of them
+#   matmul_grouped: (M, K) x words (ceil(K bits / 32), N) int32, scales (ceil(K / group), N) and
+#     perhaps offsets like them: attrs bits, group (whole words). The second operand is what
+#     ``group_floats`` makes of them
 #   Accumulation is float32 for float32/float16/bfloat16, float64 for float64, the same integer type
 #     for integers.
-CONTRACT = ("matmul", "conv", "conv_transpose", "matmul4")
+CONTRACT = ("matmul", "conv", "conv_transpose", "matmul_grouped")
 
-# Prepared: weights of four bits (see ``graph.nibbles``); attr group.
-#   scales4: (K, N) -> (ceil(K / group), N) | words4: (K, N), scales -> (ceil(K / 8), N) int32
-#   floats4: words, scales and perhaps offsets -> (K, N)
-PREPARED = ("scales4", "words4", "floats4")
+# Prepared: weights of four or eight bits (see ``graph.nibbles``).
+#   group_scales: (K, N) -> (ceil(K / group), N): attr group
+#   group_words: (K, N), scales -> (ceil(K / 8), N) int32, of four bits: attr group
+#   byte_words: (K, N) int8 -> (ceil(K / 4), N) int32
+#   torch_words: (N, K / 2) uint8 -> (K / 8, N) int32: attr block (``nibbles.from_torch``)
+#   plane: (..., n) -> (...): attr at, of the last axis
+#   group_floats: words, scales and perhaps offsets -> (K, N): attrs bits, group
+PREPARED = ("group_scales", "group_words", "byte_words", "torch_words", "plane", "group_floats")
 
 KINDS: dict[str, OpKind] = {
     **dict.fromkeys(LEAVES, OpKind.LEAF),

@@ -73,7 +73,7 @@ def keep_int8(graph: Graph) -> Graph:
 
 def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
     """The graph with ``rewrite`` applied to products of a changing and a static matrix."""
-    static = _static(graph)
+    static = static_nodes(graph)
     b = GraphBuilder()
     new: list[int] = []
     for node in graph.nodes:
@@ -89,7 +89,7 @@ def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
     return b.finish([new[o] for o in graph.outputs])
 
 
-def _static(graph: Graph) -> set[int]:
+def static_nodes(graph: Graph) -> set[int]:
     """Nodes that depend on parameters and constants alone."""
     found: set[int] = set()
     for i, node in enumerate(graph.nodes):

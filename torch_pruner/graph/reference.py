@@ -65,13 +65,15 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
             return pointwise.convert(contract.window(node, widen(args[0])), dtype)
         case OpKind.PREPARED:
             return pointwise.convert(_prepared(node, args), dtype)
-        case OpKind.CONTRACT if node.op == "matmul4":
+        case OpKind.CONTRACT if node.op == "matmul_grouped":
             depth = args[0].shape[-1]
             return pointwise.convert(
-                np.matmul(widen(args[0]), _weights4(node, args[1:], depth)), dtype
+                np.matmul(widen(args[0]), _group_floats(node, args[1:], depth)), dtype
             )
         case OpKind.CONTRACT:
-            result = contract.contract(node, *(widen(a) for a in args))
+            # Bytes times bytes are summed in the wider integers of the result.
+            wide = [a.astype(dtype) if dtype.kind in "iu" else widen(a) for a in args]
+            result = contract.contract(node, *wide)
             return pointwise.convert(result, dtype)
     raise AssertionError(node.op)
 
@@ -141,18 +143,25 @@ def _injective(node: Node, args: list[np.ndarray], dtype: np.dtype) -> np.ndarra
 
 def _prepared(node: Node, args: Sequence[np.ndarray]) -> np.ndarray:
     match node.op:
-        case "scales4":
+        case "group_scales":
             return nibbles.scales_of(args[0], node.attr("group"))
-        case "words4":
+        case "group_words":
             return nibbles.words_of(args[0], args[1], node.attr("group"))
-    return _weights4(node, args, node.shape[0])
+        case "byte_words":
+            return nibbles.packed(args[0], 8)
+        case "torch_words":
+            return nibbles.packed(nibbles.from_torch(args[0], node.attr("block")))
+        case "plane":
+            return args[0][..., node.attr("at")]
+    return _group_floats(node, args, node.shape[0])
 
 
-def _weights4(node: Node, args: Sequence[np.ndarray], depth: int) -> np.ndarray:
+def _group_floats(node: Node, args: Sequence[np.ndarray], depth: int) -> np.ndarray:
     """What words, scales and perhaps offsets stand for, float32."""
     words, scales, *offsets = args
     offset = offsets[0] if offsets else None
-    return nibbles.weights_of(words, scales, offset, depth, node.attr("group"))
+    group, bits = node.attr("group"), node.attr("bits")
+    return nibbles.weights_of(words, scales, offset, depth, group, bits)
 
 
 def _reduce(node: Node, x: np.ndarray) -> np.ndarray:

@@ -26,7 +26,10 @@ def stored_orders(spec: Graph) -> dict[int, Shape]:
     users = spec.users()
     orders: dict[int, Shape] = {}
     for i, node in enumerate(spec.nodes):
-        if node.op not in ("matmul", "matmul4") and node.kind in (OpKind.CONTRACT, OpKind.WINDOW):
+        if node.op not in ("matmul", "matmul_grouped") and node.kind in (
+            OpKind.CONTRACT,
+            OpKind.WINDOW,
+        ):
             alike, order = _followed(spec, users, i)
             order = order or order_before(spec, node.inputs[0])
             if order is not None:

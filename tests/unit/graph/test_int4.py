@@ -8,7 +8,7 @@ import pytest
 
 from torch_pruner.graph import nibbles
 from torch_pruner.graph.hoist import hoist_static
-from torch_pruner.graph.int4 import GROUP, keep_int4, quantize_weights4
+from torch_pruner.graph.int4 import GROUP, keep_groups, quantize_weights4
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.simplify import simplify
@@ -81,8 +81,8 @@ def test_products_read_words(dtype: str, transposed: bool) -> None:
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
     x, w = (rng.standard_normal(s).astype(kind) for s in ((3, K), (K, N)))
     given = [x, w.T.copy() if transposed else w]
-    rounded = keep_int4(quantize_weights4(graph))
-    (product,) = [n for n in rounded.nodes if n.op == "matmul4"]
+    rounded = keep_groups(quantize_weights4(graph))
+    (product,) = [n for n in rounded.nodes if n.op == "matmul_grouped"]
     assert product.dtype == "float32"
     (got,) = evaluate(rounded, given)
     exact = x.astype(np.float64) @ w.astype(np.float64)

@@ -29,7 +29,9 @@ def int4(rows: int, depth: int = 200, columns: int = 96, *, offsets: bool = Fals
     words = b.input(1, (-(-depth // 8), columns), "int32", static=True)
     count = 2 if offsets else 1
     scales = [b.input(2 + i, (groups, columns), "float32", static=True) for i in range(count)]
-    total = b.append("matmul4", (x, words, *scales), (rows, columns), "float32", group=64)
+    total = b.append(
+        "matmul_grouped", (x, words, *scales), (rows, columns), "float32", bits=4, group=64
+    )
     return b.finish([b.pointwise("relu", total)])
 
 

@@ -1,8 +1,8 @@
-"""Weights of four bits as kernels read them: a vector of words of a panel becomes eight of floats.
+"""Weights of few bits as kernels read them: a vector of words of a panel becomes some of floats.
 
-Lanes are columns, so a word's eight numbers are eight positions of the reduction. Where a register
-holds sixteen floats they are looked up (``vpermps`` takes the lowest four bits of each lane), which
-spares extending the sign and converting; elsewhere two shifts and a conversion do it.
+Lanes are columns, so a word's numbers are positions of the reduction. Where a register holds
+sixteen floats those of four bits are looked up (``vpermps`` takes the lowest four bits of each
+lane), which spares extending the sign and converting; elsewhere two shifts and a conversion do it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_pruner.codegen.tir.builders import (
     vector,
 )
 from torch_pruner.codegen.tir.reader import imm
-from torch_pruner.graph.nibbles import PER_WORD
+from torch_pruner.graph.nibbles import WORD, per_word
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.operands import Nest
@@ -45,6 +45,7 @@ class Nibbles:
     """The packed operands of one product: panels ``[column block][row][column]`` of each."""
 
     nest: Nest
+    bits: int
     group: int
     words: Buffer
     scales: Buffer
@@ -52,9 +53,14 @@ class Nibbles:
     table: bool
 
     @property
+    def per_word(self) -> int:
+        """Numbers in a word: positions of the reduction."""
+        return per_word(self.bits)
+
+    @property
     def word_rows(self) -> int:
         """Words in a column."""
-        return -(-self.nest.con.depth // PER_WORD)
+        return -(-self.nest.con.depth // self.per_word)
 
     @property
     def groups(self) -> int:
@@ -70,9 +76,10 @@ class Nibbles:
             return T.Broadcast(bits.astype("int32"), lanes)
 
         if self.table:
-            return T.call_extern(f"float32x{lanes}", _NAME, T.shift_right(words, by(i * 4)))
-        shifted = T.shift_left(words, by(imm(28) - i * 4))
-        return T.shift_right(shifted, by(imm(28))).astype(f"float32x{lanes}")
+            return T.call_extern(f"float32x{lanes}", _NAME, T.shift_right(words, by(i * self.bits)))
+        highest = imm(WORD - self.bits)
+        shifted = T.shift_left(words, by(highest - i * self.bits))
+        return T.shift_right(shifted, by(highest)).astype(f"float32x{lanes}")
 
     def scale(self, nb: Expr, g: Expr, j: Expr) -> Expr:
         """The scales of group ``g``, vector ``j`` of panel ``nb``."""
@@ -80,7 +87,7 @@ class Nibbles:
 
     def weight(self, nb: Expr, row: Expr, i: Expr, j: Expr) -> Expr:
         """The same as ``level``, scaled and set off."""
-        g = T.floordiv(row, self.group // PER_WORD)
+        g = T.floordiv(row, self.group // self.per_word)
         scaled = self.level(nb, row, i, j) * self.scale(nb, g, j)
         if self.offsets is None:
             return scaled

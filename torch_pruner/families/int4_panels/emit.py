@@ -25,7 +25,6 @@ from torch_pruner.codegen.tir.reader import Reader
 from torch_pruner.families.contraction.emit import compute
 from torch_pruner.families.int4_rows.emit import nibbles_of
 from torch_pruner.families.int4_rows.form import TABLE_BYTES, copies, int4_product
-from torch_pruner.graph.nibbles import PER_WORD
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.nibbles import Nibbles
@@ -58,9 +57,9 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
         out=out,
         kb=decisions.kb,
     )
-    table = decisions.vl * 4 == TABLE_BYTES
+    table = decisions.vl * 4 == TABLE_BYTES and found.bits == 4
     weights = nibbles_of(nest, found, dict(enumerate(inputs)), table=table)
-    nest.near = buffer(_rows(nest) * PER_WORD * nest.bn, con.acc_dtype, "near")
+    nest.near = buffer(_rows(weights) * weights.per_word * nest.bn, con.acc_dtype, "near")
     copied = copy_first(nest) if nest.copied is not None else None
     products = compute(
         nest, decisions.mc, decisions.order, lambda _, nb, kb: _widen(nest, weights, nb, kb)
@@ -68,9 +67,9 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
     return Emitted(weights.within(seq([copied, products])), inputs, [out], scratch)
 
 
-def _rows(nest: Nest) -> int:
+def _rows(weights: Nibbles) -> int:
     """Words of a column in a block of the reduction."""
-    return -(-nest.block_depth // PER_WORD)
+    return -(-weights.nest.block_depth // weights.per_word)
 
 
 def _widen(nest: Nest, weights: Nibbles, nb: Expr, kb: Expr) -> Stmt:
@@ -81,11 +80,11 @@ def _widen(nest: Nest, weights: Nibbles, nb: Expr, kb: Expr) -> Stmt:
     def row(r: Expr) -> Stmt:
         def number(i: Expr) -> Stmt:
             def store(j: Expr) -> Stmt:
-                at = vector((r * PER_WORD + i) * nest.bn + j * nest.vl, nest.vl)
-                return S.BufferStore(near, weights.weight(nb, kb * _rows(nest) + r, i, j), [at])
+                at = vector((r * weights.per_word + i) * nest.bn + j * nest.vl, nest.vl)
+                return S.BufferStore(near, weights.weight(nb, kb * _rows(weights) + r, i, j), [at])
 
             return loop(nest.nv, store, UNROLLED, "j")
 
-        return loop(PER_WORD, number, UNROLLED, "i")
+        return loop(weights.per_word, number, UNROLLED, "i")
 
-    return loop(_rows(nest), row, name="k")
+    return loop(_rows(weights), row, name="k")

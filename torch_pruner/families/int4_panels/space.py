@@ -32,7 +32,7 @@ class Int4PanelsSketch(ContractionSketch):
         if found is None:
             raise ValueError("no product with constant weights of four bits")
         self.stored = found.stored_bytes(task.spec)
-        self.widen_cycles = _LOOKED_UP if has_table(task.target) else _NUMBERS
+        self.widen_cycles = _LOOKED_UP if has_table(task.target) and found.bits == 4 else _NUMBERS
 
     @staticmethod
     def fits(task: Task) -> bool:

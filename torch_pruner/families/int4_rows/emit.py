@@ -31,7 +31,6 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.families.int4_rows.form import Int4Product, int4_product
-from torch_pruner.graph.nibbles import PER_WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,7 +72,9 @@ def nibbles_of(
 ) -> Nibbles:
     """The weights of a product among its inputs."""
     words, scales, *offsets = (inputs[index] for index, _ in found.operands)
-    return Nibbles(nest, found.group, words, scales, offsets[0] if offsets else None, table)
+    return Nibbles(
+        nest, found.bits, found.group, words, scales, offsets[0] if offsets else None, table
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class _Rows:
             return seq(parts)
 
         def group(g: Expr, depth: int) -> Stmt:
-            body = words(g * (weights.group // PER_WORD), *divmod(depth, PER_WORD))
+            body = words(g * (weights.group // weights.per_word), *divmod(depth, weights.per_word))
             if early:
                 return body
             scaled = sums.fold(lambda j: weights.scale(nb, g, j))
@@ -131,15 +132,17 @@ class _Rows:
             ]
         )
 
-    def _word(self, sums: _Sums, nb: Expr, row: Expr, count: int = PER_WORD) -> Stmt:
-        """Products with ``count`` numbers of the words of a row."""
+    def _word(self, sums: _Sums, nb: Expr, row: Expr, count: int | None = None) -> Stmt:
+        """Products with ``count`` numbers, or all, of the words of a row."""
         nest, weights = self.nest, self.weights
         read = weights.weight if self.decisions.early else weights.level
 
         def number(i: Expr) -> Stmt:
             def add(m: Expr, j: Expr) -> Stmt:
                 index = unlinear(m, nest.con.m)
-                x = a_at(nest, imm(0), index, (row * PER_WORD + i,), imm(0)).astype("float32")
+                x = a_at(nest, imm(0), index, (row * weights.per_word + i,), imm(0)).astype(
+                    "float32"
+                )
                 product = read(nb, row, i, j) * T.Broadcast(x, nest.vl)
                 at = sums.at(T.floormod(i, self.decisions.split), m, j)
                 return S.BufferStore(sums.acc, sums.acc[at] + product, [at])
@@ -147,7 +150,7 @@ class _Rows:
             return sums.each(add)
 
         fetch = weights.fetch(nb, row, self.decisions.ahead)
-        return seq([fetch, loop(count, number, UNROLLED, "i")])
+        return seq([fetch, loop(count or weights.per_word, number, UNROLLED, "i")])
 
 
 @dataclass(frozen=True, slots=True)

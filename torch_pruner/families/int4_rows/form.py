@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import constant_operand, contraction_of, copied_shape
-from torch_pruner.graph.nibbles import PER_WORD
+from torch_pruner.graph.nibbles import per_word
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.signature import BufferSpec
 
@@ -38,8 +38,14 @@ class Int4Product:
     """One such product. ``operands``: (input, views) of words, scales and perhaps offsets."""
 
     con: Contraction
+    bits: int
     group: int
     operands: tuple[tuple[int, Graph], ...]
+
+    @property
+    def per_word(self) -> int:
+        """Numbers in a word: positions of the reduction."""
+        return per_word(self.bits)
 
     @property
     def offsets(self) -> bool:
@@ -50,7 +56,7 @@ class Int4Product:
         """Panels of ``block`` columns of all operands."""
         con = self.con
         blocks = -(-con.n // block)
-        rows = [-(-con.depth // PER_WORD)] + [-(-con.depth // self.group)] * 2
+        rows = [-(-con.depth // self.per_word)] + [-(-con.depth // self.group)] * 2
         return {
             index: PackLayout(view, "matmul", 1, block, (1, blocks, count, block))
             for (index, view), count in zip(self.operands, rows, strict=False)
@@ -60,7 +66,7 @@ class Int4Product:
         """Bytes of a weight with its share of a scale."""
         size = {"bfloat16": 2, "float16": 2}
         scales = spec.nodes[spec.nodes[self.con.anchor].inputs[2]].dtype
-        return 0.5 + (len(self.operands) - 1) * size.get(scales, 4) / self.group
+        return self.bits / 8 + (len(self.operands) - 1) * size.get(scales, 4) / self.group
 
 
 def int4_product(spec: Graph) -> Int4Product | None:
@@ -69,7 +75,9 @@ def int4_product(spec: Graph) -> Int4Product | None:
     node = spec.nodes[con.anchor]
     operands = [constant_operand(spec, replace(con, b=i)) for i in node.inputs[1:]]
     found = tuple(o for o in operands if o is not None)
-    return Int4Product(con, node.attr("group"), found) if len(found) == len(operands) else None
+    if len(found) < len(operands):
+        return None
+    return Int4Product(con, node.attr("bits"), node.attr("group"), found)
 
 
 def copies(spec: Graph, con: Contraction) -> bool:

@@ -19,7 +19,6 @@ from torch_pruner.families.int4_rows.form import (
     int4_product,
 )
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
-from torch_pruner.graph.nibbles import PER_WORD
 
 if TYPE_CHECKING:
     from torch_pruner.target import TargetSpec
@@ -59,7 +58,7 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         vectors = -(-self.con.n // self.lanes)
         several = [v for v in (1, 2, 3, 4, 6, 8) if v <= vectors]
         early = [1] if self.found.offsets else [0, 1]
-        table = [int(has_table(self.task.target))]
+        table = [int(has_table(self.task.target) and self.found.bits == 4)]
         parallel = [0, 1] if self.task.threads > 1 else [0]
         options = ([self.lanes], several, [1, 2], early, table, [0, 2048, 4096], parallel)
         return tuple(np.array(d, dtype=np.int64) for d in options)
@@ -87,7 +86,7 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         written = con.rows * c.nv * (4 + machine.pointwise_cycles(spec, after))
         folds = np.where(c.early == 0, np.ceil(depth / self.found.group), 1)
         fold = con.rows * c.nv * (c.split + 1) + c.nv * 2
-        busy = np.ceil(depth / PER_WORD) * self._word_cycles(c) + folds * fold + written
+        busy = np.ceil(depth / self.found.per_word) * self._word_cycles(c) + folds * fold + written
         columns = c.nv * self.lanes
         panel = columns * depth * self.stored
         cold = panel / machine.memory_bytes_per_cycle(target)
@@ -102,7 +101,7 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         rows_bytes = con.rows * depth * 4.0
         return Symbols(
             self._registers(c),
-            con.rows * c.nv * PER_WORD,
+            con.rows * c.nv * self.found.per_word,
             panel + rows_bytes,
             tasks,
             (weights + rows_bytes) * ones,
@@ -113,16 +112,16 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         )
 
     def _word_cycles(self, c: Int4RowsDecisions[Array]) -> Array:
-        """Cycles of a row of words of a panel: eight positions of the reduction."""
-        target, rows = self.task.target, self.con.rows
-        fmas = PER_WORD * rows * c.nv
-        widened = PER_WORD * c.nv * (np.where(c.table == 1, 2.0, 3.0) + (c.early == 1))
-        shared = np.where(c.nv > 1, PER_WORD * rows, 0.0)  # else a part of the product
+        """Cycles of a row of words of a panel."""
+        target, rows, each = self.task.target, self.con.rows, self.found.per_word
+        fmas = each * rows * c.nv
+        widened = each * c.nv * (np.where(c.table == 1, 2.0, 3.0) + (c.early == 1))
+        shared = np.where(c.nv > 1, each * rows, 0.0)  # else a part of the product
         fetched = np.where(c.ahead > 0, c.nv * self.lanes / 16, 0.0)
         issued = fmas + widened + shared + c.nv + fetched + 2
-        latency = PER_WORD / c.split * machine.FMA_LATENCY
+        latency = each / c.split * machine.FMA_LATENCY
         cycles = np.maximum(fmas / target.fma_per_cycle, latency)
-        loads = (PER_WORD * rows + c.nv + fetched) / machine.LOADS_PER_CYCLE
+        loads = (each * rows + c.nv + fetched) / machine.LOADS_PER_CYCLE
         result: Array = np.maximum(np.maximum(cycles, loads), issued / machine.ISSUED_PER_CYCLE)
         return result
 

@@ -77,7 +77,7 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
     limits = _index_limits(spec)
     positive = set(_sources(spec, (n.inputs[0] for n in spec.nodes if n.op in _POSITIVE)))
     positive |= set(_sources(spec, (n.inputs[1] for n in spec.nodes if n.op == "div")))
-    words = {n.inputs[1] for n in spec.nodes if n.op == "matmul4"}
+    words = {n.inputs[1] for n in spec.nodes if n.op == "matmul_grouped"}
     arrays = []
     for position in spec.inputs:
         node = spec.nodes[position]
@@ -130,7 +130,7 @@ def reduction_length(spec: Graph) -> int:
 
 
 def _terms(spec: Graph, node: Node) -> int:
-    if node.op in ("matmul", "matmul4"):
+    if node.op in ("matmul", "matmul_grouped"):
         return spec.nodes[node.inputs[0]].shape[-1]
     if node.op in ("conv", "conv_transpose"):
         weight = spec.nodes[node.inputs[1]].shape

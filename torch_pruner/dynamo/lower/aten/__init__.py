@@ -13,6 +13,7 @@ from torch_pruner.dynamo.lower.aten import (
     pointwise,
     pooling,
     pooling_gradients,
+    quantized,
     reductions,
     resampling,
     views,
@@ -24,6 +25,6 @@ from torch_pruner.dynamo.lower.aten.value import Value
 __all__ = [
     "TABLE", "OpCall", "Rejection", "RejectionKind", "Unsupported", "Value", "activations",
     "attention", "contractions", "creation", "dtype_name", "indexing", "losses",
-    "normalization", "pointwise", "pooling", "pooling_gradients", "reductions", "resampling",
-    "views",
+    "normalization", "pointwise", "pooling", "pooling_gradients", "quantized", "reductions",
+    "resampling", "views",
 ]  # fmt: skip
