@@ -33,7 +33,7 @@ SHAPES = {  # columns and depth of the layers of a decoder
     "tinyllama": [(2048, 2048), (5632, 2048), (2048, 5632)],
     "qwen": [(896, 896), (4864, 896), (896, 4864), (151936, 896)],
 }
-DTYPES = "float32,bfloat16,float16,int8"
+DTYPES = "float32,bfloat16,float16,int8,int4"
 COPIES_BYTES = 256 << 20
 """Weights of one kernel take this much: more than caches hold."""
 
@@ -52,11 +52,17 @@ class Case:
     along: bool = True
 
     def graph(self) -> Graph:
-        """int8 is scaled after the sum, as a rounded weight is."""
+        """int8 is scaled after the sum, as a rounded weight is; int4 has scales of groups of 64."""
         from torch_pruner.graph.ir import GraphBuilder
 
         b = GraphBuilder()
         x = b.input(0, (self.rows, self.depth), "float32")
+        if self.dtype == "int4":
+            words = b.input(1, (-(-self.depth // 8), self.columns), "int32", static=True)
+            groups = (-(-self.depth // 64), self.columns)
+            given = (x, words, b.input(2, groups, "bfloat16", static=True))
+            attrs, shape = {"bits": 4, "group": 64}, (self.rows, self.columns)
+            return b.finish([b.append("matmul_grouped", given, shape, "float32", **attrs)])
         shape = (self.columns, self.depth) if self.along else (self.depth, self.columns)
         w = b.input(1, shape, self.dtype, static=True)
         second = b.permute(w, (1, 0)) if self.along else w
@@ -108,7 +114,7 @@ def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> C
 
     target = TargetSpec.detect(threads)
     kernel = families.named(candidate.sketch).schedule(case.graph(), candidate, target)
-    places = weights.of(kernel.inputs[1].nbytes, case.dtype)
+    places = weights.of(kernel.inputs[1].nbytes, kernel.inputs[1].dtype)
     calls = min(CALLS, len(places))
     others = [s for k, s in enumerate(_buffers(kernel)) if k != 1]
     shared = [aligned(s.shape, s.dtype) for s in others]
@@ -135,7 +141,7 @@ def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> C
     weight = case.graph().nodes[case.graph().inputs[1]]
     from torch_pruner.graph.ops import ITEMSIZE
 
-    return Copies(run, len(launches) * calls * weight.numel * ITEMSIZE[case.dtype])
+    return Copies(run, len(launches) * calls * weight.numel * ITEMSIZE[weight.dtype])
 
 
 def _buffers(kernel: ScheduledKernel) -> list[Any]:

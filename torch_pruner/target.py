@@ -20,7 +20,7 @@ from torch_pruner.cards import CARDS, Card
 from torch_pruner.exc import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Attr = bool | int | str | tuple[str, ...]
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -166,6 +166,7 @@ class TargetSpec:
     dram_bytes_per_s: float
     bf16_dot: bool
     bf16_tiles: bool = False  # AMX; kernels also need ``tiles_allowed``
+    byte_dot: bool = False  # AVX512-VNNI, dotprod: four products of bytes are added to a sum
 
     @staticmethod
     def detect(threads: int | None = None, probe: CpuProbe | None = None) -> TargetSpec:
@@ -247,6 +248,12 @@ class TargetSpec:
     def mcpu(self) -> str:
         return str(dict(self.attrs).get("mcpu", ""))
 
+    @property
+    def is_x86(self) -> bool:
+        """Whether it is an x86 of the tables."""
+        named = self.mcpu in _BY_NAME and self.mcpu != _GENERIC.mcpu
+        return self.kind == "llvm" and named
+
     def lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` in one vector register."""
         return self.vector_bytes // ITEMSIZE[dtype]
@@ -288,6 +295,8 @@ def _cpu_spec(
     defaults: dict[str, Any] = {"num-cores": threads or cores}
     if probe.machine in ("aarch64", "arm64"):
         defaults["mtriple"] = _AARCH64_TRIPLES.get(platform.system(), "aarch64-linux-gnu")
+        if "asimddp" in probe.flags:
+            defaults["mattr"] = ["+dotprod"]
     l2_bytes = probe.l2_bytes or 512 << 10
     return TargetSpec(
         kind="llvm",
@@ -303,7 +312,14 @@ def _cpu_spec(
         dram_bytes_per_s=min(20e9 * cores, 40e9),
         bf16_dot="avx512_bf16" in model.needs,
         bf16_tiles=model.tiles and probe.flags >= {"amx_tile", "amx_bf16"},
+        byte_dot="avx512_vnni" in model.needs or "+dotprod" in _features(attrs, defaults),
     )
+
+
+def _features(attrs: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sequence[str]:
+    """What a target adds to its ``mcpu``."""
+    found: Sequence[str] = attrs.get("mattr", defaults.get("mattr", ()))
+    return found
 
 
 @cache

@@ -115,3 +115,13 @@ def test_products_of_bytes_are_exact(backend, shape, first) -> None:
     exact = a.int() @ w.t().int() + 1
     assert_equal(backend.compile(net, fullgraph=True)(a), exact)
     assert not tp.last_report().ops_fallback
+
+
+@torch.no_grad()
+def test_sizes_that_vary(backend) -> None:
+    torch.manual_seed(0)
+    net = Packed(80, 128, 64, torch.float32)
+    compiled = backend.compile(net, dynamic=True)
+    for rows in (12, 9, 5, 12):
+        x = torch.randn(rows, 128)
+        assert_near(compiled(x), net(x))

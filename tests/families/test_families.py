@@ -39,6 +39,7 @@ SPECS = {
     "axpy": G.matmul(1, 96, 256),
     "int4_rows": G.int4(2),
     "int4_panels": G.int4(64),
+    "int8_products": G.byte_product(),
     "gradient": G.weight_gradient(),
     "bf16_tiles": K.linear(64, 64, 64, dtype="bfloat16"),
     "bf16_pairs": K.linear(64, 64, 64, dtype="bfloat16"),

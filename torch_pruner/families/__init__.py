@@ -29,6 +29,7 @@ NAMES = (
     "axpy",
     "int4_rows",
     "int4_panels",
+    "int8_products",
     "gradient",
     "bf16_tiles",
     "bf16_pairs",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 
 GROUP = 64  # neighbours along the reduction that share a scale
-SCALE = "bfloat16"  # a quarter of a bit for each weight; rounding it adds a thousandth of the error
+SCALE = "bfloat16"  # a quarter of a bit for each weight, and 0.03 % more of squared error
 
 
 def quantize_weights4(graph: Graph, group: int = GROUP) -> Graph:

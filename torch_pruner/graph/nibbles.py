@@ -111,8 +111,8 @@ def from_torch(given: Array, block: int) -> Array:
         halves = np.concatenate([rows & 15, rows >> 4], axis=2)
         out[:, :whole] = halves.transpose(1, 0, 2).reshape(depth, whole)
     if whole < columns:
-        rows = given[whole:].reshape(depth, (columns - whole) // 2)
-        out[:, whole:] = np.stack([rows & 15, rows >> 4], axis=2).reshape(depth, -1)
+        pairs = given[whole:].reshape(depth, (columns - whole) // 2)
+        out[:, whole:] = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(depth, -1)
     out -= 8
     return out
 

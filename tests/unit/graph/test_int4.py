@@ -46,7 +46,7 @@ def test_each_weight_is_the_nearest_of_its_group(transposed: bool) -> None:
 
 
 def test_the_error_is_less_than_that_of_the_largest_magnitude() -> None:
-    """Of normal weights: 1.12 % of their variance where the largest is -8 steps, 0.94 % here."""
+    """Of normal weights: 0.81 % of their variance; 0.99 % where the largest is eight steps."""
     w = np.random.default_rng(0).standard_normal((64, 4000)).astype(np.float32)
 
     def error(scales: np.ndarray) -> float:
@@ -54,8 +54,8 @@ def test_the_error_is_less_than_that_of_the_largest_magnitude() -> None:
         return float(np.square(nibbles.weights_of(words, scales, None, 64, 64) - w).mean())
 
     best = error(nibbles.scales_of(w, 64))
-    assert best < 0.0098
-    assert best < 0.93 * error(np.abs(w).max(axis=0, keepdims=True) / -8)
+    assert best < 0.0082
+    assert best < 0.83 * error(np.abs(w).max(axis=0, keepdims=True) / -8)
     rounded = nibbles.scales_of(w, 64).astype(ml_dtypes.bfloat16)
     assert error(rounded) < 1.005 * best, "scales of bfloat16"
 

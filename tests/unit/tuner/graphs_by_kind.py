@@ -35,6 +35,13 @@ def int4(rows: int, depth: int = 200, columns: int = 96, *, offsets: bool = Fals
     return b.finish([b.pointwise("relu", total)])
 
 
+def byte_product(rows: int = 5, depth: int = 67, columns: int = 96, first: str = "int8") -> Graph:
+    """Sums of bytes times bytes."""
+    b = GraphBuilder()
+    x, w = b.input(0, (rows, depth), first), b.input(1, (depth, columns), "int8", static=True)
+    return b.finish([b.append("matmul", (x, w), (rows, columns), "int32")])
+
+
 def keys(heads: int = 4, shared: int = 2, length: int = 40, depth: int = 16) -> Graph:
     """One query of every head by keys that heads share."""
     b = GraphBuilder()

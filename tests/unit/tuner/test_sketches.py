@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.contracts.sketch import SketchContract
 from tests.unit.graph.random_graphs import graphs
 from tests.unit.tuner.graphs_by_kind import (
+    byte_product,
     convolution,
     few_rows,
     int4,
@@ -78,6 +79,8 @@ _SPECS = {
     "int4": int4(1),
     "few rows of int4": int4(5, offsets=True),
     "many rows of int4": int4(70),
+    "bytes": byte_product(),
+    "many rows of bytes": byte_product(70, first="uint8"),
 }
 _SPACES = [
     (name, target, threads, sketch.name)
@@ -112,6 +115,7 @@ _NAMES = {
     "in_place": "vl nv nc nb ahead par",
     "int4_panels": "vl tm nv mc order ku pack par ahead kb",
     "int4_rows": "vl nv split early table ahead par",
+    "int8_products": "vl word tm nv mc par",
     "lane_per_row": "vl nv par",
     "rows": "vl lanes chunk par",
     "winograd": "vl tm nv tb mc nc ku ahead par",
@@ -159,6 +163,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("many rows along", ["contraction"]),
         ("int4", ["int4_rows", "int4_panels"]),
         ("many rows of int4", ["int4_panels"]),
+        ("bytes", ["int8_products", "contraction"]),
         ("keys", ["in_place", "contraction"]),
         ("conv", ["winograd", "contraction"]),
         ("five taps", ["contraction"]),

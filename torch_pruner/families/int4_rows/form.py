@@ -9,6 +9,7 @@ from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import constant_operand, contraction_of, copied_shape
 from torch_pruner.graph.nibbles import per_word
 from torch_pruner.graph.packing import PackLayout
+from torch_pruner.graph.phases import Division
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
@@ -95,3 +96,9 @@ def parameters(spec: Graph, decisions: Int4RowsDecisions[int]) -> Parameters:
     return Parameters(
         found.packs(decisions.vl * decisions.nv), (copy,) if copies(spec, con) else ()
     )
+
+
+def division(spec: Graph, decisions: Int4RowsDecisions[int]) -> Division | None:
+    """The columns of each task."""
+    con, width = contraction_of(spec), decisions.vl * decisions.nv
+    return Division(-(-con.n // width), width) if decisions.par else None
