@@ -63,16 +63,18 @@ def _manner(task: Task, candidate: Candidate) -> Manner:
     launch_s = 0.0 if serial else machine.LAUNCH_S
     alone_s = float(symbols.latency_s[0]) - launch_s
     work_s = alone_s if serial else alone_s / rounds * tasks
-    read_s = _from_memory(task) * task.threads / task.target.dram_bytes_per_s
+    read_s = (
+        _from_memory(task, float(symbols.s5_traffic_bytes[0]))
+        * task.threads
+        / task.target.dram_bytes_per_s
+    )
     return replace(found, alone_s=alone_s, repeated_s=max(work_s, read_s))
 
 
-def _from_memory(task: Task) -> float:
+def _from_memory(task: Task, moved: float) -> float:
     """Bytes that every thread reads or writes for itself where all of them do a kernel: parameters,
     which other kernels have driven out of the caches, and what does not stay in the first one."""
-    spec = task.spec
-    moved = machine.input_bytes(spec) + machine.output_bytes(spec)
     if moved > task.target.l1_bytes:
         return moved
-    inputs = [spec.nodes[i] for i in spec.inputs]
-    return float(sum(node.nbytes for node in inputs if node.attr("static")))
+    inputs = [task.spec.nodes[i] for i in task.spec.inputs]
+    return min(moved, float(sum(node.nbytes for node in inputs if node.attr("static"))))

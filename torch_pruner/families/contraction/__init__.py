@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
     from torch_pruner.families.space import Sketch
     from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.phases import Division
     from torch_pruner.graph.signature import Signature
     from torch_pruner.task import Task
 
@@ -33,6 +34,12 @@ class ContractionFamily(Family):
 
     def parameters(self, spec: Graph, decisions: ContractionDecisions[int]) -> Parameters:
         return form.parameters(spec, decisions)
+
+    def copies_first(self, spec: Graph, decisions: ContractionDecisions[int]) -> bool:
+        return form.only_copies(spec, decisions)
+
+    def division(self, spec: Graph, decisions: ContractionDecisions[int]) -> Division | None:
+        return form.division(spec, decisions)
 
     def emit(
         self,

@@ -13,6 +13,7 @@ from torch_pruner.graph.contraction import (
     is_widened,
 )
 from torch_pruner.graph.packing import PackLayout
+from torch_pruner.graph.phases import Division
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
@@ -59,3 +60,23 @@ def parameters(spec: Graph, decisions: ContractionDecisions[int]) -> Parameters:
         tasks = con.groups * shape[1] * chunks
         scratch.append(BufferSpec((tasks, tiles, decisions.tm, block), con.acc_dtype))
     return Parameters(packs, tuple(scratch))
+
+
+def only_copies(spec: Graph, decisions: ContractionDecisions[int]) -> bool:
+    """Whether all scratch is the first operand's copy, which a part of its own makes."""
+    con = contraction_of(spec)
+    static = constant_operand(spec, con) is not None
+    copied = copies_first(spec, con, bool(is_widened(spec, con, static, decisions)))
+    return copied and len(parameters(spec, decisions).scratch) == 1
+
+
+def division(spec: Graph, decisions: ContractionDecisions[int]) -> Division | None:
+    """The columns of each task, where a product of matrices is divided by nothing else."""
+    con = contraction_of(spec)
+    if not decisions.par or con.conv is not None or con.groups != 1:
+        return None
+    width = decisions.vl * decisions.nv
+    packs = constant_operand(spec, con) is None and (decisions.pack or con.n % width)
+    if packs or con.chunked(decisions.tm, decisions.mc)[0] != 1:
+        return None
+    return Division(-(-con.n // width), width)
