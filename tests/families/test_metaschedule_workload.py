@@ -104,6 +104,12 @@ def half_matmul(b):
     return [b.matmul(x, w)]
 
 
+def grouped_matmul(b):
+    given = [b.input(0, (3, 20), "float32"), b.input(1, (3, 5), "int32", static=True)]
+    given += [b.input(2, (2, 5), "bfloat16", static=True), b.input(3, (2, 5), "float32")]
+    return [b.append("matmul_grouped", given, (3, 5), "float32", bits=4, group=16)]
+
+
 def conv(b):
     x = b.input(0, (2, 4, 9, 8), "float32")
     w = b.input(1, (6, 2, 3, 2), "float32", static=True)
@@ -153,6 +159,7 @@ def outputs_of_every_kind(b):
 
 GRAPHS = [
     views, pad_and_cat, indexing, iota, reductions, arg_reductions, windows, matmul, half_matmul,
+    grouped_matmul,
     conv, depthwise_conv, conv_transpose, channels_last, softmax, outputs_of_every_kind,
 ]  # fmt: skip
 

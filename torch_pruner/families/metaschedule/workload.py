@@ -20,6 +20,7 @@ from torch_pruner.codegen.tir.builders import Expr, PrimFunc, T
 from torch_pruner.codegen.tir.reader import reshape_index, safe_position, view_index
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ir import const_value
+from torch_pruner.graph.nibbles import WORD, per_word
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.graph.stored import order_before, stored_orders
 
@@ -313,6 +314,26 @@ def _matmul(
     return _rounded(node, name, dtype, _compute(node, name, element))
 
 
+def _matmul_grouped(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, _order: Order
+) -> Read:
+    """Words are taken apart whenever they are read."""
+    depth, bits, group = spec.nodes[node.inputs[0]].shape[-1], node.attr("bits"), node.attr("group")
+    axis = te.reduce_axis((0, depth), f"{name}_k")
+    left, words, *factors = args
+    highest, dtype = T.const(WORD - bits, "int32"), "float32"
+
+    def element(i: Expr, j: Expr) -> Expr:
+        word = words(T.floordiv(axis, per_word(bits)), j)
+        up = highest - T.floormod(axis, per_word(bits)) * bits
+        value = scalar.cast(T.shift_right(T.shift_left(word, up), highest), dtype)
+        scale, *offset = (scalar.cast(f(T.floordiv(axis, group), j), dtype) for f in factors)
+        value = value * scale + offset[0] if offset else value * scale
+        return _sum(scalar.cast(left(i, axis), dtype) * value, axis)
+
+    return _rounded(node, name, dtype, _compute(node, name, element))
+
+
 def _conv(
     spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, order: Order
 ) -> Read:
@@ -379,6 +400,7 @@ _REDUCERS: dict[str, Callable[[Graph, Node, str, Sequence[Read], Apply, Order], 
     **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
     **dict.fromkeys(("window_max", "window_sum"), _window),
     "matmul": _matmul,
+    "matmul_grouped": _matmul_grouped,
     "conv": _conv,
     "conv_transpose": _conv,
 }
