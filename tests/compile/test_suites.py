@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.suites import architectures, cases, modules, onnx_fuzz, operators, training
+from tests.suites import architectures, cases, decoders, modules, onnx_fuzz, operators, training
 
 pytestmark = pytest.mark.tvm
 
@@ -45,6 +45,13 @@ def test_modules_agree(name, mode):
 def test_architectures_agree(name):
     pytest.importorskip("transformers")
     outcome = architectures.check(name)
+    assert outcome.status == "compiled", outcome.reason
+
+
+@pytest.mark.parametrize("name", ["gemma3-by-config", "opt"])
+def test_decoders_are_one_program_a_step(name):
+    pytest.importorskip("transformers")
+    outcome = decoders.check(name)
     assert outcome.status == "compiled", outcome.reason
 
 

@@ -47,6 +47,7 @@ SPECS = {
     "contraction": G.matmul(64, 96, 128),
     "columns": G.reduction(),
     "elementwise": G.pointwise(),
+    "update": G.update(),
     "lane_per_row": G.reduction(),
     "rows": G.softmax(),
     "gpu_attention": attention(Case()),

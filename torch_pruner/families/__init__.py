@@ -37,6 +37,7 @@ NAMES = (
     "contraction",
     "columns",
     "elementwise",
+    "update",
     "lane_per_row",
     "rows",
     "gpu_attention",

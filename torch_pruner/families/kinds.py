@@ -54,8 +54,13 @@ def is_reduction(spec: Graph) -> bool:
 
 
 def is_elementwise(spec: Graph) -> bool:
-    """Neither products, nor windows, nor reductions."""
-    return not _kinds(spec) & {OpKind.CONTRACT, OpKind.WINDOW, OpKind.REDUCE}
+    """Neither products, nor windows, nor reductions, nor an update."""
+    return not _kinds(spec) & {OpKind.CONTRACT, OpKind.WINDOW, OpKind.REDUCE, OpKind.UPDATE}
+
+
+def is_update(spec: Graph) -> bool:
+    """Rows that replace those at positions of a value, whole or where it lies."""
+    return OpKind.UPDATE in _kinds(spec)
 
 
 def ends_reduced(spec: Graph) -> bool:

@@ -54,6 +54,10 @@ class Sweep(Sketch[S]):
         shape = self.task.spec.nodes[self.task.spec.outputs[0]].shape
         return math.prod(shape) // self.vl
 
+    def _moved(self) -> float:
+        """Bytes read and written."""
+        return machine.input_bytes(self.task.spec) + machine.output_bytes(self.task.spec)
+
     def _chunks(self) -> list[int]:
         threads = self.task.threads
         return sorted({max(1, -(-self.steps // (threads * k))) for k in _PER_THREAD})
@@ -72,9 +76,9 @@ class Sweep(Sketch[S]):
     def _estimate(
         self, decisions: Decisions, cycles_per_step: Array | float, steps: float, work: float
     ) -> Symbols:
-        target, threads, spec = self.task.target, self.task.threads, self.task.spec
+        target, threads = self.task.target, self.task.threads
         c = self.columns(decisions)
-        moved = machine.input_bytes(spec) + machine.output_bytes(spec)
+        moved = self._moved()
         tasks = np.where(c.par == 1, np.ceil(steps / c.chunk), 1.0)
         share = np.where(c.par == 1, c.chunk, steps)
         bandwidth = machine.bytes_per_cycle(np.full(len(decisions), moved), target)

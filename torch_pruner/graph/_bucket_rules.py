@@ -34,6 +34,7 @@ from torch_pruner.graph.ops import (
     REDUCE,
     TERNARY,
     UNARY,
+    UPDATE,
     VIEWS,
     WINDOW,
 )
@@ -217,6 +218,23 @@ class _Gather(Rule):
         return Padding(index.dims, (UNKNOWN,) * len(index.facts))
 
 
+class _Update(Rule):
+    """Rows along an axis of fixed size, at as many positions as there always are."""
+
+    def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
+        x, rows, *indices = (o.padding for o in operands)
+        first, count = node.attr("dim"), len(indices)
+        # Rows of padding would be written over what counts.
+        _refuse((f for index in indices for f in index.facts), "an update at varying positions")
+        _refuse(x.along(range(first, first + count)), "an update along an axis of varying size")
+        rank = len(rows.dims) - len(x.dims) + count
+        if (*rows.dims[:first], *rows.dims[first + rank :]) != (
+            *x.dims[:first], *x.dims[first + count :],
+        ):  # fmt: skip
+            raise NotAlikeError("an update with rows that vary along other factors")
+        return Padding(x.dims, (UNKNOWN,) * len(x.facts))
+
+
 class _Reduce(Rule):
     def masks(self, node: Node, operands: Sequence[Operand]) -> Masks:
         known = operands[0].padding
@@ -360,6 +378,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(REDUCE, _Reduce()),
     **dict.fromkeys(WINDOW, _Window()),
     **dict.fromkeys(CONTRACT, _Convolution()),
+    **dict.fromkeys(UPDATE, _Update()),
     "matmul": _Matmul(),
     "matmul_grouped": _MatmulGrouped(),
     **dict.fromkeys(PREPARED, _Prepared()),

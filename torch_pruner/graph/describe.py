@@ -31,7 +31,9 @@ def flops_of(spec: Graph) -> float:
 def name_of(spec: Graph) -> str:
     """A name for people: the operators that characterise the kernel and its largest output."""
     anchors = [
-        n.op for n in spec.nodes if n.kind in (OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW)
+        n.op
+        for n in spec.nodes
+        if n.kind in (OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW, OpKind.UPDATE)
     ]
     rest = [
         n.op

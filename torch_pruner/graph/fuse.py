@@ -1,9 +1,9 @@
 """Cuts a graph into kernels: what is computed together, what gets a buffer, in which order.
 
 A kernel is anchored at a contraction, at attention, at reductions over the same rows, at a pooling
-window, or at nothing (then it is elementwise). Elementwise operators join the kernel whose result
-they read; views never get a kernel, every reader carries them as index arithmetic. Pure: no torch,
-no TVM, no measurements.
+window, at an update, or at nothing (then it is elementwise). Elementwise operators join the kernel
+whose result they read; views never get a kernel, every reader carries them as index arithmetic.
+Pure: no torch, no TVM, no measurements.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ def fuse(
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.CONTRACT and i not in state.group_of:
             _add_group(state, _with_epilogue(state, i, views=True))
+    for i, node in enumerate(graph.nodes):
+        if node.kind is OpKind.UPDATE:
+            _add_group(state, Group({i}, (i,)))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.REDUCE and i not in state.group_of:
             _add_group(state, rows_group(state, i))

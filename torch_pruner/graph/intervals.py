@@ -17,6 +17,7 @@ __all__ = ["Interval", "interval", "limits"]
 Interval = tuple[int, int]
 
 _DEPTH = 24  # operators that are looked through
+_CHOOSING = ("where", "take", "gather", "cat", "cast", "update")  # elements of what they read
 _BOOLEAN = COMPARISONS | {"isnan", "isinf", "logical_not", "logical_and", "logical_or"}
 
 
@@ -59,10 +60,12 @@ def _found(nodes: Sequence[Node], node: Node, depth: int) -> Interval | None:
         read = read[1:]
     elif node.op in ("take", "gather"):
         read = read[:1]
+    elif node.op == "update":
+        read = read[:2]
     if any(nodes[i].dtype.startswith(("float", "bfloat")) for i in read):
         return None
     known = [interval(nodes, i, depth) for i in read]
-    if node.kind is OpKind.VIEW or node.op in ("where", "take", "gather", "cat", "cast"):
+    if node.kind is OpKind.VIEW or node.op in _CHOOSING:
         return _union(known)
     if node.op == "pad":
         fill = int(node.attr("value"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.phases import Turn
+from torch_pruner.graph.updates import writes_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,12 +141,15 @@ def plan_memory(
                 index = nodes[node].attr("index")
                 slot = Slot("packed", index, pack) if pack else Slot("input", index)
                 places.append(Place(planner.slot(slot, slot)))
-            elif node in output_index:
+            elif ("output", node) in planner.known:
                 places.append(Place(planner.known["output", node]))
             else:
                 places.append(made[node])
         for node, spec in zip(kernel.outputs, takes.outputs, strict=True):
-            if node in output_index:
+            if writes_in_place(nodes[node]):
+                planner.known["output", node] = _written_slot(planner, fused, node)
+                places.append(Place(planner.known["output", node]))
+            elif node in output_index:
                 places.append(
                     Place(planner.slot(Slot("output", output_index[node]), ("output", node)))
                 )
@@ -166,6 +170,14 @@ def plan_memory(
             dead.clear()
     outputs = tuple(_output_slot(planner, fused, node) for node in fused.graph.outputs)
     return MemoryPlan(tuple(planner.slots), tuple(arguments), outputs, planner.top)
+
+
+def _written_slot(planner: _Planner, fused: FusedGraph, update: int) -> int:
+    """Of the input that ``update`` writes into."""
+    source = fused.graph.nodes[fused.graph.nodes[update].inputs[0]]
+    assert source.op == "input", "only inputs are written into"
+    slot = Slot("input", source.attr("index"))
+    return planner.slot(slot, slot)
 
 
 def _output_slot(planner: _Planner, fused: FusedGraph, node: int) -> int:

@@ -1,9 +1,10 @@
 """The operators of the graph IR: a closed table that importers target and emitters implement.
 
-Every operator is one of eight kinds. ``POINTWISE`` reads its operands at the output's own index;
+Every operator is one of nine kinds. ``POINTWISE`` reads its operands at the output's own index;
 ``VIEW`` reads one operand at a permuted or affine index; ``INJECTIVE`` reads at computed indices;
-``REDUCE``, ``WINDOW`` and ``CONTRACT`` sum or select over axes that the output lacks; ``LEAF`` has
-no operand; ``PREPARED`` is never part of a kernel: it is computed ahead, of parameters.
+``REDUCE``, ``WINDOW`` and ``CONTRACT`` sum or select over axes that the output lacks; ``UPDATE``
+replaces a part of one operand; ``LEAF`` has no operand; ``PREPARED`` is never part of a kernel: it
+is computed ahead, of parameters.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class OpKind(StrEnum):
     WINDOW = "window"
     CONTRACT = "contract"
     PREPARED = "prepared"
+    UPDATE = "update"
 
 
 # Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes)
@@ -97,6 +99,13 @@ CONTRACT = ("matmul", "conv", "conv_transpose", "matmul_grouped")
 #   group_floats: words, scales and perhaps offsets -> (K, N): attrs bits, group
 PREPARED = ("group_scales", "group_words", "byte_words", "torch_words", "plane", "group_floats")
 
+# Update.  update: (x, rows, index, ...), attrs dim, in_place: x with rows at the positions that the
+#   indices (of one shape) name along its axes dim, dim + 1, ...:
+#   out[a.., index[i..], more[i..], b..] = rows[a.., i.., b..]; a negative index counts from the
+#   end, and of several rows for one place the last counts. in_place: x is an input that nothing
+#   else reads, and its memory becomes the result's.
+UPDATE = ("update",)
+
 KINDS: dict[str, OpKind] = {
     **dict.fromkeys(LEAVES, OpKind.LEAF),
     **dict.fromkeys((*UNARY, *BINARY, *TERNARY), OpKind.POINTWISE),
@@ -106,6 +115,7 @@ KINDS: dict[str, OpKind] = {
     **dict.fromkeys(WINDOW, OpKind.WINDOW),
     **dict.fromkeys(CONTRACT, OpKind.CONTRACT),
     **dict.fromkeys(PREPARED, OpKind.PREPARED),
+    **dict.fromkeys(UPDATE, OpKind.UPDATE),
 }
 
 # Pointwise operators that cost more than a few instructions: not worth computing twice.

@@ -75,6 +75,11 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
             wide = [a.astype(dtype) if dtype.kind in "iu" else widen(a) for a in args]
             result = contract.contract(node, *wide)
             return pointwise.convert(result, dtype)
+        case OpKind.UPDATE:
+            x, rows, *index = args
+            updated = x.copy()
+            updated[(*(slice(None),) * node.attr("dim"), *index)] = rows
+            return updated
     raise AssertionError(node.op)
 
 

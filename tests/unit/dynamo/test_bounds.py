@@ -89,3 +89,38 @@ def test_every_kind_raises(kind: str, axis: int, rank: int) -> None:
     for value in (1, 2**40, -9):
         with pytest.raises((IndexError, RuntimeError)):
             Range(0, 1, kind, axis, rank).fail(torch.tensor([value]))
+
+
+def counted(b: GraphBuilder, x: int) -> int:
+    """As a cache counts positions: from an element on."""
+    first = b.reshape(b.slice(x, (0, 0), (1, 1)), ())
+    positions = b.append("iota", (), (3,), "int64", dim=0)
+    return b.pointwise("add", positions, b.pointwise("add", first, b.const(2, "int64")))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["a number", "a vector"])
+def test_positions_that_are_counted_from_an_input_are_looked_at_before(shape) -> None:
+    wanted = Range(0, 7, "index_copy")
+    b = GraphBuilder()
+    positions = b.append("iota", (), (3,), "int64", dim=0)
+    start = b.pointwise("add", b.reshape(b.input(0, shape, "int64"), ()), b.const(2, "int64"))
+    watch = watched(b, [Demand(b.pointwise("add", positions, start), wanted)], flagged=True)
+    assert watch.checks == (IndexCheck(0, wanted, None, (2, 4)),)
+    assert watch.output is None
+    (check,) = watch.checks
+    for good in (-2, 0, 2):
+        check(torch.full(shape, good))
+    for bad in (-3, 3, 9):
+        with pytest.raises((IndexError, RuntimeError)):
+            check(torch.full(shape, bad))
+
+
+def test_sums_of_many_elements_are_not_taken_for_a_count() -> None:
+    wanted = Range(0, 7, "index_copy")
+    assert demanded(counted, wanted)[1].checks == ()
+    both = demanded(
+        lambda b, x: b.pointwise("add", x, b.append("iota", (), (3, 4), "int64", dim=1)), wanted
+    )
+    assert both[1].checks == ()
+    shifted = demanded(lambda b, x: b.pointwise("add", x, b.const(-1, "int64")), wanted)
+    assert shifted[1].checks == (IndexCheck(0, wanted, None, (-1, -1)),)

@@ -244,7 +244,13 @@ INDEXING = {
     "gather": lambda v, i: v[:, :, 0].gather(1, i % 5),
     "slice_scatter": lambda v, i: torch.slice_scatter(v, v[:2] * 2, 0, 0, 4, 2) + i.sum(),
     "select_scatter": lambda v, i: torch.select_scatter(v, v[0] * 2, 0, 1) + i.sum(),
+    "index_copy": lambda v, i: v.index_copy(1, i[0] % 5, v[:, :3] * 2),
+    "index_put": lambda v, i: v.index_put((i[0] % 4,), v[:3] * 2),
+    "inner index_put": lambda v, i: torch.ops.aten.index_put(
+        v, [None, i[:, 0] - 2, i[:, 1]], v[:, 0, :4]
+    ),
     "tril": lambda v, i: v.tril(-1) + v.triu(2) + i.sum(),
+    "nothing beside": lambda v, i: torch.cat([v * 2, (v + 1)[:, :, 6:]], 2) + i.sum(),
     "roll": lambda v, i: v.roll((1, -2), (0, 2)) + i.sum(),
     "repeat": lambda v, i: v.repeat(2, 1, 1, 3) + i.sum(),
 }

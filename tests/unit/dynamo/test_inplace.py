@@ -49,7 +49,17 @@ def twice_removed(cache, position, value):
     return cache.reshape(2, 2, 16).transpose(1, 2) @ torch.ones(2, 2, 4)
 
 
-@pytest.mark.parametrize("fn", [copied, assigned, twice_removed])
+def slice_assigned(cache, position, value):
+    cache[:, 2:3] = value
+    return cache.sum() + position
+
+
+def place_assigned(cache, position, value):
+    cache[:, 5] = value[:, 0]
+    return cache.sum() + position
+
+
+@pytest.mark.parametrize("fn", [copied, assigned, twice_removed, slice_assigned, place_assigned])
 def test_an_update_that_nobody_looks_behind_writes_in_place(fn):
     assert found(fn) == 1
 
@@ -69,6 +79,11 @@ def second_update(cache, position, value):
 def adds(cache, position, value):
     cache.index_put_((torch.tensor([0, 1]), position), value[:, 0], accumulate=True)
     return cache.sum()
+
+
+def slice_added(cache, position, value):
+    cache[:, 2:3] += value
+    return cache.sum() + position
 
 
 def result_leaves(cache, position, value):
@@ -93,7 +108,17 @@ def no_input(cache, position, value):
 
 
 @pytest.mark.parametrize(
-    "fn", [old_value, second_update, adds, result_leaves, view_leaves, reads_itself, no_input]
+    "fn",
+    [
+        old_value,
+        second_update,
+        adds,
+        slice_added,
+        result_leaves,
+        view_leaves,
+        reads_itself,
+        no_input,
+    ],
 )
 def test_other_updates_do_not(fn):
     assert found(fn) == 0

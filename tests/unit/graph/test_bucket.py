@@ -376,3 +376,25 @@ def test_random_graphs():
         masked += bool(bucket.counts)
     assert done > 60
     assert masked > 10
+
+
+def test_rows_of_something_that_varies_are_updated():
+    def build(b, n):
+        cache, rows = b.input(0, (n, 5, 3), "float32"), b.input(1, (n, 2, 3), "float32")
+        put = cache, rows, b.pointwise("minimum", b.input(2, (2,), "int64"), b.const(4, "int64"))
+        return b.append("update", put, (n, 5, 3), "float32", dim=1, in_place=False)
+
+    agree(build, counts=0)
+
+
+@pytest.mark.parametrize("what", ["cache", "rows"])
+def test_an_update_along_what_varies_is_refused(what):
+    def build(b, n):
+        length, count = (n, 2) if what == "cache" else (20, n)
+        put = (
+            b.input(0, (length, 3), "float32"), b.input(1, (count, 3), "float32"),
+            b.input(2, (count,), "int64"),
+        )  # fmt: skip
+        return b.append("update", put, (length, 3), "float32", dim=0, in_place=False)
+
+    refused(build)

@@ -171,3 +171,23 @@ def test_one_node_twice_among_the_outputs_is_one_slot() -> None:
     plan = plan_memory(fused, signatures(fused, lambda _: 0))
     assert plan.outputs[0] == plan.outputs[2]
     assert plan.slots[plan.outputs[1]].kind == "input"
+
+
+def test_an_update_in_place_lies_where_its_input_does() -> None:
+    """What reads it runs after it, on the same memory."""
+    b = GraphBuilder()
+    cache, rows = b.input(0, (2, 16, 8), "float32"), b.input(1, (2, 1, 8), "float32")
+    put = (cache, b.pointwise("exp", rows), b.input(2, (1,), "int64"))
+    new = b.append("update", put, (2, 16, 8), "float32", dim=1, in_place=True)
+    scores = b.matmul(b.input(3, (2, 1, 8), "float32"), b.permute(new, (0, 2, 1)))
+    graph = b.finish([new, scores])
+    fused = fuse(graph)
+    takes = signatures(fused, lambda _: 0)
+    plan = plan_memory(fused, takes)
+    assert plan.slots[plan.outputs[0]].kind == "input"
+    assert [kernel.outputs for kernel in fused.kernels] == [
+        (graph.outputs[0],),
+        (graph.outputs[1],),
+    ]
+    arrays = inputs_for(graph)
+    assert_close(simulate(fused, plan, takes, arrays), evaluate(graph, arrays), 1e-4)

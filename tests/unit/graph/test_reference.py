@@ -121,6 +121,25 @@ def test_take_and_gather_are_torch():
     np.testing.assert_array_equal(apply("gather", x, index, shape=(1, 2, 1), dim=2), expected)
 
 
+def test_updates_are_torch():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 5, 4)).astype(np.float32)
+    rows = rng.standard_normal((2, 3, 4)).astype(np.float32)
+    index = np.array([4, 0, 4], np.int64)
+    tensors = [torch.from_numpy(a) for a in (x, index, rows)]
+    expected = torch.index_copy(tensors[0], 1, *tensors[1:]).numpy()
+    attrs = {"dim": 1, "in_place": False}
+    np.testing.assert_array_equal(apply("update", x, rows, index, shape=x.shape, **attrs), expected)
+    where = np.array([1, -1], np.int64), np.array([-2, 0], np.int64)
+    rows = rng.standard_normal((2, 4)).astype(np.float32)
+    indices = [torch.from_numpy(i) for i in where]
+    expected = torch.index_put(tensors[0], indices, torch.from_numpy(rows)).numpy()
+    attrs["dim"] = 0
+    np.testing.assert_array_equal(
+        apply("update", x, rows, *where, shape=x.shape, **attrs), expected
+    )
+
+
 def test_views_and_padding():
     x = np.arange(12, dtype=np.int32).reshape(3, 4)
     sliced = apply("slice", x, shape=(2, 2), starts=(0, 1), steps=(2, 2))

@@ -94,6 +94,15 @@ def pointwise(shape: tuple[int, ...] = (64, 50), dtype: str = "float32") -> Grap
     return b.finish([b.pointwise("tanh", b.input(0, shape, dtype))])
 
 
+def update(*, in_place: bool = True) -> Graph:
+    """Rows of a key/value cache."""
+    b = GraphBuilder()
+    cache, rows = b.input(0, (2, 40, 24), "float32"), b.input(2, (2, 3, 24), "float32")
+    index = b.input(1, (3,), "int64")
+    put = (cache, b.pointwise("tanh", rows), index)
+    return b.finish([b.append("update", put, (2, 40, 24), "float32", dim=1, in_place=in_place)])
+
+
 def turned() -> Graph:
     """As in the gradient of a linear layer's weights."""
     b = GraphBuilder()

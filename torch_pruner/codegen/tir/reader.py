@@ -237,6 +237,11 @@ class Reader:
         at = self._wrap(self.at(where, index), self.graph.nodes[x].shape[dim])
         return self.at(x, tuple(at if k == dim else e for k, e in enumerate(index)))
 
+    def position(self, node: int, index: Index, extent: int) -> Expr:
+        """The element of integer ``node`` at ``index`` as a position along an axis of ``extent``:
+        negative ones count from the end, none is outside."""
+        return self._wrap(self.at(node, index), extent)
+
     def _wrap(self, position: Expr, extent: int) -> Expr:
         """A data-dependent position made safe: negative counts from the end, none is outside."""
         safe = safe_position(position, extent)

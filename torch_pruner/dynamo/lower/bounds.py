@@ -35,15 +35,23 @@ _LEAST = limits(_KEY)[0]
 
 @dataclass(frozen=True, slots=True)
 class IndexCheck:
-    """The elements of input ``input`` must lie in ``range`` or be ``ignored``."""
+    """The elements of input ``input`` must lie in ``range`` or be ``ignored``.
+
+    ``added``: each element stands for its sums with all numbers between these two.
+    """
 
     input: int
     range: Range
     ignored: int | None
+    added: tuple[int, int] = (0, 0)
 
     def __call__(self, index: torch.Tensor) -> None:
         if self._holds(index):
             return
+        if self.added != (0, 0):
+            first = int(index.min()) + self.added[0]
+            bad = first if first < self.range.low else int(index.max()) + self.added[1]
+            self.range.fail(torch.tensor([bad]))
         if self.ignored is not None:
             index = index[index != self.ignored]
             if index.numel() == 0 or self._holds(index):
@@ -51,8 +59,11 @@ class IndexCheck:
         self.range.fail(index)
 
     def _holds(self, index: torch.Tensor) -> bool:
+        low, high = self.range.low - self.added[0], self.range.high - self.added[1]
+        if index.numel() == 1:
+            return bool(low <= index.item() < high)
         least, most = torch.aminmax(index)
-        return bool(least.item() >= self.range.low and most.item() < self.range.high)
+        return bool(least.item() >= low and most.item() < high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +80,17 @@ def watched(builder: GraphBuilder, demands: Sequence[Demand], *, flagged: bool) 
 
     Without ``flagged`` only inputs are looked at.
     """
-    checks: dict[tuple[int, int, int, int | None], IndexCheck] = {}
+    checks: dict[tuple[object, ...], IndexCheck] = {}
     flags: dict[tuple[int, int, int], tuple[Range, Value]] = {}
     for demand in demands:
         wanted = demand.range
         low, high = interval(builder.nodes, demand.value)
         if wanted.low <= low and high < wanted.high:
             continue
-        source, ignored = _source(builder, demand.value, wanted)
+        source, ignored, added = _source(builder, demand.value, wanted)
         if source is not None:
-            key = source, wanted.low, wanted.high, ignored
-            checks.setdefault(key, IndexCheck(source, wanted, ignored))
+            key = source, wanted.low, wanted.high, ignored, added
+            checks.setdefault(key, IndexCheck(source, wanted, ignored, added))
         elif flagged:
             value = Value(builder, demand.value)
             flags.setdefault((demand.value, wanted.low, wanted.high), (wanted, value))
@@ -132,28 +143,66 @@ def _value(key: int, wanted: Range) -> int:
     return value if value < -_LEAST else value + 2 * _LEAST
 
 
-def _source(builder: GraphBuilder, at: int, wanted: Range) -> tuple[int | None, int | None]:
-    """The input with the same elements as node ``at``, and which of them a loss replaces: the class
-    to ignore."""
+_Source = tuple[int | None, int | None, tuple[int, int]]
+_NOT_FOUND: _Source = (None, None, (0, 0))
+
+
+def _source(builder: GraphBuilder, at: int, wanted: Range) -> _Source:
+    """The input with the same elements as node ``at``; which of them a loss replaces: the class to
+    ignore; and the least and the largest number that is added to each of them."""
     ignored: int | None = None
+    added = (0, 0)
     while True:
         at = _unviewed(builder, at)
         node = builder.nodes[at]
         if node.op == "input":
             index: int = node.attr("index")
-            return index, ignored
-        if node.op != "where" or ignored is not None:
-            return None, None
+            return index, ignored, added
+        if node.op == "add" and ignored is None:
+            found = _offset(builder, node.inputs)
+            if found is None:
+                return _NOT_FOUND
+            at, (low, high) = found
+            added = added[0] + low, added[1] + high
+            continue
+        if node.op != "where" or ignored is not None or added != (0, 0):
+            return _NOT_FOUND
         condition, kept, other = (_unviewed(builder, i) for i in node.inputs)
         test, filler = builder.nodes[condition], builder.nodes[other]
         if test.op != "ne" or filler.op != "const":
-            return None, None
+            return _NOT_FOUND
         left, right = (_unviewed(builder, i) for i in test.inputs)
         number = builder.nodes[right]
         inside = wanted.low <= const_value(filler) < wanted.high
         if not inside or number.op != "const" or left != kept:
-            return None, None
+            return _NOT_FOUND
         at, ignored = kept, int(const_value(number))
+
+
+def _offset(builder: GraphBuilder, operands: Sequence[int]) -> tuple[int, tuple[int, int]] | None:
+    """A sum as one of its operands and the ends of what is added to every element of it: a number,
+    or a count of positions from one element on."""
+    for kept, other in (operands, operands[::-1]):
+        ends = _ends(builder, other)
+        start = _unviewed(builder, kept)
+        if ends is not None and (ends[0] == ends[1] or builder.nodes[start].numel == 1):
+            return start, ends
+    return None
+
+
+def _ends(builder: GraphBuilder, at: int) -> tuple[int, int] | None:
+    """The least and the largest of consecutive numbers that node ``at`` holds, and no others."""
+    node = builder.nodes[_unviewed(builder, at)]
+    if node.op == "const":
+        value = int(const_value(node))
+        return value, value
+    if node.op == "iota":
+        return 0, node.shape[node.attr("dim")] - 1
+    if node.op == "add":
+        one, other = (_ends(builder, i) for i in node.inputs)
+        if one and other and (one[0] == one[1] or other[0] == other[1]):
+            return one[0] + other[0], one[1] + other[1]
+    return None
 
 
 def _unviewed(builder: GraphBuilder, at: int) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.aten import (
@@ -25,6 +26,7 @@ from torch_pruner.dynamo.lower.aten import (
     Value,
     dtype_name,
 )
+from torch_pruner.dynamo.lower.aten.value import DTYPE_NAMES, Number
 from torch_pruner.dynamo.lower.bounds import watched
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import FLOATS, OpKind
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 
 # Arguments that say where a result lives, which its fake tensor says as well.
+_COPIES = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 _PLACEMENT = frozenset(("layout", "device", "pin_memory", "memory_format", "non_blocking"))
 
 Values = Value | tuple[Value | None, ...]
@@ -80,6 +83,8 @@ def probe(
     reached = _reachable(builder, graph_outputs)
     reads = tuple(arg for arg in inputs if any(v.id in reached for v in _flat(env[arg])))
     nodes = [builder.nodes[i] for i in sorted(reached)]
+    if device.type != CPU.type and any(n.kind is OpKind.UPDATE for n in nodes):
+        raise Unsupported(RejectionKind.DEVICE, f"no kernels for updates on {device.type}")
     free = all(n.kind in (OpKind.VIEW, OpKind.LEAF) for n in nodes)
     return Probe(free, reads, 0 if free else _flops(builder, nodes, results))
 
@@ -92,6 +97,15 @@ class Imported:
     checks: tuple[IndexCheck, ...] = ()
     flags: tuple[Range, ...] = ()
     demanding: frozenset[fx.Node] = frozenset()  # the nodes that ask for it
+    test: Test | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """What shows the flags of a graph before it runs: ``graph`` of its inputs ``inputs``."""
+
+    graph: Graph
+    inputs: tuple[int, ...]
 
 
 def import_region(
@@ -101,21 +115,30 @@ def import_region(
     static: Collection[fx.Node] = (),
     *,
     flagged: bool = False,
+    in_place: Collection[fx.Node] = (),
 ) -> Imported:
     """The graph that computes ``outputs`` from ``inputs`` through ``nodes`` (in topological order).
 
     Equal outputs share a position. ``inputs`` are numbered in the given order. What operators
-    demand of values that the graph computes is in ``flags`` if they are to be ``flagged``.
+    demand of values that the graph computes is in ``flags`` if they are to be ``flagged``: one more
+    output shows them, or, where nodes write ``in_place``, a graph of their own, the ``test``.
     """
     builder = GraphBuilder()
     env: dict[fx.Node, Values] = {}
+    for node in nodes:
+        for arg in node.all_input_nodes:
+            if arg not in env and (number := literal(arg)) is not None:
+                fake = arg.meta["val"]
+                scalar = Value(builder, builder.const(number, dtype_name(fake.dtype)))
+                env[arg] = Value(builder, scalar.broadcast(fake.shape).id, fake)
     for index, node in enumerate(inputs):
         fake = node.meta["val"]
         position = builder.input(index, fake.shape, dtype_name(fake.dtype), static=node in static)
         env[node] = Value(builder, position, fake)
     demands: dict[fx.Node, list[Demand]] = {}
     for node in nodes:
-        env[node] = import_node(builder, node, env, demands.setdefault(node, []))
+        asked = demands.setdefault(node, [])
+        env[node] = import_node(builder, node, env, asked, in_place=node in in_place)
     positions = []
     for node in outputs:
         value = env[node]
@@ -123,10 +146,30 @@ def import_region(
         positions.append(value.id)
     every = [demand for of in demands.values() for demand in of]
     watch = watched(builder, every, flagged=flagged)
+    asking, test = frozenset(node for node, of in demands.items() if of), None
     if watch.output is not None:
-        positions.append(watch.output)
-    asking = frozenset(node for node, of in demands.items() if of)
-    return Imported(builder.finish(positions), watch.checks, watch.flags, asking)
+        if any(node in in_place for node in nodes):  # nothing may be written before the test
+            test = _tested(builder, watch.output)
+        else:
+            positions.append(watch.output)
+    return Imported(builder.finish(positions), watch.checks, watch.flags, asking, test)
+
+
+def _tested(builder: GraphBuilder, output: int) -> Test:
+    """The graph of one node, of the inputs that it needs."""
+    whole = builder.finish([output])
+    read = {j for node in whole.nodes for j in node.inputs}
+    kept = [i for i in whole.inputs if i in read or i in whole.outputs]
+    alone = GraphBuilder()
+    new: dict[int, int] = {}
+    for i, node in enumerate(whole.nodes):
+        if node.op != "input":
+            operands = [new[j] for j in node.inputs]
+            new[i] = alone.append(node.op, operands, node.shape, node.dtype, **dict(node.attrs))
+        elif i in kept:
+            new[i] = alone.input(kept.index(i), node.shape, node.dtype)
+    graph = alone.finish([new[o] for o in whole.outputs])
+    return Test(graph, tuple(int(whole.nodes[i].attr("index")) for i in kept))
 
 
 def import_node(
@@ -134,10 +177,13 @@ def import_node(
     node: fx.Node,
     env: Mapping[fx.Node, Values],
     demands: list[Demand] | None = None,
+    *,
+    in_place: bool = False,
 ) -> Values:
     """Append what ``node`` computes, and what it demands.
 
-    Arguments missing from ``env`` are not read by any result.
+    ``in_place``: it may write into its first argument. Arguments missing from ``env`` are not read
+    by any result.
     """
     if node.target is operator.getitem:
         source, index = node.args
@@ -149,9 +195,8 @@ def import_node(
         assert value is not None, node
         return value
     assert isinstance(node.target, torch._ops.OpOverload)
-    call = OpCall(
-        builder, output_fakes(node), used_outputs(node), [] if demands is None else demands
-    )
+    asked = [] if demands is None else demands
+    call = OpCall(builder, output_fakes(node), used_outputs(node), asked, in_place)
 
     def replaced(arg: fx.Node) -> Values:
         return env[arg] if arg in env else _unread(builder, arg)
@@ -207,6 +252,30 @@ def _conformed(value: Value, fake: torch.Tensor) -> Value:
     if out.shape != shape:
         out = out.broadcast(shape)
     return Value(out.builder, out.id, fake)
+
+
+def literal(node: fx.Node) -> Number | None:
+    """The number that a constant of one element holds, as ``torch.tensor([-1])`` makes one; None
+    for any other node."""
+    if node.op != "get_attr" or "val" not in node.meta or node.meta["val"].numel() != 1:
+        return None
+    if any(user.target not in _COPIES for user in node.users):  # it may be written to
+        return None
+    assert node.graph.owning_module is not None
+    with _disable_current_modes():
+        value = attribute(node.graph.owning_module, str(node.target))
+        if type(value) is not torch.Tensor or value.dtype not in DTYPE_NAMES:
+            return None
+        number: Number = value.item()
+    return number
+
+
+def attribute(gm: torch.nn.Module, path: str) -> torch.Tensor:
+    """A constant of a graph, by the target of the node that reads it."""
+    value: object = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return cast("torch.Tensor", value)
 
 
 def _inputs_for(builder: GraphBuilder, arg: fx.Node, start: int) -> Values:
@@ -303,13 +372,11 @@ def _takes_tensors(op: torch._ops.OpOverload) -> bool:
 
 
 def _ignored(op: torch._ops.OpOverload, arg: torch.Tensor) -> bool:
-    """Concatenation leaves out tensors without elements, such as a cache that is still empty."""
+    """Concatenation leaves out tensors without elements, such as a cache that is still empty, or
+    the part of a head that no rotary embedding turns."""
     # A size that depends on values is no number yet, and asking would fail.
-    return (
-        op is torch.ops.aten.cat.default
-        and arg.ndim == 1
-        and statically_known_true(arg.shape[0] == 0)
-    )
+    empty = (statically_known_true(extent == 0) for extent in arg.shape)
+    return op is torch.ops.aten.cat.default and any(empty)
 
 
 _RANDOM = "random numbers are drawn by eager, so that they equal eager's"

@@ -18,18 +18,24 @@ if TYPE_CHECKING:
 
     from torch.fx.node import Argument, Target
 
-__all__ = ["IN_PLACE", "updates_in_place"]
+__all__ = ["IN_PLACE", "UPDATES", "updates_in_place", "without_copies"]
 
 aten = torch.ops.aten
 
 # Operators that may hand on their operand's memory though their schema does not say so.
 _SILENT = frozenset((aten._unsafe_view.default, aten.reshape.default, aten.contiguous.default))
 
+_PARTS = frozenset((aten.slice.Tensor, aten.select.int, aten.view.default))
+
 # Writing the same values twice changes nothing, so the first-call check may run them again.
 IN_PLACE: Mapping[Target, torch._ops.OpOverload] = {
     aten.index_copy.default: aten.index_copy_.default,
     aten.index_put.default: aten.index_put_.default,
 }
+
+
+# What kernels may do in place: a slice has no operator of eager's that does.
+UPDATES = frozenset((*IN_PLACE, aten.slice_scatter.default, aten.select_scatter.default))
 
 
 def updates_in_place(gm: fx.GraphModule, mutated: Sequence[int]) -> frozenset[fx.Node]:
@@ -43,10 +49,12 @@ def updates_in_place(gm: fx.GraphModule, mutated: Sequence[int]) -> frozenset[fx
     found = set()
     for k, position in enumerate(mutated):
         node = results[k]
-        if not isinstance(node, fx.Node) or node.target not in IN_PLACE:
+        if not isinstance(node, fx.Node) or node.target not in UPDATES:
             continue
         cache: fx.Node = placeholders[position]
-        if node.args[0] is not cache or set(cache.users) != {node} or _accumulates(node):
+        if node.args[0] is not cache or _accumulates(node):
+            continue
+        if any(user is not node and not _overwritten(user) for user in cache.users):
             continue
         if node.all_input_nodes.count(cache) > 1 or sum(r is node for r in results) > 1:
             continue
@@ -54,6 +62,45 @@ def updates_in_place(gm: fx.GraphModule, mutated: Sequence[int]) -> frozenset[fx
         if same and not _aliased(node, output):
             found.add(node)
     return frozenset(found)
+
+
+def without_copies(gm: fx.GraphModule, mutated: Sequence[int]) -> fx.GraphModule:
+    """``gm`` whose outputs that replace inputs are not copied before torch copies them.
+
+    ``cache.copy_(new)`` becomes a ``copy``, of which torch then copies the result into the cache;
+    ``new`` does as well, unless it shares memory with an input. ``mutated`` is as above.
+    """
+    results = list(cast("Sequence[Argument]", gm.graph.output_node().args[0]))
+    sources = [_copied(r) if k < len(mutated) else r for k, r in enumerate(results)]
+    if all(source is result for source, result in zip(sources, results, strict=True)):
+        return gm
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(gm.graph, copies)
+    graph.output(tuple(copies[s] if isinstance(s, fx.Node) else s for s in sources))
+    return fx.GraphModule(gm, graph)
+
+
+def _copied(result: Argument) -> Argument:
+    """What a copy that an output is was made of, if that will do."""
+    if not isinstance(result, fx.Node) or result.target is not aten.copy.default:
+        return result
+    source = result.args[1]
+    if not isinstance(source, fx.Node) or source.op != "call_function":
+        return result
+    mine, given = result.meta["val"], source.meta["val"]
+    same = mine.shape == given.shape and mine.dtype == given.dtype
+    return source if same and not _may_alias(source.target) else result
+
+
+def _overwritten(view: fx.Node) -> bool:
+    """Whether nobody reads the elements of a view: a slice that is assigned to is copied over."""
+    if view.target not in _PARTS or not view.users:
+        return False
+    return all(
+        (user.target is aten.copy.default and user.args[1] is not view) or _overwritten(user)
+        for user in view.users
+    )
 
 
 def _accumulates(node: fx.Node) -> bool:

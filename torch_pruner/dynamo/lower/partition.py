@@ -24,10 +24,13 @@ from torch_pruner.dynamo.lower.aten import Rejection, RejectionKind, Unsupported
 from torch_pruner.dynamo.lower.importer import (
     CPU,
     Probe,
+    Test,
     import_region,
+    literal,
     output_fakes,
     probe,
 )
+from torch_pruner.dynamo.lower.tensors import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -48,8 +51,8 @@ class Region:
     """Nodes compiled together: ``graph`` input i is ``inputs[i]``, output j is ``outputs[j]``.
 
     ``graph.outputs`` may name one position twice; each output is a tensor of its own all the same.
-    With ``flags``, the last output of the graph is theirs (``bounds``). ``demanding`` are the nodes
-    for which eager may raise.
+    With ``flags``, the last output of the graph is theirs (``bounds``), or that of the ``test``,
+    which runs before. ``demanding`` are the nodes for which eager may raise.
     """
 
     graph: Graph
@@ -60,6 +63,7 @@ class Region:
     outputs: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
     device: torch.device
+    test: Test | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,8 +125,11 @@ def partition(
     static_inputs: Collection[int] = frozenset(),
     dtypes: Collection[str] = DEFAULT_DTYPES,
     device: torch.device = CPU,
+    in_place: Collection[fx.Node] = (),
 ) -> PartitionedGraph:
     """Partition ``gm``; it is not changed.
+
+    Nodes ``in_place`` may write into their first operand (``lower/inplace.py``).
 
     ``static_inputs`` are positions of placeholders whose values rarely change; ``dtypes`` are the
     names of the dtypes that may be compiled, on ``device`` alone (none: nothing is).
@@ -132,7 +139,9 @@ def partition(
     calls = [n for n in nodes if n.op not in ("placeholder", "get_attr", "output")]
     functional = _is_functional(calls)
     for node in calls:
-        if functional:
+        if functional and node in in_place and not spec_of(node.meta["val"]).dense:
+            _reject(plan, node, RejectionKind.LAYOUT, "an update of what has gaps in memory")
+        elif functional:
             _classify(plan, node, dtypes, device)
         elif node.target is not operator.getitem:
             _reject(plan, node, RejectionKind.MUTATION, "the graph writes to tensors midway")
@@ -140,9 +149,9 @@ def partition(
     _place(plan, calls, eager)
     placeholders = [n for n in nodes if n.op == "placeholder"]
     static = {n for i, n in enumerate(placeholders) if i in static_inputs}
-    steps = _steps(plan, calls, eager, static)
+    steps = _steps(plan, calls, eager, static, in_place)
     running = [n for n in calls if n in plan.probes or n in eager]
-    counted = [n for n in running if n.target is not operator.getitem]
+    counted = [n for n in running if n.target is not operator.getitem and not _is_number(n)]
     has_region = any(isinstance(s, Region) for s in steps)
     done = [n for n in counted if n in plan.probes and has_region]
     return PartitionedGraph(
@@ -194,6 +203,11 @@ def describe(node: fx.Node) -> str:
 
 def _is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (tuple, list))
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether a node is arithmetic on numbers of Python's, such as the length of a cache."""
+    return isinstance(node.meta.get("val"), (int, torch.SymInt))
 
 
 def _eager_flops(node: fx.Node) -> int:
@@ -277,7 +291,11 @@ def _written_after(plan: _Plan, node: fx.Node) -> int:
 
 
 def _steps(
-    plan: _Plan, calls: list[fx.Node], eager: set[fx.Node], static: set[fx.Node]
+    plan: _Plan,
+    calls: list[fx.Node],
+    eager: set[fx.Node],
+    static: set[fx.Node],
+    in_place: Collection[fx.Node],
 ) -> list[Region | EagerStep]:
     """Per level, what eager runs, then one region per device."""
     groups: dict[tuple[int, str], list[fx.Node]] = {}
@@ -288,12 +306,19 @@ def _steps(
             groups.setdefault((plan.level[node], key), []).append(node)
     steps: list[Region | EagerStep] = []
     for (_, key), members in sorted(groups.items()):
-        steps.append(_region(plan, members, eager, static) if key else EagerStep(tuple(members)))
+        if key:
+            steps.append(_region(plan, members, eager, static, in_place))
+        else:
+            steps.append(EagerStep(tuple(members)))
     return steps
 
 
 def _region(
-    plan: _Plan, members: list[fx.Node], eager: set[fx.Node], static: set[fx.Node]
+    plan: _Plan,
+    members: list[fx.Node],
+    eager: set[fx.Node],
+    static: set[fx.Node],
+    in_place: Collection[fx.Node],
 ) -> Region:
     inside = set(members)
     nodes = sorted(inside | _free_inputs(plan, members), key=plan.order.__getitem__)
@@ -301,17 +326,18 @@ def _region(
         arg
         for node in nodes
         for arg in plan.probes[node].reads
-        if arg not in inside and not plan.free(arg)
+        if arg not in inside and not plan.free(arg) and literal(arg) is None
     )
     inputs = sorted(read, key=plan.order.__getitem__)
     outputs = [n for n in members if not _is_tuple(n) and _escapes(plan, n, inside, eager)]
     device = plan.label[members[0]]
     assert isinstance(device, torch.device)
     # Eager raises on the CPU; a GPU computes on, or stops for good.
-    made = import_region(nodes, inputs, outputs, static, flagged=device.type == "cpu")
-    interface = tuple(inputs), tuple(outputs)
+    flagged = device.type == "cpu"
+    made = import_region(nodes, inputs, outputs, static, flagged=flagged, in_place=in_place)
+    interface = tuple(inputs), tuple(outputs), tuple(members)
     return Region(
-        made.graph, made.checks, made.flags, made.demanding, *interface, tuple(members), device
+        made.graph, made.checks, made.flags, made.demanding, *interface, device, made.test
     )
 
 
@@ -335,6 +361,6 @@ def _escapes(plan: _Plan, node: fx.Node, inside: set[fx.Node], eager: set[fx.Nod
         if plan.free(user):
             if _escapes(plan, user, inside, eager):
                 return True
-        elif user not in inside and node in plan.probes[user].reads:
+        elif user in plan.probes and user not in inside and node in plan.probes[user].reads:
             return True
     return False

@@ -15,8 +15,8 @@ from torch import fx
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.activations import keep_channels_last
 from torch_pruner.dynamo.lower.bounds import IndexCheck, flag_spec
-from torch_pruner.dynamo.lower.importer import CPU
-from torch_pruner.dynamo.lower.inplace import IN_PLACE, updates_in_place
+from torch_pruner.dynamo.lower.importer import CPU, attribute
+from torch_pruner.dynamo.lower.inplace import IN_PLACE, updates_in_place, without_copies
 from torch_pruner.dynamo.lower.partition import EagerStep, PartitionedGraph, Region, partition
 from torch_pruner.dynamo.lower.tensors import TensorSpec, spec_of
 from torch_pruner.report import OpFallback
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.aten.demand import Range
     from torch_pruner.dynamo.lower.calls import RuntimeValue
+    from torch_pruner.dynamo.lower.importer import Test
     from torch_pruner.graph.ir import Graph
 
-__all__ = ["Program", "ProgramStep", "RegionStep", "attribute", "describe", "eager_step"]
+__all__ = ["Program", "ProgramStep", "RegionStep", "describe", "eager_step"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,16 +93,19 @@ def describe(
     input that the caller replaces by output ``k``. Outputs at the positions ``loose`` may lie in
     another order than eager's. What is compiled is on ``device`` and of ``dtypes``.
     """
-    partitioned = partition(gm, static_inputs=static, dtypes=dtypes, device=device)
+    gm = without_copies(gm, mutated)
+    partitioned, in_place = _partitioned(gm, static, mutated, dtypes, device)
+    outputs = cast("Sequence[fx.Node | RuntimeValue]", gm.graph.output_node().args[0])
     numbers = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     constants: dict[int, RuntimeValue] = {}
+    needed = _read(partitioned, outputs)
     for node in gm.graph.find_nodes(op="get_attr"):
+        if node not in needed:
+            continue
         numbers[node] = len(numbers)
         constants[numbers[node]] = attribute(gm, str(node.target))
-    outputs = cast("Sequence[fx.Node | RuntimeValue]", gm.graph.output_node().args[0])
     if loose:
         keep_channels_last(outputs, loose, [n for r in partitioned.regions for n in r.outputs])
-    in_place = _unrisky(updates_in_place(gm, mutated), partitioned, gm)
     last = _last_uses(partitioned, outputs)
     steps: list[ProgramStep] = []
     for k, step in enumerate(partitioned.steps):
@@ -110,7 +114,11 @@ def describe(
             reads, writes = step.inputs, step.outputs
             specs = [tuple(spec_of(n.meta["val"]) for n in nodes) for nodes in (reads, writes)]
             shown = flag_spec(step.flags)
-            does = RegionStep(step.graph, specs[0], specs[1] + shown, step.checks, step.flags)
+            if step.test is None:
+                does = RegionStep(step.graph, specs[0], specs[1] + shown, step.checks, step.flags)
+            else:  # its checks come with it, before anything is written
+                steps.append(_test(step.test, step, specs[0], numbers))
+                does = RegionStep(step.graph, specs[0], specs[1], step.checks)
         else:
             reads, writes = _interface(step, partitioned, outputs)
             does = eager_step(step.nodes, reads, writes, in_place)
@@ -133,6 +141,34 @@ def describe(
     )
 
 
+def _partitioned(
+    gm: fx.GraphModule,
+    static: frozenset[int],
+    mutated: Sequence[int],
+    dtypes: Collection[str],
+    device: torch.device,
+) -> tuple[PartitionedGraph, frozenset[fx.Node]]:
+    """``gm`` divided, and which of its nodes write into their first operand."""
+    wanted = updates_in_place(gm, mutated)
+    if device.type != CPU.type:  # eager's alone: there are no kernels for updates
+        wanted = frozenset(node for node in wanted if node.target in IN_PLACE)
+    while True:
+        found = partition(gm, static_inputs=static, dtypes=dtypes, device=device, in_place=wanted)
+        kept = _unrisky(wanted, found, gm)
+        if kept == wanted:
+            return found, kept
+        wanted = kept
+
+
+def _test(
+    test: Test, region: Region, specs: Sequence[TensorSpec], numbers: Mapping[fx.Node, int]
+) -> ProgramStep:
+    """The step that shows the flags of a region before it runs."""
+    inputs = tuple(specs[i] for i in test.inputs)
+    does = RegionStep(test.graph, inputs, flag_spec(region.flags), (), region.flags)
+    return ProgramStep(does, tuple(numbers[region.inputs[i]] for i in test.inputs), (), ())
+
+
 def eager_step(
     nodes: Sequence[fx.Node],
     reads: Sequence[fx.Node],
@@ -149,7 +185,7 @@ def eager_step(
         copies[node] = graph.placeholder(node.name)
     for node in nodes:
         copies[node] = graph.node_copy(node, lambda n: copies[n])
-        if node in in_place:
+        if node in in_place and node.target in IN_PLACE:
             copies[node].target = IN_PLACE[node.target]
     graph.output(tuple(copies[n] for n in writes))
     return fx.GraphModule(torch.nn.Module(), graph)
@@ -158,16 +194,18 @@ def eager_step(
 def _unrisky(
     updates: Collection[fx.Node], partitioned: PartitionedGraph, gm: fx.GraphModule
 ) -> frozenset[fx.Node]:
-    """The ``updates`` in place before which eager cannot have raised for what runs after them."""
+    """The ``updates`` in place before which eager cannot have raised for what runs after them.
+
+    What a region asks for is looked at before it writes.
+    """
     order = {node: k for k, node in enumerate(gm.graph.nodes)}
     kept = set(updates)
     written: list[fx.Node] = []
     for step in partitioned.steps:
-        if isinstance(step, EagerStep):
-            written += [node for node in step.nodes if node in kept]
-        elif step.checks or step.flags:
+        if isinstance(step, Region) and (step.checks or step.flags):
             first = min(order[node] for node in step.demanding)
             kept -= {node for node in written if order[node] > first}
+        written += [node for node in step.nodes if node in kept]
     return frozenset(kept)
 
 
@@ -189,6 +227,18 @@ def _interface(
     return tuple(reads), tuple(n for n in step.nodes if n in wanted)
 
 
+def _read(partitioned: PartitionedGraph, outputs: Sequence[fx.Node | RuntimeValue]) -> set[fx.Node]:
+    """What steps read, or the caller."""
+    found: set[fx.Node] = set()
+    fx.node.map_arg(outputs, found.add)
+    for step in partitioned.steps:
+        if isinstance(step, Region):
+            found.update(step.inputs)
+        else:
+            found.update(a for n in step.nodes for a in n.all_input_nodes)
+    return found
+
+
 def _last_uses(
     partitioned: PartitionedGraph, outputs: Sequence[fx.Node | RuntimeValue]
 ) -> dict[fx.Node, int]:
@@ -202,11 +252,3 @@ def _last_uses(
             last[node] = k
     fx.node.map_arg(outputs, lambda n: last.pop(n, None))
     return {n: k for n, k in last.items() if n.op != "get_attr"}
-
-
-def attribute(gm: fx.GraphModule, path: str) -> torch.Tensor:
-    """A constant of a graph, by the target of the node that reads it."""
-    value: object = gm
-    for part in path.split("."):
-        value = getattr(value, part)
-    return cast("torch.Tensor", value)

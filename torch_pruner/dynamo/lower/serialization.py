@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.calls import Json
 
-FORMAT = 3
+FORMAT = 4
 _KINDS: Mapping[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
-_PLAIN: Mapping[str, Callable[..., object]] = {"operator.getitem": operator.getitem}
+_PLAIN: Mapping[str, Callable[..., object]] = {
+    f"operator.{f.__name__}": f for f in (operator.getitem, operator.add, operator.sub)
+}
 
 
 class UnsavableError(ValueError):
@@ -131,7 +133,7 @@ def _step(does: RegionStep | fx.GraphModule) -> dict[str, Json]:
             "graph": does.graph.to_json(),
             "inputs": [_spec(s) for s in does.inputs],
             "outputs": [_spec(s) for s in does.outputs],
-            "checks": [[c.input, c.ignored, *_range(c.range)] for c in does.checks],
+            "checks": [[c.input, c.ignored, list(c.added), *_range(c.range)] for c in does.checks],
             "flags": [_range(flag) for flag in does.flags],
         }
     index: dict[fx.Node, int] = {}
@@ -159,8 +161,8 @@ def _read_step(given: Mapping[str, Any]) -> RegionStep | fx.GraphModule:
             tuple(_read_spec(row) for row in given["inputs"]),
             tuple(_read_spec(row) for row in given["outputs"]),
             tuple(
-                IndexCheck(int(place), _read_range(*row), ignored)
-                for place, ignored, *row in given["checks"]
+                IndexCheck(int(place), _read_range(*row), ignored, (int(added[0]), int(added[1])))
+                for place, ignored, added, *row in given["checks"]
             ),
             tuple(_read_range(*row) for row in given["flags"]),
         )

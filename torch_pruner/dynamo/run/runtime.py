@@ -19,6 +19,7 @@ from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import takeable
 from torch_pruner.dynamo.run.packed_inputs import PackedInputs, Snapshot
+from torch_pruner.graph.updates import written_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +78,9 @@ class RegionCall:
             if s.kind == "output"
             for j in (s.index,)
         )
-        made = {j for j, *_ in self._made}
+        # Outputs that are inputs, written into: what torch then copies back is the same tensor.
+        self._updated = tuple(written_inputs(compiled.graph).items())
+        made = {j for j, *_ in (*self._made, *self._updated)}
         self._copies = tuple((j, self._source(j)) for j in range(len(outputs)) if j not in made)
         self._restride = tuple(j for j in range(len(outputs)) if not self._outputs[j].dense)
         self._workspace_slot = next(k for k, s in enumerate(plan.slots) if s.kind == "workspace")
@@ -122,13 +125,14 @@ class RegionCall:
                 for slot, address in snapshot.table:
                     table[slot] = address
                 local.snapshot = snapshot
-        held = []  # copies of inputs stay alive until the program is done
+        held: list[torch.Tensor] = []  # copies of inputs stay alive until the program is done
         for slot, i, strides in self._dynamic:
             tensor = inputs[i]
             address = tensor.data_ptr()
             if not address or address & 63 or tensor.stride() != strides:
                 tensor = takeable(tensor, strides)
                 held.append(tensor)
+                inputs = [*inputs[:i], tensor, *inputs[i + 1 :]]
                 address = tensor.data_ptr()
             table[slot] = address
         results = cast("list[torch.Tensor]", [None] * len(self._outputs))
@@ -141,6 +145,8 @@ class RegionCall:
                 entry(local.address)  # type: ignore[operator]
         else:
             self._run_steps(local, inputs, results)
+        for j, i in self._updated:
+            results[j] = inputs[i]
         if self._copies or self._restride:
             self._finish(snapshot, inputs, results)
         if not self._keeps_workspace:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
-from torch_pruner.dynamo.lower.program import attribute
+from torch_pruner.dynamo.lower.importer import attribute
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -105,6 +105,11 @@ def _index_limits(spec: Graph) -> dict[int, int]:
             extent = spec.nodes[node.inputs[0]].shape[node.attr("dim")]
             for source in _sources(spec, (node.inputs[1],)):
                 limits[source] = min(limits.get(source, extent), extent)
+        elif node.op == "update":
+            extents = node.shape[node.attr("dim") :]
+            for extent, index in zip(extents, node.inputs[2:], strict=False):
+                for source in _sources(spec, (index,)):
+                    limits[source] = min(limits.get(source, extent), extent)
     return limits
 
 

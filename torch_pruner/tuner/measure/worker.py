@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from torch_pruner import families
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.reference import evaluate
+from torch_pruner.graph.updates import before_updates
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure import check
@@ -155,6 +156,9 @@ class Worker:
     ) -> tuple[Stopwatch, str]:
         """A stopwatch for the kernel, and what is wrong with its first result."""
         outputs = [check.aligned(*spec) for spec in kernel.outputs]
+        if (before := before_updates(task.spec)) is not None:
+            for output, value in zip(outputs, evaluate(before, task.inputs), strict=True):
+                output[...] = value
         scratch = [check.aligned(*spec) for spec in kernel.scratch]
         rows = self._rows(task, kernel, evaluator.flush_bytes)
         calls = [kernel.bind([*row, *outputs, *scratch]) for row in rows]

@@ -52,6 +52,17 @@ def _index(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
     return x[(*(torch.zeros_like(values) for _ in range(axis)), values)]
 
 
+def _index_copy(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
+    positions = values.flatten().long()
+    shape = [len(positions) if k == axis else n for k, n in enumerate(x.shape)]
+    return torch.index_copy(x, axis, positions, x.new_zeros(shape))
+
+
+def _index_put(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
+    indices = (*(torch.zeros_like(values) for _ in range(axis)), values)
+    return torch.index_put(x, indices, x.new_zeros(()))
+
+
 def _loss(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
     classes = values.flatten().long()
     logits = torch.zeros(classes.shape[0], x.shape[axis])
@@ -68,6 +79,8 @@ KINDS: Mapping[str, Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]] =
     "index_select": lambda x, axis, values: torch.index_select(x, axis, values.flatten()),
     "gather": _gather,
     "index": _index,
+    "index_copy": _index_copy,
+    "index_put": _index_put,
     "nll_loss": _loss,
     "division": _divide,
 }

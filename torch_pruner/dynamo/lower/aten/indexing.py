@@ -1,4 +1,4 @@
-"""Reads at computed positions: embedding, gather, advanced indexing."""
+"""Reads and writes at computed positions: embedding, gather, advanced indexing, updates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
 from torch_pruner.dynamo.lower.aten.rejection import arguments
 from torch_pruner.dynamo.lower.aten.value import Value
+from torch_pruner.dynamo.lower.aten.views import replaced
+from torch_pruner.graph.intervals import interval
 from torch_pruner.graph.ir import broadcast_shapes
 
 if TYPE_CHECKING:
@@ -98,3 +100,44 @@ def _flat_index(tensors: Sequence[Value], sizes: Sequence[int]) -> Value:
         flat = index if flat is None else flat * size + index
     assert flat is not None
     return flat.broadcast(shape)
+
+
+@rule(aten.index_copy.default)
+def index_copy(call: OpCall, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if x.ndim == 0:
+        raise arguments("index_copy to a scalar")
+    axis = dim % x.ndim
+    call.demand_index(index, x.shape, axis, "index_copy")
+    shape = tuple(_count(index) if i == axis else n for i, n in enumerate(x.shape))
+    positions = index.reshape((_count(index),))
+    return x.updated(axis, [positions], source.reshape(shape), in_place=call.in_place)
+
+
+@rule(aten.index_put.default)
+def index_put(
+    call: OpCall,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    if accumulate:
+        raise arguments("index_put that adds")
+    axes = [i for i, index in enumerate(indices) if index is not None]
+    tensors = [index for index in indices if index is not None]
+    if any(index.dtype in ("bool", "uint8") for index in tensors):
+        raise arguments("index_put with a mask")
+    if not axes or axes != list(range(axes[0], axes[-1] + 1)):
+        raise arguments("index_put at positions along axes that are not neighbours")
+    sizes = [x.shape[a] for a in axes]
+    shape: tuple[int, ...] = ()
+    for k, index in enumerate(tensors):  # eager counts the dimensions that are indexed
+        call.demand_index(index, sizes, k, "index_put", wraps=True)
+        shape = broadcast_shapes(shape, index.shape)
+    rows = values.cast(x.dtype).broadcast((*x.shape[: axes[0]], *shape, *x.shape[axes[-1] + 1 :]))
+    at = [index.cast("int64").broadcast(shape) for index in tensors]
+    known = interval(x.builder.nodes, at[0].id) if len(at) == _count(at[0]) == 1 else (0, 1)
+    if known[0] == known[1] and not call.in_place:  # a number, as where a window moves on
+        row = rows.reshape(tuple(1 if i == axes[0] else n for i, n in enumerate(x.shape)))
+        return replaced(x, axes[0], known[0] % sizes[0], row)
+    return x.updated(axes[0], at, rows, in_place=call.in_place)

@@ -41,12 +41,14 @@ class OpCall:
     """One use of an operator: where to append nodes, and the fake tensors that it results in.
 
     ``demands`` are what eager tests of the operands' values, and raises where it does not hold.
+    ``in_place``: the result may take the memory of the first operand, an input of the graph.
     """
 
     builder: GraphBuilder
     outputs: tuple[torch.Tensor | None, ...]
     used: frozenset[int]
     demands: list[Demand] = field(default_factory=list)
+    in_place: bool = False
 
     @property
     def shape(self) -> Shape:

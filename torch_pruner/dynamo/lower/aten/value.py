@@ -228,6 +228,17 @@ class Value:
         ids = self.builder.append("take", (self.id, index.id), shape, self.dtype, dim=dim)
         return self._new(ids)
 
+    def updated(
+        self, dim: int, indices: Sequence[Value], rows: Value, *, in_place: bool = False
+    ) -> Value:
+        """The value with ``rows`` at positions of its axes from ``dim`` on, one for each of the
+        ``indices``, which have one shape."""
+        operands = (self.id, rows.id, *(index.id for index in indices))
+        ids = self.builder.append(
+            "update", operands, self.shape, self.dtype, dim=dim, in_place=in_place
+        )
+        return self._new(ids)
+
     def pad(self, lo: Sequence[int], hi: Sequence[int], value: Number = 0) -> Value:
         if not any(lo) and not any(hi):
             return self

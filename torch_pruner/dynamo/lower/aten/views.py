@@ -186,7 +186,7 @@ def flip(_call: OpCall, x: Value, dims: Sequence[int]) -> Value:
 
 @rule(aten.cat.default)
 def cat(call: OpCall, tensors: Sequence[Value], dim: int = 0) -> Value:
-    parts = [v.cast(call.dtype) for v in tensors if v.shape != (0,)]
+    parts = [v.cast(call.dtype) for v in tensors if 0 not in v.shape]
     return concatenate(parts, dim % len(call.shape))
 
 
@@ -271,7 +271,7 @@ def replication_pad(_call: OpCall, x: Value, pad: Sequence[int]) -> Value:
 
 @rule(aten.slice_scatter.default)
 def slice_scatter(
-    _call: OpCall,
+    call: OpCall,
     x: Value,
     source: Value,
     dim: int = 0,
@@ -282,18 +282,26 @@ def slice_scatter(
     axis, size = dim % x.ndim, x.shape[dim % x.ndim]
     first, _, hop = slice(start, end, step).indices(size)
     part, count = source.cast(x.dtype), source.shape[axis]
+    if call.in_place:
+        return x.updated(axis, [iota(x.builder, count) * hop + first], part, in_place=True)
     if hop == 1:
-        pieces = [x.narrow(axis, 0, first)] if first else []
-        pieces.append(part)
-        rest = size - first - count
-        pieces += [x.narrow(axis, first + count, rest)] if rest else []
-        return concatenate(pieces, axis)
+        return replaced(x, axis, first, part)
     position = iota(x.builder, size) - first
     slot = position.apply("floordiv", hop)
     inside = (position >= 0) & (slot < count) & position.apply("mod", hop).equals(0)
     spread = part.take(axis, slot.maximum(0).minimum(count - 1))
     mask = inside.reshape([size if i == axis else 1 for i in range(x.ndim)])
     return mask.where(spread, x)
+
+
+def replaced(x: Value, axis: int, first: int, part: Value) -> Value:
+    """``x`` with ``part`` in place of what lies along ``axis`` from ``first`` on."""
+    after = first + part.shape[axis]
+    rest = x.shape[axis] - after
+    pieces = [x.narrow(axis, 0, first)] if first else []
+    pieces.append(part)
+    pieces += [x.narrow(axis, after, rest)] if rest else []
+    return concatenate(pieces, axis)
 
 
 @rule(aten.select_scatter.default)

@@ -1,0 +1,97 @@
+"""Updates: rows at positions of a value, in a copy of it or where it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.emitting import schedule
+from tests.families import kernels as K
+from torch_pruner.codegen.build.lower import aligned, compile_kernel
+from torch_pruner.families import sketches_for
+from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.graph.reference import evaluate
+from torch_pruner.graph.updates import before_updates, written_inputs
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+from torch_pruner.tuner.measure import check
+
+pytestmark = pytest.mark.tvm
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: tuple[int, ...] = (2, 3, 40, 16)
+    dim: int = 2
+    places: tuple[int, ...] = (1,)
+    indices: int = 1
+    dtype: str = "float32"
+    order: tuple[int, ...] = ()
+
+
+CASES = {
+    "one row": Case(),
+    "a prompt": Case(places=(5,)),
+    "the first axis": Case((7, 33), 0, (3,)),
+    "the last axis": Case((5, 8), 1, (2,)),
+    "a line": Case((9,), 0, (2,)),
+    "a place": Case((4, 6, 20), 0, (3,), 2),
+    "positions of two axes": Case((4, 6, 5), 1, (2, 3)),
+    "half precision": Case(dtype="bfloat16"),
+    "bytes": Case(dtype="int8"),
+    "truth": Case(dtype="bool"),
+    "another order": Case((2, 40, 3, 16), 2, order=(0, 2, 1, 3)),
+}
+
+
+def graph(case: Case, *, in_place: bool) -> Graph:
+    """A kernel of an update, whose cache and result lie in ``case.order``."""
+    b = GraphBuilder()
+    order = case.order or tuple(range(len(case.shape)))
+    stored = [case.shape[k] for k in order]
+    x = b.permute(b.input(0, stored, case.dtype), [order.index(k) for k in range(len(order))])
+    rows = (*case.shape[: case.dim], *case.places, *case.shape[case.dim + case.indices :])
+    given = [b.input(2 + k, case.places, "int64") for k in range(case.indices)]
+    put = (x, b.input(1, rows, case.dtype), *given)
+    out = b.append("update", put, case.shape, case.dtype, dim=case.dim, in_place=in_place)
+    return b.finish([b.permute(out, order)])
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in place"])
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_do_as_the_reference(name: str, in_place: bool) -> None:
+    spec = graph(CASES[name], in_place=in_place)
+    task = Task("kernel", spec, TargetSpec.detect(2), 2)
+    (sketch,) = sketches_for(task)
+    assert sketch.name == "update"
+    given = [K.aligned(a.shape, a.dtype.name) for a in check.random_inputs(spec, 0)]
+    for array, value in zip(given, check.random_inputs(spec, 0), strict=True):
+        array[...] = value
+    (expected,) = evaluate(spec, given)
+    for decisions in K.points(sketch, 2):
+        out = aligned(expected.shape, expected.dtype.name)
+        out[...] = evaluate(before_updates(spec), given)[0] if in_place else 0
+        kernel = schedule(spec, "update", decisions)
+        compile_kernel(kernel, task.target).bind([*given, out])()
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("places", [[7, 7, 7], [-1, 0, -40]], ids=["one place", "from the end"])
+def test_the_last_row_for_a_place_stays(places: list[int]) -> None:
+    spec = graph(Case(places=(3,)), in_place=True)
+    cache, rows, _ = K.inputs_for(spec)
+    index = aligned((3,), "int64")
+    index[...] = places
+    expected = evaluate(spec, [cache, rows, index])[0]
+    assert np.array_equal(expected[:, :, places[-1]], rows[:, :, -1])
+    kernel = schedule(spec, "update", {"vl": 8, "chunk": 1, "par": 1})
+    compile_kernel(kernel, TargetSpec.detect(2)).bind([cache, rows, index, cache])()
+    np.testing.assert_array_equal(cache, expected)
+
+
+def test_what_is_written_in_place_is_known() -> None:
+    assert written_inputs(graph(Case(), in_place=True)) == {0: 0}
+    assert written_inputs(graph(Case(), in_place=False)) == {}
+    assert before_updates(graph(Case(), in_place=False)) is None

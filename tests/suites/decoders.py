@@ -1,0 +1,168 @@
+"""``generate`` of transformers with static caches: one program a step, and eager's greedy tokens.
+
+    python -m tests.suites.decoders --out docs/decoders.md
+
+Small models with random weights and caches of every kind that transformers has a fixed length for:
+all positions ("full"), the last few ("sliding"), and both in one model ("hybrid"). Each generates
+twice; sliding windows fill up on the way. A name that ends in ``-256`` generates 256 tokens.
+Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.suites.isolated import Outcome, cell, command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch_pruner.report import GraphReport
+
+OPTIONS = {"effort": "none"}
+PROMPT, TOKENS, LONG = 5, 16, 256
+VOCABULARY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """``cache`` for the table; ``config`` names a class of transformers and its arguments.
+
+    ``tokens`` to generate. ``through_config``: ``generate`` compiles by itself, as
+    ``CompileConfig(backend="pruner")`` says.
+    """
+
+    cache: str
+    config: str
+    arguments: Mapping[str, Any]
+    tokens: int = TOKENS
+    through_config: bool = False
+
+
+_WIDTH = {
+    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+_LLAMA = {**_WIDTH, "intermediate_size": 64, "num_key_value_heads": 2}
+_HEADS = {**_LLAMA, "head_dim": 16}
+_WINDOW = {"sliding_window": 12}
+_PHI = {**_LLAMA, "pad_token_id": 0, "sliding_window": None}
+_GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": 512}
+_OPT = {**_WIDTH, "ffn_dim": 64, "word_embed_proj_dim": 48}
+_MIXED = {"layer_types": ["sliding_attention", "full_attention"], **_WINDOW}
+
+DECODERS: Mapping[str, Decoder] = {
+    "llama": Decoder("full", "LlamaConfig", _LLAMA),
+    "llama-by-config": Decoder("full", "LlamaConfig", _LLAMA, through_config=True),
+    "qwen2": Decoder("full", "Qwen2Config", _LLAMA),
+    "qwen3": Decoder("full", "Qwen3Config", _HEADS),
+    "mistral": Decoder("sliding", "MistralConfig", {**_LLAMA, **_WINDOW}),
+    "gemma2": Decoder("hybrid", "Gemma2Config", {**_HEADS, **_WINDOW}),
+    "gemma3": Decoder("hybrid", "Gemma3TextConfig", {**_HEADS, **_MIXED}),
+    "gemma3-by-config": Decoder(
+        "hybrid", "Gemma3TextConfig", {**_HEADS, **_MIXED}, through_config=True
+    ),
+    "phi3": Decoder("full", "Phi3Config", _PHI),
+    "gpt2": Decoder("full", "GPT2Config", _GPT2),
+    "opt": Decoder("full", "OPTConfig", _OPT),
+    "llama-256": Decoder("full", "LlamaConfig", _LLAMA, LONG),
+    "qwen3-256": Decoder("full", "Qwen3Config", _HEADS, LONG),
+    "mistral-256": Decoder("sliding", "MistralConfig", {**_LLAMA, **_WINDOW}, LONG),
+    "gemma3-256": Decoder("hybrid", "Gemma3TextConfig", {**_HEADS, **_MIXED}, LONG),
+    "gpt2-256": Decoder("full", "GPT2Config", _GPT2, LONG),
+    "opt-256": Decoder("full", "OPTConfig", _OPT, LONG),
+}
+
+
+def build(name: str) -> Any:
+    """The model in evaluation mode; the same on every call."""
+    import torch
+    import transformers
+
+    of = DECODERS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, of.config)(**of.arguments)
+    config.bos_token_id, config.eos_token_id = 1, 2
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def check(name: str) -> Outcome:
+    """One decoder. Raises nothing."""
+    import torch
+
+    from torch_pruner.dynamo.run import reports
+
+    of = DECODERS[name]
+    try:
+        model = build(name)
+        prompt = torch.randint(3, VOCABULARY, (1, PROMPT))
+        asked = {
+            "max_new_tokens": of.tokens, "min_new_tokens": of.tokens, "do_sample": False,
+            "pad_token_id": 0, "cache_implementation": "static",
+        }  # fmt: skip
+        with torch.no_grad():
+            expected = model.generate(prompt, **asked)
+            if of.through_config:
+                asked["compile_config"] = compile_config()
+            else:
+                model.forward = torch.compile(model.forward, backend="pruner", options=OPTIONS)
+            with reports.collect() as graphs:
+                for _ in range(2):
+                    assert torch.equal(model.generate(prompt, **asked), expected), "other tokens"
+    except Exception as err:  # any failure is a line of the table
+        return Outcome(name, "failed", f"{type(err).__name__}: {str(err).strip()}"[:240])
+    left = sorted({f.node.partition(" ")[0] for g in graphs for f in g.ops_fallback})
+    several = [g for g in graphs if g.regions != 1]
+    said = f"{len(graphs)} graphs of {_programs(graphs)}"
+    if not graphs or left or several:
+        return Outcome(name, "failed", f"{said}; in eager: {', '.join(left)}")
+    return Outcome(name, "compiled", said)
+
+
+def compile_config() -> Any:
+    """What users write for a CPU, where ``generate`` compiles only when it is told to."""
+    from transformers import CompileConfig
+
+    config = CompileConfig(backend="pruner", mode=None, options=OPTIONS)
+    config._compile_all_devices = True
+    return config
+
+
+def _programs(graphs: Sequence[GraphReport]) -> str:
+    most = max((g.regions for g in graphs), default=0)
+    return f"one program, {sum(g.ops_compiled for g in graphs)} operators" if most == 1 else (
+        f"up to {most} programs"
+    )  # fmt: skip
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The Markdown page."""
+    count = collections.Counter(o.status for o in outcomes)
+    yield "# Decoders of transformers"
+    yield ""
+    yield (
+        "Written by `python -m tests.suites.decoders`: small random models generate with a static"
+        ' cache, twice. "Compiled": the tokens are eager\'s, every graph is one program, and no'
+        " operator is left to eager."
+    )
+    yield ""
+    yield f"{count['compiled']} compiled, {count['failed']} failed."
+    yield ""
+    yield "| decoder | cache | tokens | status | |"
+    yield "| --- | --- | --- | --- | --- |"
+    for o in outcomes:
+        of = DECODERS[o.name]
+        yield f"| {o.name} | {of.cache} | {of.tokens} | {o.status} | {cell(o.reason)} |"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return command(
+        "tests.suites.decoders", __doc__, lambda: list(DECODERS), check, table, arguments
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
