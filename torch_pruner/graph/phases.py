@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.updates import writes_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,7 @@ def _repeated(
 
     Else one thread does them, or all do a share, and there is a barrier more.
     """
-    kept = set(fused.graph.outputs)
+    kept = {o for o in fused.graph.outputs if not _writes_one_row(fused.graph, o)}
     users: dict[int, list[int]] = {}
     for k, kernel in enumerate(fused.kernels):
         for i in kernel.inputs:
@@ -126,6 +127,15 @@ def _repeated(
             whole[k] = manner.repeated_s < manner.alone_s + barrier_s
             ends[k] = not whole[k] and _saved_s(manner.epilogue_s, threads, barrier_s) > 0
     return whole, ends
+
+
+def _writes_one_row(graph: Graph, output: int) -> bool:
+    """Whether a node only writes rows into an input, each place once: all threads may do so.
+
+    A thread reads what it wrote, and what the others write there later is the same.
+    """
+    node = graph.nodes[output]
+    return writes_in_place(node) and graph.nodes[node.inputs[2]].numel == 1
 
 
 def _same_share(

@@ -141,6 +141,20 @@ def test_a_share_that_is_summed_or_turned_over_needs_all_of_it() -> None:
         assert [t.phase for t in found] == [0, 1]
 
 
+@pytest.mark.parametrize(("rows", "repeated"), [(1, True), (2, False)])
+def test_an_update_of_one_row_is_repeated_where_it_lies(rows: int, repeated: bool) -> None:
+    """Of two rows for one place the first could overwrite what another thread goes on to read."""
+    b = GraphBuilder()
+    y = scaled(b, b.input(0, (rows, 64), "float32"))
+    cache, at = b.input(1, (32, 64), "float32"), b.input(2, (rows,), "int64")
+    made = linear(b, y, 3, 64)
+    updated = b.append("update", (cache, made, at), (32, 64), "float32", dim=0, in_place=True)
+    graph = b.finish([b.matmul(y, b.permute(updated, (1, 0))), updated])
+    update, product = turns(graph, {"product": LARGE, "other": SMALL})[2:]
+    assert (update.phase, update.everywhere) == (1, repeated)
+    assert product.phase == 2 - repeated
+
+
 def test_what_comes_last_is_repeated_after_the_barrier() -> None:
     summed = Manner(serial=False, alone_s=1e-4, repeated_s=2e-4, epilogue_s=1e-7)
     norm, one, two, *_ = turns(siblings(), {"product": LARGE, "other": SMALL, "1": summed})
