@@ -106,5 +106,20 @@ def input_bytes(spec: Graph) -> float:
     return float(sum(spec.nodes[i].numel * ITEMSIZE[spec.nodes[i].dtype] for i in spec.inputs))
 
 
+_CHOSEN = ("take", "gather", "slice")  # operators that read a part of their first operand
+
+
+def read_bytes(spec: Graph) -> float:
+    """Bytes of the inputs that are read: of a table whose rows are picked, those rows."""
+    users, total = spec.users(), 0
+    for i in spec.inputs:
+        node, readers = spec.nodes[i], [spec.nodes[u] for u in users[i]]
+        numel = node.numel
+        if all(r.op in _CHOSEN and i not in r.inputs[1:] for r in readers):
+            numel = min(numel, sum(r.numel for r in readers))
+        total += numel * ITEMSIZE[node.dtype]
+    return float(total)
+
+
 def output_bytes(spec: Graph) -> float:
     return float(sum(spec.nodes[i].numel * ITEMSIZE[spec.nodes[i].dtype] for i in spec.outputs))

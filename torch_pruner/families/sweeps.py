@@ -56,7 +56,7 @@ class Sweep(Sketch[S]):
 
     def _moved(self) -> float:
         """Bytes read and written."""
-        return machine.input_bytes(self.task.spec) + machine.output_bytes(self.task.spec)
+        return machine.read_bytes(self.task.spec) + machine.output_bytes(self.task.spec)
 
     def _chunks(self) -> list[int]:
         threads = self.task.threads

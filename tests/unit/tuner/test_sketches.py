@@ -29,6 +29,7 @@ from torch_pruner.families import named, sketches_for
 from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
+from torch_pruner.families.machine import read_bytes
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
@@ -286,6 +287,19 @@ def test_more_work_is_predicted_to_take_longer() -> None:
         (sketch,) = sketches_for(Task("m", matmul(256, depth, 256), _TARGETS["512"], 1))
         seconds.append(sketch.symbols(sketch.default()[None]).latency_s[0])
     assert seconds[1] > 2 * seconds[0]
+
+
+def test_of_a_table_the_rows_that_are_picked_count() -> None:
+    """An embedding of one token reads a row, and is not shared out between threads for the rest."""
+    b = GraphBuilder()
+    table, at = b.input(0, (30_000, 256), "float32"), b.input(1, (1,), "int64")
+    row = b.append("take", (table, at), (1, 256), "float32", dim=0)
+    picked = b.finish([b.pointwise("exp", row)])
+    assert read_bytes(picked) == 256 * 4 + 8
+    (sketch,) = sketches_for(Task("t", picked, _TARGETS["512"], 2))
+    assert sketch.named(sketch.default())["par"] == 0
+    whole = b.finish([b.pointwise("mul", row, b.reduce("sum", table, [0]))])
+    assert read_bytes(whole) == 30_000 * 256 * 4 + 8
 
 
 @settings(
