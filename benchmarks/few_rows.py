@@ -87,7 +87,7 @@ class Weights:
     def __init__(self, nbytes: int) -> None:
         from torch_pruner.codegen.build.lower import aligned
 
-        self._bytes = aligned((nbytes,), "int8")
+        self._bytes, self._dtype = aligned((nbytes,), "int8"), ""
         self._tile = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
 
     def of(self, nbytes: int, dtype: str) -> list[Any]:
@@ -96,10 +96,12 @@ class Weights:
 
         each = -(-nbytes // 64) * 64
         if each > self._bytes.nbytes:
-            self._bytes = aligned((each,), "int8")
-        tile = (self._tile * 50 if dtype == "int8" else self._tile).astype(numpy_dtype(dtype))
-        whole = self._bytes[: self._bytes.nbytes // tile.nbytes * tile.nbytes].view(tile.dtype)
-        whole.reshape(-1, tile.size)[...] = tile
+            self._bytes, self._dtype = aligned((each,), "int8"), ""
+        if dtype != self._dtype:
+            tile = (self._tile * 50 if dtype == "int8" else self._tile).astype(numpy_dtype(dtype))
+            whole = self._bytes[: self._bytes.nbytes // tile.nbytes * tile.nbytes].view(tile.dtype)
+            whole.reshape(-1, tile.size)[...] = tile
+            self._dtype = dtype
         count = self._bytes.nbytes // each
         return [self._bytes[i * each :] for i in range(count)]
 
@@ -255,8 +257,9 @@ def main(arguments: list[str] | None = None) -> int:
     for case in cases(options):
         results.append(measure(case, options, weights, read))
         print("  ".join(line(results[-1])), flush=True)
-    header = ["rows", "weight", "dtype", "GB/s", "draft", "schedule", "tuned", "schedule"]
-    print(tables.plain(header[: len(line(results[0]))], [line(r) for r in results]))
+    header = ["rows", "weight", "dtype", "GB/s", "draft", "schedule", "others", "schedule"]
+    width = min(len(header), *(len(line(r)) for r in results))
+    print(tables.plain(header[:width], [line(r)[:width] for r in results]))
     write_json(options.out, {"machine": timing.machine(), "results": results})
     return 0
 

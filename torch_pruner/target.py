@@ -44,6 +44,7 @@ class CpuModel:
     frequency_hz: float  # under sustained vector work, where the kernel does not tell
     needs: frozenset[str] = frozenset()
     tiles: bool = False  # has AMX with bfloat16, where the flags do not hide it
+    core_bytes_per_s: float = 20e9  # that one core reads from memory while another one does
 
     @property
     def vector_registers(self) -> int:
@@ -59,7 +60,7 @@ class CpuModel:
 
 # First match wins within a family; a name whose flags a hypervisor hides is passed over.
 _AMD = (
-    (0x1A, CpuModel("znver5", 64, 2, 3.9e9, _ZEN4 | {"avx_vnni"})),
+    (0x1A, CpuModel("znver5", 64, 2, 3.9e9, _ZEN4 | {"avx_vnni"}, core_bytes_per_s=33e9)),
     (0x19, CpuModel("znver4", 64, 1, 3.6e9, _ZEN4)),  # two 256-bit pipes make one 512-bit FMA
     (0x19, CpuModel("znver3", 32, 2, 3.4e9, _V3 | {"vaes", "vpclmulqdq"})),
     (0x17, CpuModel("znver2", 32, 2, 3.2e9, _V3 | {"clwb"})),
@@ -309,7 +310,7 @@ def _cpu_spec(
         l1_bytes=probe.l1_bytes or 32 << 10,
         l2_bytes=l2_bytes,
         l3_bytes=probe.l3_bytes or l2_bytes * cores,
-        dram_bytes_per_s=min(20e9 * cores, 40e9),
+        dram_bytes_per_s=model.core_bytes_per_s * min(cores, 2),
         bf16_dot="avx512_bf16" in model.needs,
         bf16_tiles=model.tiles and probe.flags >= {"amx_tile", "amx_bf16"},
         byte_dot="avx512_vnni" in model.needs or "+dotprod" in _features(attrs, defaults),

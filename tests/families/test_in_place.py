@@ -106,7 +106,7 @@ def checked(spec: Graph, bound: float, count: int) -> None:
 
 
 def shapes() -> Iterator[tuple[int, int, int, str]]:
-    """Rows 1 to 8; columns and depths that fill vectors and that do not."""
+    """Rows 1 to 8, and 16; columns and depths that fill vectors and that do not."""
     dtypes = itertools.cycle(BOUNDS)
     sizes = [(33, 41), (1, 96), (7, 5), (64, 70), (33, 300), (1, 3), (7, 1), (64, 17)]
     for rows, (columns, depth) in enumerate(sizes, 1):
@@ -115,6 +115,7 @@ def shapes() -> Iterator[tuple[int, int, int, str]]:
     yield 1, 40, 5000, "float32"
     yield 1, 33, 128, "bfloat16"
     yield 8, 16, 64, "float16"
+    yield 16, 40, 130, "float32"
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth", "dtype"), list(shapes()))

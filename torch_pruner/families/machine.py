@@ -53,6 +53,15 @@ def memory_bytes_per_cycle(target: TargetSpec) -> float:
     return target.dram_bytes_per_s / target.frequency_hz / max(target.cores, 1)
 
 
+def from_memory(seconds: Array, floor: Array | float) -> Array:
+    """Seconds of work on what memory gives in ``floor`` seconds, where the two overlap.
+
+    Of two that wait for memory, the one that has less to do waits less: its loads begin earlier.
+    """
+    result: Array = np.maximum(seconds, 0.9 * floor + 0.1 * seconds)
+    return result
+
+
 def foreign_bytes_per_s(target: TargetSpec) -> float:
     """What a core reads of data that another core has just written and holds.
 

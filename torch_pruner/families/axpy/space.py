@@ -87,7 +87,7 @@ class AxpySketch(Sketch[AxpyDecisions[Array]]):
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, self.task.threads)
         weights = float(con.groups * con.n * con.depth * size)
         floor = weights / target.dram_bytes_per_s
-        seconds = np.maximum(seconds, floor * WORTH + seconds * (1 - WORTH))
+        seconds = WORTH * machine.from_memory(seconds, floor)
         rows_bytes = con.groups * con.rows * con.depth * self.itemsize
         return Symbols(
             con.rows * c.ku + 3.0,

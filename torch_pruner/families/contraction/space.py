@@ -158,7 +158,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
         weights = con.groups * con.n * con.depth * second
         floor = weights / target.dram_bytes_per_s if self.far else 0.0
-        ones = np.ones(len(decisions))
+        floor = floor * np.where(c.par == 1, 1, target.cores)  # of what memory gives, a share each
+        launch = np.where(c.par == 1, machine.LAUNCH_S, 0.0)
         columns = np.ceil(con.n / c.vl) * c.vl
         return Symbols(
             registers,
@@ -169,7 +170,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
             rounds,
             np.where(c.pack == 1, bn, c.vl) * second,
             2.0 * con.groups * columns * tiles * c.tm * con.depth,
-            np.maximum(seconds, floor * ones),
+            launch + machine.from_memory(seconds - launch, floor),
         )
 
     def _last(self, c: ContractionDecisions[Array]) -> Array:
@@ -259,23 +260,28 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         direct = (c.pack == 0) & ~np.bool_(columns_adjacent(self.task.spec, self.con))
         load_cycles = load_cycles + np.where(direct, bn * 1.5, 0.0)  # a gather for every vector
         issued = fmas + row_loads + vectors + (1 + c.ahead) / c.ku
+        issued = issued + np.where(
+            is_widened(self.task.spec, con, self.constant, c), 0.0, self._conversions(c, vectors)
+        )
         pipes = target.fma_per_cycle * (self.lanes / c.vl)
         fma_cycles = np.maximum(fmas / pipes, machine.FMA_LATENCY)
         fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
         second = self.task.spec.nodes[con.b].dtype
-        convert: Array | float = 0.0
-        if second in ("bfloat16", "float16"):
-            convert = 0.5 * (vectors + c.tm)
-        elif second == "int8" and con.acc_dtype == "float32":  # widened, then converted
-            convert = 1.0 * vectors
-        convert = np.where(is_widened(self.task.spec, con, self.constant, c), 0.0, convert)
         overhead = (0.5 + 0.5 * c.ahead) / c.ku
         # Measured on 512 x 2048 x 512: rows of a page or more apart, read in place, cost a third.
         far = (c.pack == 0) & np.bool_(con.n * ITEMSIZE[second] >= PAGE and not self.constant)
         far = far & ~direct & (con.depth > 1)
-        busy = np.maximum(fma_cycles + convert, load_cycles)
+        busy = np.maximum(fma_cycles, load_cycles)
         step: Array = busy + overhead + np.where(far, FAR_ROW_CYCLES, 0.0)
         return step
+
+    def _conversions(self, c: ContractionDecisions[Array], vectors: Array) -> Array:
+        """Instructions that make floats of narrow operands in one position of the reduction."""
+        nodes, con = self.task.spec.nodes, self.con
+        if con.acc_dtype != "float32":
+            return 0.0 * vectors
+        second = vectors if nodes[con.b].dtype in ("bfloat16", "float16", "int8") else 0.0 * vectors
+        return second + (c.tm if nodes[con.a].dtype in ("bfloat16", "float16") else 0.0)
 
     def flow(self, decisions: Decisions) -> Sequence[FlowStep]:
         return contraction_flow(self, decisions)

@@ -270,12 +270,17 @@ class _Columns:
         return seq([begin, loop(depth, single, name="k")])
 
     def _fetch(self, k: Expr) -> Stmt | None:
-        """Fetches what is read ``ahead`` bytes later, or, of several columns, the next ones."""
+        """Fetches what is read ``ahead`` bytes later, or, of several columns, the next ones.
+
+        Those are fetched in the order in which they lie, a part in each step: one long stream, and
+        no line twice.
+        """
+        g, many, vectors, reading = self.g, self.together, self.nest.ku, self.reading
         if not self.ahead:
             return None
-        next_ones, ahead = (self.together, 0) if self.together > 1 else (0, self.ahead)
-        fetched = [
-            self.reading.fetch(self.g, self.first + c + next_ones, k, self.nest.ku, ahead)
-            for c in range(self.together)
-        ]
-        return seq(fetched)
+        if many == 1:
+            return reading.fetch(g, self.first, k, vectors, self.ahead)
+        if reading.columns_are_neighbours:
+            return reading.fetch(g, self.first + many, k * many, vectors * many, 0)
+        following = [self.first + many + c for c in range(many)]
+        return seq([reading.fetch(g, column, k, vectors, 0) for column in following])

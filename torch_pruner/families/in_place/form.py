@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
-MAX_ROWS = 8
+MAX_ROWS = 16
 
 N = TypeVar("N")
 
@@ -65,7 +65,7 @@ class Format(NamedTuple):
     """Instructions that make a vector of floats of it, besides the load."""
 
 
-_WIDENING = {"bfloat16": 1.5, "float16": 1.0, "int8": 2.5}
+_WIDENING = {"bfloat16": 1.0, "float16": 1.0, "int8": 1.2}
 
 
 def format_of(graph: Graph, con: Contraction) -> Format:

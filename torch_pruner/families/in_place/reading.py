@@ -50,6 +50,12 @@ class Reading:
             "v",
         )
 
+    @property
+    def columns_are_neighbours(self) -> bool:
+        """Whether a column begins where the one before it ends."""
+        con, place = self.nest.con, strided(self.nest.spec, self.nest.con.b)
+        return con.conv is None and place is not None and place.strides[-1] == con.k[-1]
+
     def fetch(self, g: Expr, column: Expr, k: Expr, vectors: int, ahead: int) -> Stmt | None:
         """Fetches so many vectors of a column from ``ahead`` bytes after ``k`` on.
 

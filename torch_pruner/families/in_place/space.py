@@ -20,9 +20,12 @@ from torch_pruner.graph.strided import strided
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
-_ACROSS_CYCLES = 2.0  # of a step that adds half of a vector to the other
-_COLUMN_CYCLES = 10.0  # to begin and end the sums of some columns
-_STREAM = 512.0  # bytes of a column that are read before its stream is known
+_ACROSS_CYCLES = 0.5  # of a step that adds half of a vector to the other, beside other columns'
+_COLUMN_CYCLES = 4.0  # to begin and end the sums of some columns
+_STREAM = 192.0  # bytes of a column that are read before its stream is known
+_LINE = 64.0  # bytes
+_AHEAD = (2048, 4096, 8192, 16384)  # bytes
+_WAITING = (0.12, 0.06, 0.02, 0.03)  # what fetching so far ahead does not hide
 # A copy of what is read once would have to be kept and compared with what it was made from.
 WORTH = 0.97
 
@@ -51,16 +54,21 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
         vectors = max(1, self.con.k[-1] // self.lanes)
-        several = [v for v in (1, 2, 4, 8) if v <= vectors]
+        several = [v for v in (1, 2, 4, 8, 16) if v <= vectors]
         together = [c for c in (1, 2, 4, 8) if c <= min(self.lanes, self.con.n)]
         blocks = [b for b in (1, 2, 4, 8, 16, 32, 64, 128, 256) if b <= self.blocks]
-        ahead = [0] if strided(self.task.spec, self.con.b) is None else [0, 2048, 4096, 8192]
+        ahead = [0] if strided(self.task.spec, self.con.b) is None else [0, *_AHEAD]
         parallel = [0, 1] if self.task.threads > 1 else [0]
         options = ([self.lanes], several, together, blocks, ahead, parallel)
         return tuple(np.array(d, dtype=np.int64) for d in options)
 
+    def _each(self, c: InPlaceDecisions[Array]) -> Array:
+        """Blocks of a task: as even as so many tasks can be."""
+        each: Array = np.ceil(self.blocks / np.ceil(self.blocks / c.nb))
+        return each
+
     def _tasks(self, c: InPlaceDecisions[Array]) -> Array:
-        tasks: Array = self.con.groups * np.ceil(self.blocks / c.nb)
+        tasks: Array = self.con.groups * np.ceil(self.blocks / self._each(c))
         return tasks
 
     def valid(self, decisions: Decisions) -> Mask:
@@ -82,7 +90,7 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
 
         steps = np.ceil(depth / (c.nv * self.lanes))
         step = self._step_cycles(c)
-        across = tiles * np.log2(self.lanes) * _ACROSS_CYCLES + tiles * c.nv
+        across = tiles * np.log2(self.lanes) * _ACROSS_CYCLES + tiles * c.nv / 2
         columns = steps * step + across + _COLUMN_CYCLES
         after = set(range(con.anchor + 1, len(spec.nodes)))
         written = con.rows * (4 + machine.pointwise_cycles(spec, after))
@@ -90,14 +98,13 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
 
         tasks = self._tasks(c)
         cold = self.lanes * depth * size / machine.memory_bytes_per_cycle(target)
-        task_s = c.nb * (block + cold * self._waiting(c)) / target.frequency_hz
+        block = machine.from_memory(block, cold) + cold * self._waiting(c)
+        task_s = self._each(c) * block / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, self.task.threads)
         if self.found.copied:
             elements = con.groups * con.rows * depth
             seconds = seconds + elements * acc / 16.0 / target.frequency_hz
         weights = float(con.groups * con.n * depth * size)
-        floor = weights / target.dram_bytes_per_s
-        seconds = np.maximum(seconds, floor * WORTH + seconds * (1 - WORTH))
         return Symbols(
             registers,
             tiles * c.nv,
@@ -107,35 +114,45 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
             rounds,
             ones * depth * size,
             2.0 * con.groups * self.blocks * self.lanes * con.rows * depth * ones,
-            seconds,
+            WORTH * seconds,
         )
 
     def _waiting(self, c: InPlaceDecisions[Array]) -> Array:
-        """Share of the time that the second operand takes from memory and nothing else happens.
+        """Time for which nothing happens, as a share of what a streaming read takes.
 
-        Measured on a Zen 3: one row of float32 is read ahead by the processor itself, best as
-        several long streams; the more is done with each vector, the less of what follows is seen
-        early.
+        Measured on a Zen 5: one column after another is a stream that the processor reads ahead
+        by itself where little is done with each line of it; else it wants to be asked for what
+        lies some lines further. Several columns are as many short streams.
         """
         con, size = self.con, self.format.itemsize
-        work = con.rows - 1 + ITEMSIZE[con.acc_dtype] / size - 1
-        alone = min(0.8, 0.1 + 0.1 * work) - 0.01 * np.log2(c.nc) * (work == 0)
-        short = _STREAM / (con.k[-1] * size) * (1 + 0.5 * work)
-        waiting: Array = np.where(c.ahead > 0, 0.2 - 0.1 * min(work, 1.0), alone)
-        return waiting + np.where(c.nc > 1, short, 0.0)
+        more, narrow = con.rows - 1, ITEMSIZE[con.acc_dtype] / size - 1
+        fetched = np.interp(c.ahead, _AHEAD, _WAITING)
+        single = np.where(c.ahead > 0, fetched, 0.05 + 0.05 * narrow)
+        single = single + min(0.6, 0.1 * max(0, more - 1))
+        several = 0.03 + 0.04 * more + _STREAM / (con.k[-1] * size)
+        several = several + np.where(c.ahead > 0, 0.0, 0.3 * narrow + 0.1 * more)
+        waiting: Array = np.where(c.nc > 1, several, single)
+        return waiting
 
     def _step_cycles(self, c: InPlaceDecisions[Array]) -> Array:
         """Cycles of ``nv`` vectors of the reduction of the columns that are summed together."""
         con, target = self.con, self.task.target
         fmas = con.rows * c.nc * c.nv
-        loads = (con.rows + c.nc) * c.nv
+        # Rows that lie far apart meet in sets of the first cache.
+        loads = (con.rows * np.interp(con.rows, (2, 4), (1, 4)) + c.nc) * c.nv
         vectors = c.nc * c.nv
         widened = self.format.widening * vectors
-        fetched = np.where(c.ahead > 0, c.nc * np.maximum(1, c.nv / 2), 0.0)
+        lines = vectors * self.lanes * self.format.itemsize / _LINE
+        fetched = np.where(c.ahead > 0, np.maximum(1.0, lines), 0.0)
         shared = np.where(c.nc > 1, con.rows * c.nv, 0.0)  # else a part of the product
         issued = fmas + vectors + shared + widened + fetched + 2
         cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
         cycles = np.maximum(cycles, (loads + fetched) / machine.LOADS_PER_CYCLE)
+        # Rows that the first cache does not hold come from the second, for every column anew.
+        held = con.rows * con.k[-1] * ITEMSIZE[con.acc_dtype]
+        far = held > target.l1_bytes
+        first = con.rows * c.nv * target.vector_bytes / machine.bytes_per_cycle(held, target)
+        cycles = np.maximum(cycles, np.where(far, first, 0.0))
         result: Array = np.maximum(cycles, issued / machine.ISSUED_PER_CYCLE)
         return result
 
