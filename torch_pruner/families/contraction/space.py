@@ -157,8 +157,10 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target) + self._revisits(c)
         traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
         weights = con.groups * con.n * con.depth * second
-        floor = weights / target.dram_bytes_per_s if self.far else 0.0
-        floor = floor * np.where(c.par == 1, 1, target.cores)  # of what memory gives, a share each
+        # A core alone gets its share of what memory gives.
+        cores = np.where(c.par == 1, target.cores, 1.0)
+        rate = machine.memory_bytes_per_cycle(target) * target.frequency_hz
+        floor = weights / rate / cores * float(self.far)
         launch = np.where(c.par == 1, machine.LAUNCH_S, 0.0)
         columns = np.ceil(con.n / c.vl) * c.vl
         return Symbols(

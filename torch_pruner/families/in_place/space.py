@@ -129,8 +129,8 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
         fetched = np.interp(c.ahead, _AHEAD, _WAITING)
         single = np.where(c.ahead > 0, fetched, 0.05 + 0.05 * narrow)
         single = single + min(0.6, 0.1 * max(0, more - 1))
-        several = 0.03 + 0.04 * more + _STREAM / (con.k[-1] * size)
-        several = several + np.where(c.ahead > 0, 0.0, 0.3 * narrow + 0.1 * more)
+        several = np.where(c.ahead > 0, 0.0, 0.3 * narrow + 0.1 * more)
+        several = several + 0.03 + 0.04 * more + _STREAM / (con.k[-1] * size)
         waiting: Array = np.where(c.nc > 1, several, single)
         return waiting
 
@@ -149,7 +149,7 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
         cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
         cycles = np.maximum(cycles, (loads + fetched) / machine.LOADS_PER_CYCLE)
         # Rows that the first cache does not hold come from the second, for every column anew.
-        held = con.rows * con.k[-1] * ITEMSIZE[con.acc_dtype]
+        held = np.array(con.rows * con.k[-1] * ITEMSIZE[con.acc_dtype])
         far = held > target.l1_bytes
         first = con.rows * c.nv * target.vector_bytes / machine.bytes_per_cycle(held, target)
         cycles = np.maximum(cycles, np.where(far, first, 0.0))
