@@ -50,7 +50,7 @@ _SPECS = {
     "one row": matmul(1, 96, 256),
     "one row along": few_rows(1, 96, 256),
     "few rows along": few_rows(5, 70, 33, "bfloat16"),
-    "many rows along": few_rows(9, 96, 256),
+    "many rows along": few_rows(17, 96, 256),
     "one short column": few_rows(2, 3, 1),
     "keys": keys(),
     "ragged": matmul(37, 41, 50),
@@ -105,7 +105,7 @@ class TestSketches(SketchContract):
 # Names in order: trained weights and stored caches hold decisions by them.
 _NAMES = {
     "attention": "vl nv tm tr nc kb order pack tasks",
-    "axpy": "vl ku cv par",
+    "axpy": "vl ku cv ahead par",
     "bf16_pairs": "tm nv mc order ku tasks ahead",
     "bf16_tiles": "rt nv mc order ku tasks ahead",
     "columns": "vl chunk par",

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.operands import Nest, a_at, second_operand
+from torch_pruner.codegen.parts.operands import Nest, a_at, element, second_index, second_operand
 from torch_pruner.codegen.parts.row_tiles import Rows, TilePosition, write_tile
 from torch_pruner.codegen.tir.builders import (
+    UNROLLED,
     VECTORIZED,
     Buffer,
     Expr,
@@ -21,6 +22,7 @@ from torch_pruner.codegen.tir.builders import (
     T,
     buffer,
     loop,
+    prefetch,
     seq,
     workspace,
 )
@@ -28,11 +30,15 @@ from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.in_place.form import axpy_of
+from torch_pruner.graph.ops import ITEMSIZE
+from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
     from torch_pruner.families.axpy.form import AxpyDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
+
+_LINE = 64  # bytes
 
 
 def emit(spec: Graph, decisions: AxpyDecisions[int], signature: Signature) -> Emitted:
@@ -49,7 +55,7 @@ def emit(spec: Graph, decisions: AxpyDecisions[int], signature: Signature) -> Em
         nv=1,
         ku=decisions.ku,
         parallel=bool(decisions.par),
-        ahead=False,
+        ahead=bool(decisions.ahead),
         panel=None,
         copied=None,
         sums=None,
@@ -120,4 +126,20 @@ def _rows(
 
         return seq([row(i) for i in range(con.rows)])
 
-    return seq([*binds, loop(vectors, vector, name="j")])
+    def line(t: Expr, each: int) -> Stmt:
+        """Vectors that fill a line of each row, and that line of the rows that are next."""
+        begin = _fetch(nest, g, (first + t * each) * vl, k + count, count) if nest.ahead else None
+        return seq([begin, loop(each, lambda j: vector(t * each + j), UNROLLED, "v")])
+
+    each = max(1, _LINE // (vl * ITEMSIZE[nest.spec.nodes[con.b].dtype]))
+    each = each if nest.ahead and vectors % each == 0 else 1
+    return seq([*binds, loop(vectors // each, lambda t: line(t, each), name="j")])
+
+
+def _fetch(nest: Nest, g: Expr, column: Expr, k: Expr, count: int) -> Stmt:
+    """Fetches a line of so many rows of the second operand, which may lie behind its end."""
+    place = strided(nest.spec, nest.con.b)
+    assert place is not None
+    source = nest.reader.buffers[place.source]
+    at = [element(place, second_index(nest, g, (k + u,), column)) for u in range(count)]
+    return seq([prefetch(source, a) for a in at])

@@ -13,4 +13,5 @@ class AxpyDecisions(NamedTuple, Generic[N]):
     vl: N  # lanes: elements of one vector
     ku: N  # rows of the second operand that are added together
     cv: N  # vectors of columns in a task
+    ahead: N  # 1: the rows that are next are fetched
     par: N  # 1: tasks in parallel
