@@ -54,7 +54,7 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
         vectors = max(1, self.con.k[-1] // self.lanes)
-        several = [v for v in (1, 2, 4, 8, 16) if v <= vectors]
+        several = [v for v in (1, 2, 4, 8) if v <= vectors]
         together = [c for c in (1, 2, 4, 8) if c <= min(self.lanes, self.con.n)]
         blocks = [b for b in (1, 2, 4, 8, 16, 32, 64, 128, 256) if b <= self.blocks]
         ahead = [0] if strided(self.task.spec, self.con.b) is None else [0, *_AHEAD]
@@ -148,11 +148,11 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
         issued = fmas + vectors + shared + widened + fetched + 2
         cycles = np.maximum(fmas / target.fma_per_cycle, machine.FMA_LATENCY)
         cycles = np.maximum(cycles, (loads + fetched) / machine.LOADS_PER_CYCLE)
-        # Rows that the first cache does not hold come from the second, for every column anew.
-        held = np.array(con.rows * con.k[-1] * ITEMSIZE[con.acc_dtype])
-        far = held > target.l1_bytes
-        first = con.rows * c.nv * target.vector_bytes / machine.bytes_per_cycle(held, target)
-        cycles = np.maximum(cycles, np.where(far, first, 0.0))
+        # Rows that the first cache does not hold come from the second, for every column anew. The
+        # weight passes through both, which leaves half of what they give.
+        held = np.array(1.5 * con.rows * con.k[-1] * ITEMSIZE[con.acc_dtype])
+        first = 2 * con.rows * c.nv * target.vector_bytes / machine.bytes_per_cycle(held, target)
+        cycles = np.maximum(cycles, np.where(held > 0.8 * target.l1_bytes, first, 0.0))
         result: Array = np.maximum(cycles, issued / machine.ISSUED_PER_CYCLE)
         return result
 
