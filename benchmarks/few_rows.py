@@ -3,9 +3,10 @@
     python -m benchmarks.few_rows [--rows 1,4] [--dtypes float32,int8] [--shapes llama] [--points 8]
 
 Each kernel runs over many copies of its weights, one launch for some of them as in a network, so
-that weights come from memory; a streaming read of as many bytes takes its turns with it. The first
-figure is of the choice without tuning, the second, with ``--points``, of the fastest of so many
-other schedules.
+that weights come from memory. A streaming read of as many bytes takes its turns with it, and a loop
+that multiplies and adds in registers: the first share is of the read, the one in brackets of
+whichever of the two the kernel needs longer for. The first schedule is the choice without tuning;
+with ``--families`` that of each family follows, with ``--points`` the fastest of so many others.
 """
 
 from __future__ import annotations
@@ -79,6 +80,21 @@ class Copies:
 
     run: Callable[[], None]
     nbytes: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What kernels are measured by, in turns with them."""
+
+    read: Copies
+    peak: Callable[[], None]
+    peak_flops: float
+
+    @classmethod
+    def of(cls, threads: int) -> Machine:
+        read = Copies(*machine_peak.read_loop(threads, COPIES_BYTES))
+        return cls(read, *machine_peak.fma_loop(threads))
 
 
 class Weights:
@@ -112,6 +128,7 @@ def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> C
     from torch_pruner.codegen.build.lower import KernelCall as Call
     from torch_pruner.codegen.build.lower import aligned, compile_module, program_module
     from torch_pruner.graph.memory import Place
+    from torch_pruner.graph.ops import ITEMSIZE
     from torch_pruner.target import TargetSpec
 
     target = TargetSpec.detect(threads)
@@ -141,9 +158,8 @@ def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> C
             entry(address)
 
     weight = case.graph().nodes[case.graph().inputs[1]]
-    from torch_pruner.graph.ops import ITEMSIZE
-
-    return Copies(run, len(launches) * calls * weight.numel * ITEMSIZE[weight.dtype])
+    count = len(launches) * calls
+    return Copies(run, count * weight.numel * ITEMSIZE[weight.dtype], count)
 
 
 def _buffers(kernel: ScheduledKernel) -> list[Any]:
@@ -172,7 +188,7 @@ def others(task: Task, count: int, seed: int = 0) -> list[Candidate]:
     return found
 
 
-def measure(case: Case, options: argparse.Namespace, weights: Weights, read: Copies) -> Any:
+def measure(case: Case, options: argparse.Namespace, weights: Weights, machine: Machine) -> Any:
     """Seconds of the draft and of the fastest of other schedules, over those of the read."""
     from torch_pruner.compiler.kernels import draft
     from torch_pruner.families import sketches_for
@@ -193,22 +209,27 @@ def measure(case: Case, options: argparse.Namespace, weights: Weights, read: Cop
     if trials:
         candidates["tuned"] = min(trials, key=lambda t: t[0])[1]
     built = {n: bound(case, c, weights, options.threads) for n, c in candidates.items()}
-    times = timing.interleave(
-        {n: c.run for n, c in built.items()} | {"read": read.run}, rounds=options.rounds
-    )
-    rate = read.nbytes / times["read"].median_s
+    beside = {"read": machine.read.run, "peak": machine.peak}
+    times = timing.interleave({n: c.run for n, c in built.items()} | beside, rounds=options.rounds)
+    rate = machine.read.nbytes / times["read"].median_s
+    peak = machine.peak_flops / times["peak"].median_s
+
+    def of(name: str) -> dict[str, Any]:
+        size, seconds = built[name].nbytes, times[name].median_s
+        flops = 2.0 * built[name].count * case.rows * case.columns * case.depth
+        least = max(size / rate, flops / peak)
+        return {
+            "share": size / seconds / rate,
+            "of_limit": least / seconds,
+            "candidate": candidates[name].to_json(),
+            "timing": times[name].to_json(),
+        }
+
     return {
         "case": [case.rows, case.columns, case.depth, case.dtype, case.along],
         "read_bytes_per_s": rate,
-        **{
-            name: {
-                "share": built[name].nbytes / times[name].median_s / rate,
-                "best_share": built[name].nbytes / times[name].min_s / rate,
-                "candidate": candidate.to_json(),
-                "timing": times[name].to_json(),
-            }
-            for name, candidate in candidates.items()
-        },
+        "peak_flops_per_s": peak,
+        **{name: of(name) for name in candidates},
     }
 
 
@@ -230,7 +251,8 @@ def line(result: dict[str, Any]) -> list[str]:
     shown = [f"{rows}", f"{columns}x{depth}", dtype, f"{result['read_bytes_per_s'] / 1e9:.1f}"]
     for of in (of for of in result.values() if isinstance(of, dict)):
         decided = " ".join(f"{k}={v}" for k, v in sorted(of["candidate"]["decisions"].items()))
-        shown += [f"{100 * of['share']:.0f} %", f"{of['candidate']['sketch']} {decided}"]
+        shares = f"{100 * of['share']:.0f} ({100 * of['of_limit']:.0f}) %"
+        shown += [shares, f"{of['candidate']['sketch']} {decided}"]
     return shown
 
 
@@ -252,10 +274,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     set_threads(options.threads)
     weights = Weights(COPIES_BYTES)
-    read = Copies(*machine_peak.read_loop(options.threads, COPIES_BYTES))
+    machine = Machine.of(options.threads)
     results = []
     for case in cases(options):
-        results.append(measure(case, options, weights, read))
+        results.append(measure(case, options, weights, machine))
         print("  ".join(line(results[-1])), flush=True)
     header = ["rows", "weight", "dtype", "GB/s", "draft", "schedule", "others", "schedule"]
     width = min(len(header), *(len(line(r)) for r in results))

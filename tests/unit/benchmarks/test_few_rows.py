@@ -35,6 +35,14 @@ def test_other_schedules_are_of_every_family_and_valid() -> None:
 
 
 def test_a_line_shows_shares_and_schedules() -> None:
-    of = {"share": 0.934, "candidate": {"sketch": "in_place", "decisions": {"nv": 8, "nc": 1}}}
+    schedule = {"sketch": "in_place", "decisions": {"nv": 8, "nc": 1}}
+    of = {"share": 0.934, "of_limit": 0.98, "candidate": schedule}
     result = {"case": [1, 96, 64, "int8", True], "read_bytes_per_s": 62.3e9, "draft": of}
-    assert few_rows.line(result) == ["1", "96x64", "int8", "62.3", "93 %", "in_place nc=1 nv=8"]
+    assert few_rows.line(result) == [
+        "1",
+        "96x64",
+        "int8",
+        "62.3",
+        "93 (98) %",
+        "in_place nc=1 nv=8",
+    ]

@@ -19,7 +19,7 @@ class Narrow(ContractionSketch):
 
     @staticmethod
     def fits(task):
-        return task.spec.nodes[task.spec.outputs[0]].shape[0] < 14
+        return task.spec.nodes[task.spec.outputs[0]].shape[0] < 24
 
     @cached_property
     def domains(self):
@@ -57,9 +57,9 @@ def kinds(rows):
 
 def test_a_space_takes_the_place_of_the_built_in_one_of_its_name(spaces) -> None:
     spaces(Narrow)
-    assert kinds(12) == [Narrow]
-    assert kinds(16) == [ContractionSketch]
-    sketch = sketches_for(product(12))[0]
+    assert kinds(20) == [Narrow]
+    assert kinds(32) == [ContractionSketch]
+    sketch = sketches_for(product(20))[0]
     assert sketch.named(sketch.default())["nv"] == 1
 
 
@@ -67,11 +67,11 @@ def test_the_last_one_counts(spaces) -> None:
     spaces(Narrow)
     spaces(Narrower)
     spaces(Narrow)  # it is used already
-    assert kinds(12) == [Narrower]
+    assert kinds(20) == [Narrower]
 
 
 def test_a_space_is_dropped(spaces) -> None:
     spaces(Narrow)
     drop_space(Narrow)
     drop_space(Narrow)
-    assert kinds(12) == [ContractionSketch]
+    assert kinds(20) == [ContractionSketch]
