@@ -110,8 +110,8 @@ class AxpySketch(Sketch[AxpyDecisions[Array]]):
         """
         second = self.task.spec.nodes[self.con.b].dtype
         more, narrow = self.con.rows - 1, self.itemsize / ITEMSIZE[second] - 1
-        alone = 0.2 * more + 0.4 * narrow
-        waiting: Array = np.where(c.ahead > 0, 0.05 + 0.1 * more + 0.1 * narrow, alone)
+        alone = 0.2 * more + 0.12 * narrow**2
+        waiting: Array = np.where(c.ahead > 0, 0.05 + 0.1 * more + 0.08 * narrow, alone)
         return waiting + 0.02 + np.minimum(0.3, _STREAM / run)
 
     def _step_cycles(self, c: AxpyDecisions[Array]) -> Array:
