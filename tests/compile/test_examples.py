@@ -15,6 +15,7 @@ NEEDS = {
     "fleet": "tornado",
     "hf_bert": "transformers",
     "hf_llama_generate": "transformers",
+    "narrow_cache": "transformers",
     "resnet": "transformers",
 }
 SHORT = {

@@ -34,6 +34,7 @@ CPU = replace(TargetSpec.from_dict({"kind": "llvm", "mcpu": "sapphirerapids"}, 2
 CARD = TargetSpec.cuda(CARDS["h200"])
 SPECS = {
     "attention": attention(Case()),
+    "decode_attention": attention(Case(queries=1, heads=8, kv=2, mask="bool", guard=True)),
     "depthwise": G.convolution(16),
     "in_place": G.few_rows(1, 96, 256),
     "axpy": G.matmul(1, 96, 256),

@@ -17,6 +17,8 @@ class Capabilities:
 
     attention: Takes = any_attention
     """Which attention is one kernel; what is not becomes a kernel for each product."""
+    few_queries: bool = True
+    """Whether attention of a few queries, as decoding has it, may be one kernel, too."""
     mixed_operands: bool = True
     """Whether products of two dtypes, as float32 with int8 weights, are as fast as others."""
     tf32: frozenset[str] = frozenset()

@@ -20,12 +20,15 @@ from torch_pruner.cache import Artifact, ArtifactKind
 from torch_pruner.compiler import kernels
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.dump import dump_graph, dump_turns
+from torch_pruner.compiler.one_kernel import is_cheaper_as_one
 from torch_pruner.compiler.phases import turns_of
+from torch_pruner.graph.attention import no_attention
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import Hoisted, hoist_static, with_changing_inputs
 from torch_pruner.graph.int4 import keep_groups, quantize_weights4
 from torch_pruner.graph.memory import KernelCall, MemoryPlan, Place, plan_memory
+from torch_pruner.graph.narrow import keep_narrow
 from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.prepared import ordinary
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.kernels import Choice, Vendor
     from torch_pruner.compiler.toolchain import Library, Toolchain
     from torch_pruner.config import Config
+    from torch_pruner.graph.attention import Takes
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
     from torch_pruner.graph.phases import Turn
@@ -127,7 +131,7 @@ class Compiler:
             if (bits := self.config.rounded_bits) is not None:
                 small = quantize_weights(small) if bits == 8 else quantize_weights4(small)
             if self.capabilities.mixed_operands:
-                small = keep_int8(small)
+                small = keep_narrow(keep_int8(small))
             if self.config.weights == "live":
                 small = with_changing_inputs(small)
             if self.capabilities.mixed_operands:
@@ -138,7 +142,13 @@ class Compiler:
             fixed = _demanded(main, inputs, outputs)
             target = self.context.target
             tiles = target.bf16_tiles and tiles_allowed()
-            fused = fuse(main, fixed, tiles=tiles, attention=self.capabilities.attention)
+            fused = fuse(
+                main,
+                fixed,
+                tiles=tiles,
+                attention=self.capabilities.attention,
+                few_queries=self._few_queries(),
+            )
             workloads = [k.spec.digest() for k in fused.kernels]
             tasks: dict[str, Task] = {}
             for kernel, workload in zip(fused.kernels, workloads, strict=True):
@@ -148,6 +158,12 @@ class Compiler:
                     known = Task(name, kernel.spec, self.context.target, self.context.threads, 0)
                 tasks[workload] = replace(known, weight=known.weight + 1)
         return Lowered(hoisted, fused, list(tasks.values()), workloads)
+
+    def _few_queries(self) -> Takes:
+        """Which attention of few queries is one kernel."""
+        if not self.capabilities.few_queries:
+            return no_attention
+        return is_cheaper_as_one(self.context.target, self.context.threads)
 
     def compile(
         self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]

@@ -182,7 +182,12 @@ class CudaDevice(Device):
 
 def capabilities() -> Capabilities:
     """What kernels for NVIDIA's GPUs can do, as torch is set now."""
-    return Capabilities(attention=fits_tensor_cores, mixed_operands=False, tf32=tf32_allowed())
+    return Capabilities(
+        attention=fits_tensor_cores,
+        few_queries=False,
+        mixed_operands=False,
+        tf32=tf32_allowed(),
+    )
 
 
 def tf32_allowed() -> frozenset[str]:

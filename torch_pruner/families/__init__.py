@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "attention",
+    "decode_attention",
     "depthwise",
     "in_place",
     "axpy",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import full_node, row_domain
@@ -16,6 +17,12 @@ def is_attention(spec: Graph) -> bool:
     """Products with a reduction between them."""
     kinds = _kinds(spec)
     return OpKind.CONTRACT in kinds and OpKind.REDUCE in kinds
+
+
+def weights_are_scaled(spec: Graph) -> bool:
+    """Whether something is multiplied to attention's weights, as scales of int8 values are."""
+    found = attention_of(spec)
+    return found is not None and found.factor is not None
 
 
 def is_contraction(spec: Graph) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner.graph.contraction import accumulator
-from torch_pruner.graph.ir import Graph, Shape, const_value
+from torch_pruner.graph.ir import Graph, GraphBuilder, Shape, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     Takes = Callable[[Graph, "Attention"], bool]  # whether kernels of a device take an attention
 
-# Measured (docs/experiments.md): with fewer queries a vector of queries is mostly padding.
+# Measured (docs/experiments.md): with fewer queries a vector of queries is mostly padding. There
+# what is faster is decided by estimates (compiler/one_kernel.py).
 MIN_QUERIES = 16
 MIN_KEYS, MIN_WIDTH = 16, 16
 # Where tiles multiply bfloat16 many times faster, scores in memory cost less than doing without.
@@ -48,6 +49,7 @@ class Attention:
     shape: Shape  # of masked
     depth: int
     width: int
+    factor: int | None  # what weights are multiplied by, full: scales of int8 values
     causal: bool  # keys after the query are masked, whatever the data
 
     @property
@@ -78,6 +80,11 @@ def any_attention(graph: Graph, found: Attention) -> bool:
     return True
 
 
+def no_attention(graph: Graph, found: Attention) -> bool:
+    """None is one kernel."""
+    return False
+
+
 def fits_tensor_cores(graph: Graph, found: Attention) -> bool:
     """Whether a GPU's kernel takes it: operands of one half-precision type, heads not too wide."""
     operands = (*graph.nodes[found.scores].inputs, graph.nodes[found.out].inputs[1])
@@ -87,19 +94,50 @@ def fits_tensor_cores(graph: Graph, found: Attention) -> bool:
 
 
 def attentions(
-    graph: Graph, users: Sequence[Sequence[int]], *, tiles: bool, takes: Takes
+    graph: Graph, users: Sequence[Sequence[int]], *, tiles: bool, takes: Takes, few: Takes
 ) -> Iterator[Attention]:
-    """Every attention in ``graph`` that is worth a kernel of its own, of those that one ``takes``.
+    """Every attention in ``graph`` that is worth a kernel of its own.
 
-    ``tiles``: products of bfloat16 run in tile registers, outside of such a kernel.
+    Of many queries it is one that a kernel ``takes``, of fewer than ``MIN_QUERIES`` one for which
+    ``few`` says so. ``tiles``: products of bfloat16 run in tile registers, outside of such a
+    kernel.
     """
     for i, node in enumerate(graph.nodes):
         if node.op == "matmul" and (found := match_attention(graph, users, i)) is not None:
+            if found.queries < MIN_QUERIES:
+                if few(graph, found):
+                    yield found
+                continue
             tiled = tiles and graph.nodes[node.inputs[1]].dtype == "bfloat16"
             keys = MIN_KEYS_IN_TILES if tiled else MIN_KEYS
-            large = found.queries >= MIN_QUERIES and found.keys >= keys
-            if large and found.width >= MIN_WIDTH and takes(graph, found):
+            if (
+                found.factor is None
+                and found.keys >= keys
+                and found.width >= MIN_WIDTH
+                and takes(graph, found)
+            ):
                 yield found
+
+
+def alone(graph: Graph, found: Attention) -> Graph:
+    """The attention as a graph: what its nodes read beside constants and views are its inputs."""
+    builder, new, inputs = GraphBuilder(), dict[int, int](), 0
+    wanted, stack = set(found.inner), list(found.inner)
+    while stack:
+        i = stack.pop()
+        inside = i in found.inner or graph.nodes[i].kind is OpKind.VIEW
+        below = [j for j in graph.nodes[i].inputs if inside and j not in wanted]
+        wanted.update(below)
+        stack.extend(below)
+    for i in sorted(wanted):
+        node = graph.nodes[i]
+        if i in found.inner or node.kind is OpKind.VIEW or node.op in ("const", "iota"):
+            operands = [new[j] for j in node.inputs]
+            new[i] = builder.append(node.op, operands, node.shape, node.dtype, **dict(node.attrs))
+        else:
+            new[i] = builder.input(inputs, node.shape, node.dtype)
+            inputs += 1
+    return builder.finish([new[found.out]])
 
 
 def match_attention(graph: Graph, users: Sequence[Sequence[int]], out: int) -> Attention | None:
@@ -111,6 +149,10 @@ def match_attention(graph: Graph, users: Sequence[Sequence[int]], out: int) -> A
     at = weights
     while nodes[at].op in ("cast", "reshape"):
         at = nodes[at].inputs[0]
+    factor = None
+    if nodes[at].op == "mul":
+        left, right = nodes[at].inputs
+        at, factor = (left, right) if nodes[left].op == "div" else (right, left)
     if nodes[at].op != "div":
         return None
     powers, divisor = nodes[at].inputs
@@ -130,6 +172,7 @@ def match_attention(graph: Graph, users: Sequence[Sequence[int]], out: int) -> A
         nodes[weights].shape[-2:] != shape[-2:]
         or {total, top} != {i for i in inner if nodes[i].kind is OpKind.REDUCE}
         or value in inner
+        or (factor is not None and (factor in inner or nodes[factor].shape != shape))
         or not all(_plain(graph, i, inner, shape) for i in inner - {scores, out})
         or any(u not in inner for i in inner - {out} for u in users[i])
         or any(o in inner and o != out for o in graph.outputs)
@@ -142,8 +185,9 @@ def match_attention(graph: Graph, users: Sequence[Sequence[int]], out: int) -> A
     depth = nodes[nodes[scores].inputs[0]].shape[-1]
     causal = _is_causal(graph, masked, shape)
     return Attention(
-        scores, out, masked, top, powers, total, divisor, spread, inner, shape, depth, width, causal
-    )
+        scores, out, masked, top, powers, total, divisor, spread, inner, shape, depth, width,
+        factor, causal,
+    )  # fmt: skip
 
 
 def _below(graph: Graph, powers: int, shape: Shape) -> tuple[int, int, int, tuple[int, ...]] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group
-from torch_pruner.graph.attention import any_attention, attentions
+from torch_pruner.graph.attention import any_attention, attentions, no_attention
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.layout import Order, identity, storage_orders
 from torch_pruner.graph.ops import EXPENSIVE, OpKind
@@ -51,15 +51,18 @@ def fuse(
     *,
     tiles: bool = False,
     attention: Takes = any_attention,
+    few_queries: Takes = no_attention,
 ) -> FusedGraph:
     """Cut ``graph`` into kernels; ``fixed``: memory orders of its ends.
 
-    ``tiles``: products of bfloat16 will run in tile registers. ``attention``: which is one kernel.
+    ``tiles``: products of bfloat16 will run in tile registers. ``attention``: which is one kernel;
+    ``few_queries``: which of those with too few queries for the other rule.
     """
     state = State(graph, graph.users(), ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
-    for found in attentions(graph, state.users, tiles=tiles, takes=attention):
+    taken = attentions(graph, state.users, tiles=tiles, takes=attention, few=few_queries)
+    for found in taken:
         tail = _with_epilogue(state, found.out, views=True)
         _add_group(state, Group(tail.members | found.inner, tail.outputs))
     for i, node in enumerate(graph.nodes):

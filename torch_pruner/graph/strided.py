@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from torch_pruner.graph.ops import OpKind
 
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_pruner.graph.ir import Graph, Node, Shape
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,15 @@ def adjacent(graph: Graph, at: int, axis: int) -> bool:
     if node.kind is not OpKind.VIEW:
         return False
     source = graph.nodes[node.inputs[0]].shape
-    found = _axis_below(node, axis, source)
+    found = axis_below(node, axis, source)
     return found is not None and adjacent(graph, node.inputs[0], found)
 
 
-def _axis_below(node: Node, axis: int, source: Shape) -> int | None:
-    """The axis of a view's operand along which neighbours are those along ``axis`` of the view."""
+def axis_below(node: Node, axis: int, source: Shape) -> int | None:
+    """The axis of a view's operand along which neighbours are those along ``axis`` of the view.
+
+    None: there is none. ``source``: the operand's shape.
+    """
     if node.op == "permute":
         return int(node.attr("perm")[axis])
     if node.op == "slice":
@@ -118,3 +126,32 @@ def _axis_below(node: Node, axis: int, source: Shape) -> int | None:
             if math.prod(source[k + 1 :]) == inner and size >= extent and size % extent == 0:
                 return k
     return None
+
+
+def offsets(graph: Graph, at: int, index: Sequence[Array]) -> Array:
+    """Where elements of a node lie in the input that it is views of, as offsets.
+
+    ``index`` has one array of positions per axis of the node.
+    """
+    node = graph.nodes[at]
+    if node.op == "input":
+        return np.ravel_multi_index(tuple(index), node.shape) if node.shape else np.array(0)
+    assert node.kind is OpKind.VIEW, "no view of an input"
+    source = graph.nodes[node.inputs[0]].shape
+    below = list(index)
+    if node.op == "permute":
+        for k, p in enumerate(node.attr("perm")):
+            below[p] = index[k]
+    elif node.op == "broadcast":
+        tail = index[len(index) - len(source) :]
+        below = [e * (d != 1) for e, d in zip(tail, source, strict=True)]
+    elif node.op == "slice":
+        cut = zip(index, node.attr("starts"), node.attr("steps"), strict=True)
+        below = [e * h + s for e, s, h in cut]
+    elif node.op == "flip":
+        dims = node.attr("dims")
+        below = [source[k] - 1 - e if k in dims else e for k, e in enumerate(index)]
+    else:
+        flat = np.ravel_multi_index(tuple(index), node.shape)
+        below = list(np.unravel_index(flat, source))
+    return offsets(graph, node.inputs[0], below)

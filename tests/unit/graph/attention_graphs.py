@@ -82,3 +82,26 @@ def attention(case: Case) -> Graph:
     weights = b.pointwise("div", powers, total)
     out = product(b.cast(weights, c.dtype), v, c.dtype)
     return b.finish([out, weights] if c.seen else [out])
+
+
+def narrow(dtype: str, queries: int = 1) -> Graph:
+    """Attention of float32 queries with keys and values of another dtype, int8 with scales."""
+    b = GraphBuilder()
+    q = b.input(0, (1, 4, queries, 32), "float32")
+    k, v = (b.input(i, (1, 2, 64, 32), dtype) for i in (1, 2))
+    scales = [b.input(i, (1, 2, 64, 1), "float32") for i in (3, 4)] if dtype == "int8" else []
+
+    def repeated(x: int, scale: int | None) -> int:
+        wide = b.cast(x, "float32")
+        if scale is not None:
+            wide = b.pointwise("mul", wide, b.broadcast(scale, b.shape(wide)))
+        wide = b.broadcast(b.reshape(wide, (1, 2, 1, 64, 32)), (1, 2, 2, 64, 32))
+        return b.reshape(wide, (1, 4, 64, 32))
+
+    k, v = (repeated(x, scale) for x, scale in zip((k, v), scales or (None, None), strict=True))
+    s = b.matmul(q, b.permute(k, (0, 1, 3, 2)))
+    s = b.pointwise("mul", s, b.const(1 / math.sqrt(32), "float32"))
+    top = b.broadcast(b.reduce("max", s, (3,), keepdim=True), b.shape(s))
+    powers = b.pointwise("exp", b.pointwise("sub", s, top))
+    total = b.broadcast(b.reduce("sum", powers, (3,), keepdim=True), b.shape(s))
+    return b.finish([b.matmul(b.pointwise("div", powers, total), v)])

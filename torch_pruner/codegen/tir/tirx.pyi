@@ -73,6 +73,9 @@ class Cast(Expr):
 class Ramp(Expr):
     def __init__(self, base: Expr, stride: Expr, lanes: int) -> None: ...
 
+class Shuffle(Expr):
+    def __init__(self, vectors: Sequence[Expr], indices: Sequence[Expr]) -> None: ...
+
 class Broadcast(Expr):
     def __init__(self, value: Expr, lanes: int) -> None: ...
 

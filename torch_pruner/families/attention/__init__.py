@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.families.attention import form
 from torch_pruner.families.attention.form import AttentionDecisions
 from torch_pruner.families.base import Family, Parameters
-from torch_pruner.families.kinds import is_attention
+from torch_pruner.families.kinds import is_attention, weights_are_scaled
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -24,7 +24,7 @@ class AttentionFamily(Family):
     decisions = AttentionDecisions
 
     def matches(self, task: Task) -> bool:
-        return is_attention(task.spec)
+        return is_attention(task.spec) and not weights_are_scaled(task.spec)
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.attention.space import AttentionSketch

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family
 from torch_pruner.families.gpu_attention.form import GpuAttentionDecisions
-from torch_pruner.families.kinds import is_attention
+from torch_pruner.families.kinds import is_attention, weights_are_scaled
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -24,7 +24,7 @@ class GpuAttentionFamily(Family):
     decisions = GpuAttentionDecisions
 
     def matches(self, task: Task) -> bool:
-        return is_attention(task.spec)
+        return is_attention(task.spec) and not weights_are_scaled(task.spec)
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.gpu_attention.space import GpuAttentionSketch
