@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch_pruner.graph.phases import Manner, Turn, plan_phases
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch_pruner.families.space import Sketch
     from torch_pruner.graph.fuse import FusedGraph
     from torch_pruner.task import Candidate, Task
 
@@ -48,27 +48,37 @@ def _manner(task: Task, candidate: Candidate) -> Manner:
     scratch_s = scratch / COPIED_BYTES_PER_CYCLE / task.target.frequency_hz
     begins = not serial and family.copies_first(task.spec, typed)
     ends = not serial and family.combines_last(task.spec, typed)
-    found = Manner(
+    alone_s, repeated_s = 0.0, math.inf
+    if "par" in decisions and (serial or not _is_large(task)):
+        alone_s, repeated_s = _seconds(task, family.space()(task), decisions, serial=serial)
+    return Manner(
         serial,
+        alone_s,
+        repeated_s,
         prologue_s=scratch_s if begins else math.inf,
         epilogue_s=scratch_s if ends else math.inf,
         division=division,
     )
-    if "par" not in decisions:
-        return found
-    sketch = family.space()(task)
+
+
+def _is_large(task: Task) -> bool:
+    """Whether a kernel that threads share moves so much that each should not do all of it."""
+    moved = machine.read_bytes(task.spec) + machine.output_bytes(task.spec)
+    return moved > task.target.l1_bytes
+
+
+def _seconds(
+    task: Task, sketch: Sketch, decisions: Mapping[str, int], *, serial: bool
+) -> tuple[float, float]:
+    """Estimated seconds of a kernel as it is scheduled, and where every thread does all of it."""
     point = np.array([[decisions[name] for name in sketch.names]], dtype=np.int64)
     symbols = sketch.symbols(point)
     tasks, rounds = float(symbols.s4_tasks[0]), float(symbols.s6_rounds[0])
     launch_s = 0.0 if serial else machine.LAUNCH_S
     alone_s = float(symbols.latency_s[0]) - launch_s
     work_s = alone_s if serial else alone_s / rounds * tasks
-    read_s = (
-        _from_memory(task, float(symbols.s5_traffic_bytes[0]))
-        * task.threads
-        / task.target.dram_bytes_per_s
-    )
-    return replace(found, alone_s=alone_s, repeated_s=max(work_s, read_s))
+    read = _from_memory(task, float(symbols.s5_traffic_bytes[0])) * task.threads
+    return alone_s, max(work_s, read / task.target.dram_bytes_per_s)
 
 
 def _from_memory(task: Task, moved: float) -> float:
