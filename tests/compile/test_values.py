@@ -176,3 +176,14 @@ def test_closure_tensor_changed_between_calls(backend):
     for _ in range(3):
         assert_equal(compiled(x), fn(x))
         table.mul_(3)
+
+
+def test_positions_of_one_token(backend) -> None:
+    """Computed from nothing but positions, and wrapped as an index is: TVM refused the code."""
+
+    def fn(x):
+        at = torch.arange(1)
+        wrapped = torch.where(at < 0, at + 1, at)
+        return x, wrapped + wrapped
+
+    backend.check(fn, lambda: (randn(3),))

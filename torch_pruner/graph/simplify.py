@@ -32,6 +32,8 @@ def _once(graph: Graph) -> Graph:
 def _rewrite(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
     """The position in ``b`` of a node equal to ``node`` applied to ``inputs``."""
     match node.kind:
+        case OpKind.LEAF if node.op == "iota" and node.shape[node.attr("dim")] == 1:
+            return b.broadcast(b.const(0, node.dtype), node.shape)
         case OpKind.POINTWISE:
             return _simplify_pointwise.rewrite(b, node, inputs)
         case OpKind.VIEW:

@@ -103,3 +103,14 @@ def test_constants_survive_json(value: float) -> None:
     (wide, zero) = evaluate(again, [])
     np.testing.assert_array_equal(bits(wide), bits(np.full(2, value, np.float32)))
     assert not np.signbit(zero)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1, 2)])
+def test_positions_along_one_element_are_zero(shape: tuple[int, ...]) -> None:
+    b = GraphBuilder()
+    place = b.append("iota", (), shape, "int64", dim=len(shape) // 2)
+    twice = b.pointwise("add", b.pointwise("mul", place, place), b.input(0, shape, "int64"))
+    small = simplify(b.finish([twice]))
+    assert all(n.op != "iota" for n in small.nodes)
+    value = np.arange(math.prod(shape)).reshape(shape)
+    np.testing.assert_array_equal(*evaluate(small, [value]), value)
