@@ -165,3 +165,15 @@ def test_caches_that_kernels_cannot_take_are_updated_all_the_same(backend):
                     compiled(mine, position, x), step(theirs, position, x), rtol=0, atol=0
                 )
                 assert_equal(mine, theirs)
+
+
+@torch.no_grad()
+def test_prompts_of_any_length_are_one_graph(backend):
+    """A size that is a symbol stays one, whatever is asked of the cache."""
+    net, twin = Counting("copy"), Counting("copy")
+    compiled = backend.compile(net, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for count in (2, 3, 5):
+            x = torch.randn(2, count, WIDTH)
+            assert_equal(compiled(x), twin(x))
+            assert_equal(net.rows, twin.rows)

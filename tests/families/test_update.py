@@ -9,14 +9,17 @@ import pytest
 
 from tests.emitting import schedule
 from tests.families import kernels as K
+from tests.unit.tuner import graphs_by_kind as G
 from torch_pruner.codegen.build.lower import aligned, compile_kernel
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.updates import before_updates, written_inputs
 from torch_pruner.target import TargetSpec
-from torch_pruner.task import Task
+from torch_pruner.task import Candidate, MeasureInput, MeasureStatus, Task
 from torch_pruner.tuner.measure import check
+from torch_pruner.tuner.measure.base import EvaluatorSpec
+from torch_pruner.tuner.measure.local import LocalExecutor
 
 pytestmark = pytest.mark.tvm
 
@@ -95,3 +98,11 @@ def test_what_is_written_in_place_is_known() -> None:
     assert written_inputs(graph(Case(), in_place=True)) == {0: 0}
     assert written_inputs(graph(Case(), in_place=False)) == {}
     assert before_updates(graph(Case(), in_place=False)) is None
+
+
+def test_workers_compare_an_update_in_place_with_what_lay_there() -> None:
+    task = Task("kernel", G.update(), TargetSpec.detect(1), 1)
+    right = Candidate("update", (("chunk", 1), ("par", 0), ("vl", 8)))
+    with LocalExecutor(1, EvaluatorSpec(repeat=2, min_repeat_s=2e-4)) as executor:
+        (result,) = executor.measure([MeasureInput(task, right)])
+    assert (result.status, result.error) == (MeasureStatus.OK, "")

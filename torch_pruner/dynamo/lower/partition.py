@@ -139,7 +139,7 @@ def partition(
     calls = [n for n in nodes if n.op not in ("placeholder", "get_attr", "output")]
     functional = _is_functional(calls)
     for node in calls:
-        if functional and node in in_place and not spec_of(node.meta["val"]).dense:
+        if functional and node in in_place and _has_gaps(node.meta["val"]):
             _reject(plan, node, RejectionKind.LAYOUT, "an update of what has gaps in memory")
         elif functional:
             _classify(plan, node, dtypes, device)
@@ -203,6 +203,11 @@ def describe(node: fx.Node) -> str:
 
 def _is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (tuple, list))
+
+
+def _has_gaps(fake: torch.Tensor) -> bool:
+    """Whether elements do not lie densely. Symbols are not asked: that would fix their values."""
+    return not has_free_symbols(fake) and not spec_of(fake).dense
 
 
 def _is_number(node: fx.Node) -> bool:
