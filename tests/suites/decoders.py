@@ -11,6 +11,7 @@ Nothing is downloaded.
 from __future__ import annotations
 
 import collections
+import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torch_pruner.report import GraphReport
 
 OPTIONS = {"effort": "none"}
+PLAIN: Mapping[str, Any] = {}  # with transformers' mode, "reduce-overhead"
+WITH_OPTIONS: Mapping[str, Any] = {"mode": None, "options": OPTIONS}
 PROMPT, TOKENS, LONG = 5, 16, 256
 VOCABULARY = 200
 
@@ -31,15 +34,15 @@ VOCABULARY = 200
 class Decoder:
     """``cache`` for the table; ``config`` names a class of transformers and its arguments.
 
-    ``tokens`` to generate. ``through_config``: ``generate`` compiles by itself, as
-    ``CompileConfig(backend="pruner")`` says.
+    ``tokens`` to generate. ``by_config``: ``generate`` compiles by itself, as a ``CompileConfig``
+    with these arguments says.
     """
 
     cache: str
     config: str
     arguments: Mapping[str, Any]
     tokens: int = TOKENS
-    through_config: bool = False
+    by_config: Mapping[str, Any] | None = None
 
 
 _WIDTH = {
@@ -56,14 +59,14 @@ _MIXED = {"layer_types": ["sliding_attention", "full_attention"], **_WINDOW}
 
 DECODERS: Mapping[str, Decoder] = {
     "llama": Decoder("full", "LlamaConfig", _LLAMA),
-    "llama-by-config": Decoder("full", "LlamaConfig", _LLAMA, through_config=True),
+    "llama-by-config": Decoder("full", "LlamaConfig", _LLAMA, by_config=PLAIN),
     "qwen2": Decoder("full", "Qwen2Config", _LLAMA),
     "qwen3": Decoder("full", "Qwen3Config", _HEADS),
     "mistral": Decoder("sliding", "MistralConfig", {**_LLAMA, **_WINDOW}),
     "gemma2": Decoder("hybrid", "Gemma2Config", {**_HEADS, **_WINDOW}),
     "gemma3": Decoder("hybrid", "Gemma3TextConfig", {**_HEADS, **_MIXED}),
     "gemma3-by-config": Decoder(
-        "hybrid", "Gemma3TextConfig", {**_HEADS, **_MIXED}, through_config=True
+        "hybrid", "Gemma3TextConfig", {**_HEADS, **_MIXED}, by_config=WITH_OPTIONS
     ),
     "phi3": Decoder("full", "Phi3Config", _PHI),
     "gpt2": Decoder("full", "GPT2Config", _GPT2),
@@ -96,6 +99,7 @@ def check(name: str) -> Outcome:
     from torch_pruner.dynamo.run import reports
 
     of = DECODERS[name]
+    os.environ["TORCH_PRUNER_EFFORT"] = "none"  # where a config leaves no room for options
     try:
         model = build(name)
         prompt = torch.randint(3, VOCABULARY, (1, PROMPT))
@@ -105,8 +109,8 @@ def check(name: str) -> Outcome:
         }  # fmt: skip
         with torch.no_grad():
             expected = model.generate(prompt, **asked)
-            if of.through_config:
-                asked["compile_config"] = compile_config()
+            if of.by_config is not None:
+                asked["compile_config"] = compile_config(of.by_config)
             else:
                 model.forward = torch.compile(model.forward, backend="pruner", options=OPTIONS)
             with reports.collect() as graphs:
@@ -122,11 +126,11 @@ def check(name: str) -> Outcome:
     return Outcome(name, "compiled", said)
 
 
-def compile_config() -> Any:
+def compile_config(arguments: Mapping[str, Any]) -> Any:
     """What users write for a CPU, where ``generate`` compiles only when it is told to."""
     from transformers import CompileConfig
 
-    config = CompileConfig(backend="pruner", mode=None, options=OPTIONS)
+    config = CompileConfig(backend="pruner", **arguments)
     config._compile_all_devices = True
     return config
 
