@@ -122,7 +122,9 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any]:
     prompt = torch.randint(1000, (1, options.prompt), generator=torch.Generator().manual_seed(0))
     length = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens}
     greedy = {"do_sample": False, "pad_token_id": 0, "eos_token_id": 1, **serving.CACHES["static"]}
-    model, found, before = serving.build(network, options.layers), {}, None
+    model = serving.build(network, options.layers)
+    found: dict[str, dict[str, float]] = {}
+    before: dict[str, Any] | None = None
     forward = model.forward
     with torch.no_grad(), watched() as watch:
         expected = model.generate(prompt, **length, **greedy)

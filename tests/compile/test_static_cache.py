@@ -173,7 +173,7 @@ def test_prompts_of_any_length_are_one_graph(backend):
     net, twin = Counting("copy"), Counting("copy")
     compiled = backend.compile(net, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for count in (2, 3, 5):
+        for count in (3, 5, 4):
             x = torch.randn(2, count, WIDTH)
             assert_equal(compiled(x), twin(x))
             assert_equal(net.rows, twin.rows)
