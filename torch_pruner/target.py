@@ -45,6 +45,7 @@ class CpuModel:
     needs: frozenset[str] = frozenset()
     tiles: bool = False  # has AMX with bfloat16, where the flags do not hide it
     core_bytes_per_s: float = 20e9  # that one core reads from memory while another one does
+    dot_fmas: float = 4.0  # multiply-adds that take as long as one ``vdpbf16ps``
 
     @property
     def vector_registers(self) -> int:
@@ -60,7 +61,10 @@ class CpuModel:
 
 # First match wins within a family; a name whose flags a hypervisor hides is passed over.
 _AMD = (
-    (0x1A, CpuModel("znver5", 64, 2, 3.9e9, _ZEN4 | {"avx_vnni"}, core_bytes_per_s=33e9)),
+    (
+        0x1A,
+        CpuModel("znver5", 64, 2, 3.9e9, _ZEN4 | {"avx_vnni"}, core_bytes_per_s=33e9, dot_fmas=1.0),
+    ),
     (0x19, CpuModel("znver4", 64, 1, 3.6e9, _ZEN4)),  # two 256-bit pipes make one 512-bit FMA
     (0x19, CpuModel("znver3", 32, 2, 3.4e9, _V3 | {"vaes", "vpclmulqdq"})),
     (0x17, CpuModel("znver2", 32, 2, 3.2e9, _V3 | {"clwb"})),
@@ -168,6 +172,8 @@ class TargetSpec:
     bf16_dot: bool
     bf16_tiles: bool = False  # AMX; kernels also need ``tiles_allowed``
     byte_dot: bool = False  # AVX512-VNNI, dotprod: four products of bytes are added to a sum
+    bf16_dot_fmas: float = 4.0  # multiply-adds that take as long as one ``vdpbf16ps``
+    float16: bool = False  # vectors of float16 become float32, and back, in one instruction
 
     @staticmethod
     def detect(threads: int | None = None, probe: CpuProbe | None = None) -> TargetSpec:
@@ -294,7 +300,8 @@ def _cpu_spec(
 ) -> TargetSpec:
     cores = max(1, min(probe.physical_cores, probe.usable_cores))
     defaults: dict[str, Any] = {"num-cores": threads or cores}
-    if probe.machine in ("aarch64", "arm64"):
+    arm = probe.machine in ("aarch64", "arm64")
+    if arm:
         defaults["mtriple"] = _AARCH64_TRIPLES.get(platform.system(), "aarch64-linux-gnu")
         if "asimddp" in probe.flags:
             defaults["mattr"] = ["+dotprod"]
@@ -311,9 +318,11 @@ def _cpu_spec(
         l2_bytes=l2_bytes,
         l3_bytes=probe.l3_bytes or l2_bytes * cores,
         dram_bytes_per_s=model.core_bytes_per_s * min(cores, 2),
-        bf16_dot="avx512_bf16" in model.needs,
+        bf16_dot=_has("avx512_bf16", model, attrs),
         bf16_tiles=model.tiles and probe.flags >= {"amx_tile", "amx_bf16"},
-        byte_dot="avx512_vnni" in model.needs or "+dotprod" in _features(attrs, defaults),
+        byte_dot=_has("avx512_vnni", model, attrs) or "+dotprod" in _features(attrs, defaults),
+        bf16_dot_fmas=model.dot_fmas,
+        float16=arm or _has("f16c", model, attrs),
     )
 
 
@@ -321,6 +330,11 @@ def _features(attrs: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sequence
     """What a target adds to its ``mcpu``."""
     found: Sequence[str] = attrs.get("mattr", defaults.get("mattr", ()))
     return found
+
+
+def _has(flag: str, model: CpuModel, attrs: Mapping[str, Any]) -> bool:
+    """Whether code for ``model`` may use instructions, which ``mattr`` may take away."""
+    return flag in model.needs and f"-{flag.replace('_', '')}" not in attrs.get("mattr", ())
 
 
 @cache

@@ -87,6 +87,55 @@ def test_rows_that_see_nothing(mask: str, guard: bool) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
+PREFIX = Case(queries=70, keys=96, depth=24, width=40, mask="add", guard=True, kv=2, batch=2)
+
+
+def hidden(case: Case, changes: dict[str, int], spoil: str = "") -> tuple[Any, Any, Any]:
+    """Outputs, expected ones, and the kernel, for a mask that hides keys after each query."""
+    spec = attention(case)
+    arrays = [aligned(spec.nodes[i].shape, spec.nodes[i].dtype) for i in spec.inputs]
+    rng = np.random.default_rng(0)
+    for array in arrays[:3]:
+        array[...] = rng.standard_normal(array.shape)
+    shape = arrays[3].shape
+    seen = np.broadcast_to(np.arange(shape[3]) <= np.arange(shape[2])[:, None] - 3, shape)
+    arrays[3][...] = np.where(seen, 0, -math.inf)
+    if spoil:  # past the first tile of queries, which sees 29 keys at most
+        where, value = spoil.split()
+        arrays[int(where)][:, 60:, 5] = float(value)
+    with np.errstate(all="ignore"):
+        (expected,) = evaluate(spec, arrays)
+    kernel = schedule(spec, "attention", {**POINT, "order": 1, **changes})
+    out = aligned(kernel.outputs[0].shape, case.dtype)
+    compile_kernel(kernel, TargetSpec.detect(2)).bind([*arrays, out])()
+    return out, expected, kernel
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        (PREFIX, {}),
+        (PREFIX, {"pack": 0, "tm": 12, "tr": 4, "nc": 3}),
+        (PREFIX, {"pack": 2, "nv": 1, "tasks": 3, "kb": 32}),
+        (replace(PREFIX, guard=False, batch=1, heads=3, kv=3), {"tasks": 1, "nv": 3, "tr": 6}),
+        (replace(PREFIX, dtype="bfloat16"), {"pack": 2}),
+        (replace(PREFIX, dtype="float16", width=10, depth=8), {"nc": 1}),
+    ],
+)
+def test_keys_that_a_mask_hides(case: Case, changes: dict[str, int]) -> None:
+    """They are not visited, and the result is as if they were."""
+    out, expected, kernel = hidden(case, changes)
+    assert kernel.scratch[-1].dtype == "int32"  # how many keys a tile sees
+    assert K.error([out], [expected]) < (1e-5 if case.dtype == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("spoil", ["1 nan", "1 inf", "1 -1e38", "2 nan", "2 -inf", "2 1e38"])
+@pytest.mark.parametrize("pack", [0, 2])
+def test_what_is_not_finite_behind_a_mask_shows(spoil: str, pack: int) -> None:
+    out, expected, _ = hidden(PREFIX, {"pack": pack}, spoil)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
 def compiled(fn: Any, *args: Any) -> Any:
     torch._dynamo.reset()
     run = torch.compile(fn, backend="pruner", options={"effort": "none", "strict": True})

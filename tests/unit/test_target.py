@@ -254,3 +254,20 @@ def test_llvm_knows_every_name() -> None:
     known = set(codegen.llvm_get_cpu_archlist(Target({"kind": "llvm"})))
     assert {m for m in target._BY_NAME if m != "generic"} <= known
     assert Target(TargetSpec.detect(2).tvm_target()).kind.name == "llvm"
+
+
+def test_half_precision_needs_its_instructions() -> None:
+    """An option may take away what the processor has."""
+    zen5 = probe("AuthenticAMD", 0x1A, [*ZEN4, "avx_vnni"])
+    here = TargetSpec.detect(2, zen5)
+    assert (here.bf16_dot, here.bf16_dot_fmas, here.float16) == (True, 1.0, True)
+    assert TargetSpec.detect(2, probe("AuthenticAMD", 0x19, ZEN4)).bf16_dot_fmas > 1
+    assert not TargetSpec.detect(2, probe("Other", 0, sorted(target._V2))).float16
+    haswell = {"kind": "llvm", "mcpu": "haswell"}
+    found = TargetSpec.from_dict(haswell)
+    assert (found.bf16_dot, found.float16) == (False, True)
+    without = TargetSpec.from_dict(
+        {"kind": "llvm", "mcpu": "znver4", "mattr": ["-avx512bf16", "-f16c"]}
+    )
+    assert (without.bf16_dot, without.float16) == (False, False)
+    assert TargetSpec.detect(2, replace(zen5, machine="aarch64", flags=frozenset())).float16

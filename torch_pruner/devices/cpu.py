@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,8 +17,9 @@ from torch_pruner.compiler.toolchain import Library, Toolchain
 from torch_pruner.devices import forked_threads
 from torch_pruner.devices.aten import AtenVendor
 from torch_pruner.devices.base import Device, parsed
-from torch_pruner.devices.dtypes import DEFAULT_DTYPES
+from torch_pruner.devices.dtypes import DEFAULT_DTYPES, DTYPES
 from torch_pruner.graph.memory import CHECKSUMS
+from torch_pruner.target import TargetSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.kernels import Vendor
     from torch_pruner.compiler.toolchain import Calls, Kernels
     from torch_pruner.config import Config
-    from torch_pruner.target import TargetSpec
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 
@@ -56,12 +57,14 @@ class CpuDevice(Device):
 
     names = ("cpu",)
     device = torch.device("cpu")
-    dtypes = DEFAULT_DTYPES
     checks_indices = True
+
+    def __init__(self, target: str = "auto") -> None:
+        self.dtypes = _dtypes(_own_target(target))
 
     @classmethod
     def claim(cls, where: torch.device, config: Config) -> Device | None:
-        return CpuDevice() if where.type == "cpu" else None
+        return CpuDevice(config.target) if where.type == "cpu" else None
 
     @classmethod
     def named(cls, name: str) -> BundleDevice | None:
@@ -85,10 +88,15 @@ class CpuDevice(Device):
 class EagerDevice(CpuDevice):
     """A device without a code generator: eager runs everything."""
 
-    dtypes = frozenset()
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.dtypes = frozenset()
+
+
+@cache
+def _dtypes(target: str) -> frozenset[str]:
+    """Names of the dtypes that are compiled for a CPU that the option ``target`` names."""
+    return frozenset(DTYPES) if TargetSpec.resolve(target).float16 else DEFAULT_DTYPES
 
 
 def _own_target(option: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.executors import release_later, shared_executor
 from torch_pruner.devices.cpu import CpuDevice
+from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.fingerprint import DeviceFingerprint
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ class FleetDevice(CpuDevice):
     """They time candidates. What is compiled runs here if this machine is like them, which is known
     when a context was asked for; else eager does.
     """
+
+    def __init__(self) -> None:
+        self.dtypes = DEFAULT_DTYPES  # graphs are cut before a machine of theirs was asked
 
     @classmethod
     def claim(cls, where: torch.device, config: Config) -> Device | None:

@@ -321,6 +321,42 @@ def shared_masks(graph: Graph, att: Attention) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+_MILD = {"cast", "reshape", "tanh"}  # what is finite stays so, and grows by no more than a scale
+_SCALES = 1e-3, 1e3
+
+
+def hiding_mask(graph: Graph, att: Attention) -> int | None:
+    """The shared mask that is added to the scores last: where it is -inf no finite score counts.
+
+    None where there is none, or where something else than a scale comes between.
+    """
+    node, masks = graph.nodes[att.masked], shared_masks(graph, att)
+    if node.op != "add" or node.dtype != "float32":
+        return None
+    for mask, value in (node.inputs, reversed(node.inputs)):
+        if mask in masks and _is_scaled(graph, value, att.scores):
+            return mask
+    return None
+
+
+def _is_scaled(graph: Graph, at: int, scores: int) -> bool:
+    while at != scores:
+        node = graph.nodes[at]
+        if node.op == "mul" and graph.nodes[node.inputs[0]].op == "const":
+            factor, at = node.inputs
+        elif node.op in ("mul", "div") and graph.nodes[node.inputs[1]].op == "const":
+            at, factor = node.inputs
+        elif node.op in _MILD:
+            (at,) = node.inputs
+            continue
+        else:
+            return False
+        low, high = _SCALES
+        if not low <= abs(const_value(graph.nodes[factor])) <= high:
+            return False
+    return True
+
+
 def _reads(graph: Graph, node: int) -> bool:
     stack = [node]
     while stack:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.emitting import signature
 from tests.unit.graph.attention_graphs import Case, attention
 from tests.unit.graph.random_graphs import assert_close, inputs_for, run_fused
 from torch_pruner.families.attention.form import AttentionDecisions
-from torch_pruner.graph.attention import attention_of, attention_plan, shared_masks
+from torch_pruner.graph.attention import attention_of, attention_plan, hiding_mask, shared_masks
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ONE_KERNEL = [
     Case(),
@@ -107,7 +112,36 @@ def test_masks_are_copied_where_heads_share_them() -> None:
         assert len(shared_masks(spec, found)) == copies
         assert attention_plan(spec, found, AttentionDecisions(**{**POINT, "order": 0})).masks == ()
         scratch = signature(spec, "attention", {**POINT, "order": 1}).scratch
-        assert len(scratch) == 4 + copies
+        hides = mask == "add"  # and then how many keys a tile sees is kept, too
+        assert (hiding_mask(spec, found) is not None) == hides
+        assert len(scratch) == 4 + copies + hides
+
+
+@pytest.mark.parametrize(
+    ("between", "hides"),
+    [
+        (lambda b, s: b.pointwise("mul", s, b.const(0.125, "float32")), True),
+        (lambda b, s: b.pointwise("tanh", b.pointwise("div", s, b.const(50.0, "float32"))), True),
+        (lambda b, s: b.cast(b.cast(s, "bfloat16"), "float32"), True),
+        (lambda b, s: b.pointwise("exp", s), False),
+        (lambda b, s: b.pointwise("mul", s, s), False),
+        (lambda b, s: b.pointwise("mul", s, b.const(1e30, "float32")), False),
+    ],
+)
+def test_a_mask_hides_what_is_finite(between: Callable[..., int], hides: bool) -> None:
+    b = GraphBuilder()
+    q, k, v = (b.input(i, (4, 32, 16), "float32") for i in range(3))
+    mask = b.broadcast(b.input(3, (1, 32, 32), "float32"), (4, 32, 32))
+    scores = between(b, b.matmul(q, b.permute(k, (0, 2, 1))))
+    masked = b.pointwise("add", mask, scores)
+    powers = b.pointwise(
+        "exp", b.pointwise("sub", masked, b.reduce("max", masked, (2,), keepdim=True))
+    )
+    total = b.reduce("sum", powers, (2,), keepdim=True)
+    spec = b.finish([b.matmul(b.pointwise("div", powers, total), v)])
+    found = attention_of(spec)
+    assert found is not None
+    assert (hiding_mask(spec, found) is not None) == hides
 
 
 def test_scratch_does_not_grow_with_heads_or_queries() -> None:

@@ -48,6 +48,8 @@ class Nest:
     values: Buffer | None  # [task][key][column of a slot], where they are not read in place
     keys: Buffer | None  # [task][key][depth], the same
     masks: dict[int, Buffer]  # [task][key][lane]
+    hiding: int | None  # of the masks: where it is -inf no finite score counts
+    seen: Buffer | None  # [task]: keys up to the last that it does not hide
     top: Buffer
     total: Buffer
     spread: dict[int, Buffer]
@@ -56,6 +58,11 @@ class Nest:
     group: Expr
     first: Expr  # query of lane 0
     end: Expr  # keys that some query of the tile sees
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a tile may end before the last key."""
+        return self.att.causal or self.hiding is not None
 
     @property
     def lanes(self) -> int:
@@ -89,7 +96,7 @@ def counted(extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
 
 
 def over_keys(nest: Nest, body: Callable[[Expr], Stmt]) -> Stmt:
-    if nest.att.causal:
+    if nest.bounded:
         return counted(nest.end, body, "key")
     return loop(nest.att.keys, body, name="key")
 
@@ -116,8 +123,11 @@ def pack_queries(nest: Nest) -> Stmt:
     )
 
 
-def pack_values(nest: Nest, copy: Buffer) -> Stmt:
-    """All values of a head in one piece: rows far apart compete for few sets of the cache."""
+def pack_values(nest: Nest, copy: Buffer, *, every: bool) -> Stmt:
+    """Values of a head in one piece: rows far apart compete for few sets of the cache.
+
+    ``every``: for later tiles of the head, too, which may see more keys than the open one.
+    """
     plan = nest.plan
 
     def vector(key: Expr, slot: Expr) -> Stmt:
@@ -129,10 +139,17 @@ def pack_values(nest: Nest, copy: Buffer) -> Stmt:
 
         return loop(plan.column, lane, VECTORIZED, "v")
 
-    # Later tiles of a causal head see more keys than the first.
-    return loop(
-        nest.att.keys, lambda key: loop(plan.slots, lambda j: vector(key, j), name="j"), name="key"
+    return _copied_keys(
+        nest, lambda key: loop(plan.slots, lambda j: vector(key, j), name="j"), every
     )
+
+
+def _copied_keys(nest: Nest, body: Callable[[Expr], Stmt], every: bool) -> Stmt:
+    """``body`` for every key, or for those of the tiles of scores that the open unit makes."""
+    if every or not nest.bounded:
+        return loop(nest.att.keys, body, name="key")
+    tiles = T.floordiv(nest.end + (nest.tm - 1), nest.tm)
+    return counted(T.min(tiles * nest.tm, imm(nest.att.keys)), body, "key")
 
 
 def value_at(nest: Nest, key: Expr, slot: Expr) -> Expr:
@@ -147,8 +164,8 @@ def value_of(nest: Nest, key: Expr, column: Expr) -> Expr:
     return nest.reader.at(node, index).astype(nest.dtype)
 
 
-def pack_keys(nest: Nest, copy: Buffer) -> Stmt:
-    """All keys of a head in one piece, converted to the dtype of the sums."""
+def pack_keys(nest: Nest, copy: Buffer, *, every: bool) -> Stmt:
+    """Keys of a head in one piece, converted to the dtype of the sums; see ``pack_values``."""
     depth = nest.att.depth
     lanes = nest.vl if depth >= nest.vl else 1
 
@@ -162,9 +179,7 @@ def pack_keys(nest: Nest, copy: Buffer) -> Stmt:
         return loop(lanes, lane, VECTORIZED, "v")
 
     count = -(-depth // lanes)
-    return loop(
-        nest.att.keys, lambda key: loop(count, lambda j: vector(key, j), name="j"), name="key"
-    )
+    return _copied_keys(nest, lambda key: loop(count, lambda j: vector(key, j), name="j"), every)
 
 
 def key_at(nest: Nest, key: Expr, d: Expr) -> Expr:

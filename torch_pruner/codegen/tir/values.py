@@ -6,7 +6,7 @@ reach private functions. No graph has a uint16 of its own, so the element type o
 
 from __future__ import annotations
 
-from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T
+from torch_pruner.codegen.tir.builders import Buffer, Call, Expr, S, Stmt, T, tvm
 from torch_pruner.codegen.tir.vmath import Bindings
 
 
@@ -49,7 +49,20 @@ def held_bits(buf: Buffer, index: Expr) -> Expr:
     return buf[index].astype("uint32")
 
 
+def _narrow(value: Expr) -> Expr | None:
+    """The bits of a value that was read or rounded as bfloat16 just now, whatever they are."""
+    if not (isinstance(value, Call) and value.op.same_as(_REINTERPRET)):
+        return None
+    raw = value.args[0]
+    if not isinstance(raw, T.LShift) or str(raw.ty.dtype) != "uint32":
+        return None
+    return raw.a if isinstance(raw.b, T.IntImm) and int(raw.b) == 16 else None
+
+
 def _bits(bind: Bindings, value: Expr) -> Expr:
+    value = bind.hoist(value)
+    if (held := _narrow(value)) is not None:
+        return held
     value = bind(value)
     raw = bind(T.reinterpret("uint32", value))
     odd = T.bitwise_and(T.shift_right(raw, T.const(16, "uint32")), T.const(1, "uint32"))
@@ -57,3 +70,6 @@ def _bits(bind: Bindings, value: Expr) -> Expr:
     # By its bits: isnan of a vector becomes a branch for every lane.
     nan = T.bitwise_and(raw, T.const(0x7FFFFFFF, "uint32")) > T.const(0x7F800000, "uint32")
     return T.Select(nan, T.const(0x7FC0, "uint32"), rounded)
+
+
+_REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")

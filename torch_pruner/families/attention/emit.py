@@ -41,6 +41,7 @@ from torch_pruner.codegen.tir.builders import (
     Stmt,
     T,
     buffer,
+    index_dtype,
     loop,
     seq,
     stack,
@@ -48,7 +49,8 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
-from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan
+from torch_pruner.families.attention.visible import end, see
+from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan, hiding_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +69,9 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
     scores, query, sums, *rest = scratch
     pack = decisions.pack
     values, keys, masks = rest[0] if pack else None, rest[1] if pack > 1 else None, rest[pack:]
+    hiding = hiding_mask(spec, att)
+    hiding = hiding if hiding in plan.masks else None
+    seen = None if hiding is None else masks.pop()
     lanes, dtype = plan.lanes, str(scores.dtype)
     nest = Nest(
         spec=spec,
@@ -86,6 +91,8 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         values=values,
         keys=keys,
         masks=dict(zip(plan.masks, masks, strict=True)),
+        hiding=hiding,
+        seen=seen,
         top=buffer(lanes, dtype, "top", scope="local"),
         total=buffer(lanes, dtype, "total", scope="local"),
         spread={
@@ -104,6 +111,8 @@ def _tasks(nest: Nest, order: int) -> Stmt:
     """Tasks run in parallel; each takes a run of units (one tile of queries of one head)."""
     att, plan = nest.att, nest.plan
     heads = att.batch[-1] if att.batch else 1
+    # Tiles that see fewer keys are done sooner: each task takes all of them, for some of the heads.
+    parts = math.gcd(heads, plan.tasks) if nest.hiding is not None else 1
 
     def task(p: Expr) -> Stmt:
         def step(t: Expr) -> Stmt:
@@ -112,11 +121,12 @@ def _tasks(nest: Nest, order: int) -> Stmt:
                 nest.group, tile = unlinear(unit, (att.groups, plan.tiles))
                 copying, masks = _first_or(tile, t, plan), None
             else:
-                shape = (att.groups // heads, plan.tiles, heads)
-                outer, tile, head = unlinear(unit, shape)
-                nest.group = outer * heads + head
+                shape = (att.groups // heads, parts, plan.tiles, heads // parts)
+                outer, part, tile, head = unlinear(unit, shape)
+                nest.group = (outer * parts + part) * (heads // parts) + head
                 copying, masks = None, _first_or(head, t, plan)
             nest.task, nest.first = p, tile * nest.lanes
+            nest.end = imm(att.keys)
             if att.causal:
                 nest.end = T.min(nest.first + nest.lanes, imm(att.keys))
             body = _unit(nest, copying, masks)
@@ -137,12 +147,18 @@ def _unit(nest: Nest, head: Expr | None, fresh: Expr | None) -> Stmt:
     parts = [stack(b) for b in (nest.top, nest.total, *nest.spread.values())]
     if nest.masks:
         tiles = seq([pack_mask(nest, node) for node in nest.masks])
+        tiles = tiles if nest.hiding is None else seq([tiles, see(nest)])
         parts.append(tiles if fresh is None else when(fresh, tiles))
-    copies = [pack_values(nest, nest.values)] if nest.values is not None else []
-    copies += [pack_keys(nest, nest.keys)] if nest.keys is not None else []
+    parts.append(pack_queries(nest))
+    if nest.hiding is not None:
+        last = buffer(1, index_dtype(), "end", scope="local")
+        parts += [stack(last), end(nest, last)]
+        nest.end = last[imm(0)]
+    every = head is not None
+    copies = [pack_values(nest, nest.values, every=every)] if nest.values is not None else []
+    copies += [pack_keys(nest, nest.keys, every=every)] if nest.keys is not None else []
     if copies:
         parts.append(seq(copies) if head is None else when(head, seq(copies)))
-    parts.append(pack_queries(nest))
     lowest = identity(nest.spec.nodes[nest.att.top], nest.dtype)
     parts.append(over_lanes(nest, lambda v: store(nest.top, v, lowest)))
     parts.append(_scores(nest))
@@ -159,14 +175,14 @@ def _scores(nest: Nest) -> Stmt:
     def tile(t: Expr) -> Stmt:
         return _score_tile(nest, t * nest.tm, nest.tm)
 
-    if nest.att.causal:
+    if nest.bounded:
         count = T.min(T.floordiv(nest.end + (nest.tm - 1), nest.tm), imm(whole))
         parts = [counted(count, tile, "tile")]
     else:
         parts = [loop(whole, tile, name="tile")]
     if rest:
         last = _score_tile(nest, imm(whole * nest.tm), rest)
-        parts.append(when(nest.end > whole * nest.tm, last) if nest.att.causal else last)
+        parts.append(when(nest.end > whole * nest.tm, last) if nest.bounded else last)
     return seq(parts)
 
 
@@ -269,8 +285,8 @@ def _products(nest: Nest) -> list[Stmt]:
 
     def block(o: Expr) -> Stmt:
         start = o * nest.kb
-        limit = nest.end if att.causal else imm(att.keys)
-        static = not att.causal and att.keys % nest.kb == 0
+        limit = nest.end if nest.bounded else imm(att.keys)
+        static = not nest.bounded and att.keys % nest.kb == 0
         count = nest.kb if static else T.min(limit - start, imm(nest.kb))
 
         def columns(slot: Expr, many: int) -> Stmt:
@@ -281,7 +297,7 @@ def _products(nest: Nest) -> list[Stmt]:
 
         return _blocks(plan.slots, nest.nc, columns)
 
-    if att.causal:
+    if nest.bounded:
         blocks = counted(T.floordiv(nest.end + (nest.kb - 1), nest.kb), block, "block")
     else:
         blocks = loop(-(-att.keys // nest.kb), block, name="block")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from torch_pruner.graph.attention import attention_of, attention_plan
+from torch_pruner.graph.attention import attention_of, attention_plan, hiding_mask
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.signature import BufferSpec
 
@@ -29,7 +29,10 @@ class AttentionDecisions(NamedTuple, Generic[N]):
 
 
 def scratch(spec: Graph, decisions: AttentionDecisions[int]) -> tuple[BufferSpec, ...]:
-    """Per parallel task: a tile's scores, queries and sums; copies of values, keys, masks."""
+    """Per parallel task: a tile's scores, queries and sums; copies of values, keys, masks.
+
+    Last, where a mask may hide keys, how many keys some query of the tile sees.
+    """
     att = attention_of(spec)
     assert att is not None
     plan, dtype = attention_plan(spec, att, decisions), accumulator(spec.nodes[att.out].dtype)
@@ -43,4 +46,5 @@ def scratch(spec: Graph, decisions: AttentionDecisions[int]) -> tuple[BufferSpec
         BufferSpec((plan.tasks, plan.lanes, plan.slots * plan.column), dtype),
         *copies[: decisions.pack],
         *(BufferSpec((plan.tasks, att.keys, plan.lanes), spec.nodes[m].dtype) for m in plan.masks),
+        *(BufferSpec((plan.tasks,), "int32") for m in plan.masks if m == hiding_mask(spec, att)),
     )

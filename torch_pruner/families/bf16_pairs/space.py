@@ -24,8 +24,6 @@ from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
-# From registers, Emerald Rapids: 0.77 ns for one of 32 products, 0.19 for a multiply-add of 16.
-DOT_FMAS = 4.0  # multiply-adds that take as long as one ``vdpbf16ps``
 _CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 P = TypeVar("P", bound=PairDecisions[Array])
@@ -164,6 +162,6 @@ class Bf16PairsSketch(PairSketch[Bf16PairsDecisions[Array]]):
     def _block_cycles(self, c: Bf16PairsDecisions[Array]) -> tuple[Array, Array]:
         target, pairs = self.task.target, self.form.depth / 2
         dots = c.tm * c.nv
-        step = np.maximum(dots * DOT_FMAS / target.fma_per_cycle, machine.FMA_LATENCY)
+        step = np.maximum(dots * target.bf16_dot_fmas / target.fma_per_cycle, machine.FMA_LATENCY)
         step = np.maximum(step, (c.tm + c.nv) / machine.LOADS_PER_CYCLE)
         return dots * pairs, pairs * (step + (0.5 + 0.5 * c.ahead) / c.ku)
