@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.ops import FLOATS, ITEMSIZE, OpKind
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph, Node
@@ -212,7 +212,26 @@ def _closed(state: State, members: set[int]) -> Group:
                 return True
         return False
 
-    return Group(members, tuple(sorted(m for m in members if read_outside(m))))
+    outputs = {m for m in members if read_outside(m)}
+    for m in sorted(outputs - outside, reverse=True):
+        if widens(state, m):  # readers do it themselves: the buffer stays narrow
+            outputs.discard(m)
+            outputs.update(set(state.node(m).inputs) & members)
+    return Group(members, tuple(sorted(outputs)))
+
+
+def widens(state: State, i: int) -> bool:
+    """Whether the node is a number in a wider type, exactly, and no product or window reads it.
+
+    Such a cast costs its readers less than a wide buffer does.
+    """
+    node = state.node(i)
+    if node.op != "cast" or node.dtype not in FLOATS:
+        return False
+    narrow = state.node(node.inputs[0]).dtype
+    kinds = {state.node(r).kind for r in readers(state, i)}
+    exact = narrow in FLOATS and ITEMSIZE[narrow] < ITEMSIZE[node.dtype]
+    return exact and not kinds & {OpKind.CONTRACT, OpKind.WINDOW}
 
 
 def readers(state: State, node: int) -> list[int]:

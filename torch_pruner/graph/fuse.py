@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group
+from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group, widens
 from torch_pruner.graph.attention import any_attention, attentions, no_attention
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.layout import Order, identity, storage_orders
@@ -119,7 +119,8 @@ def _with_epilogue(state: State, anchor: int, *, views: bool) -> Group:
             order.append(i)
     for end in reversed(order):
         # A view that leaves the graph has a buffer of its own; others belong to their readers.
-        if end != anchor and graph.nodes[end].kind is OpKind.VIEW and end not in outputs:
+        read = graph.nodes[end].kind is OpKind.VIEW or widens(state, end)
+        if end != anchor and read and end not in outputs:
             continue
         inside = {m for m in order if m == end or state.ancestors[end] >> m & 1}
         if all(
@@ -142,17 +143,26 @@ def _choose_buffers(state: State) -> None:
         heavy[i] = node.op in EXPENSIVE or any(heavy[j] for j in node.inputs)
         if node.kind is OpKind.VIEW:
             continue
-        read_by = readers(state, i)
+        read_by = _readers_of_value(state, i)
         anchors = [r for r in read_by if state.node(r).kind in (OpKind.CONTRACT, OpKind.WINDOW)]
         shared = len(read_by) > 1 and (heavy[i] or size[i] > 3 or node.kind is OpKind.INJECTIVE)
         repeated = heavy[i] and any(_repeats(state, i, r) for r in read_by)
         reduced = node.kind is OpKind.INJECTIVE and any(
             state.node(r).kind is OpKind.REDUCE for r in read_by
         )
-        apart = node.op == "cat" and not _part_by_part(state, i, read_by)
+        apart = node.op == "cat" and not _part_by_part(state, i, readers(state, i))
         if anchors or shared or repeated or reduced or apart or size[i] > _MAX_INLINE:
             state.buffers.add(i)
             size[i], heavy[i] = 0, False
+
+
+def _readers_of_value(state: State, node: int) -> list[int]:
+    """Operators that read ``node`` or what it is in a wider type."""
+    found: list[int] = []
+    for r in readers(state, node):
+        wider = r not in state.buffers and r not in state.group_of and widens(state, r)
+        found.extend(readers(state, r) if wider else [r])
+    return list(dict.fromkeys(found))
 
 
 def _part_by_part(state: State, cat: int, read_by: list[int]) -> bool:

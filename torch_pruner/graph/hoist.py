@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_pruner.graph.ir import Graph, GraphBuilder
-from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.ops import FLOATS, ITEMSIZE, OpKind
 
 _MAX_GROWTH = 4  # a hoisted value may be this many times larger than what it is made from
 
@@ -49,7 +49,7 @@ def hoist_static(graph: Graph) -> Hoisted:
             i in outputs
             or any(u not in static or graph.nodes[u].kind is OpKind.VIEW for u in users[i])
         )
-        and (i in outputs or _leaves(graph, users, static, i))
+        and (i in outputs or (_leaves(graph, users, static, i) and not _widened(graph, users, i)))
     ]
     if not cut:
         return Hoisted(graph, None, ())
@@ -86,6 +86,30 @@ def _static_nodes(graph: Graph) -> set[int]:
                 static.add(i)
                 size[i] = origin
     return static
+
+
+def _widened(graph: Graph, users: list[list[int]], node: int) -> bool:
+    """Whether it is a parameter in a wider type, and no product reads it.
+
+    Each reader widens it, exactly, at no more cost than reading a wide copy, which nobody has to
+    keep and to compare with the parameter.
+    """
+    nodes = graph.nodes
+    at, wide = nodes[node].inputs[0], nodes[node].dtype
+    if nodes[node].op != "cast" or wide not in FLOATS or nodes[at].dtype not in FLOATS:
+        return False
+    if ITEMSIZE[nodes[at].dtype] >= ITEMSIZE[wide]:
+        return False
+    while nodes[at].kind is OpKind.VIEW:
+        at = nodes[at].inputs[0]
+    stack = list(users[node])
+    while stack:
+        user = nodes[u := stack.pop()]
+        if user.kind in (OpKind.CONTRACT, OpKind.WINDOW):
+            return False
+        if user.kind is OpKind.VIEW:
+            stack.extend(users[u])
+    return nodes[at].op == "input"
 
 
 def _leaves(graph: Graph, users: list[list[int]], static: set[int], node: int) -> bool:

@@ -220,3 +220,35 @@ def test_outputs_that_nothing_computes(kind: str) -> None:
     arrays = inputs_for(graph)
     assert len(fused.kernels) == (kind != "input")
     assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 0)
+
+
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+def test_buffers_stay_narrow(narrow: str) -> None:
+    """What two kernels read as float32 is kept as it was rounded, and each of them widens it."""
+    b = GraphBuilder()
+    x = b.input(0, (8, 16), narrow)
+    weights = [b.input(i, (16, 16), narrow, static=True) for i in (1, 2)]
+    residual = b.cast(x, "float32")
+    for w in weights:
+        square = b.reduce("sum", b.pointwise("mul", residual, residual), (1,), keepdim=True)
+        scaled = b.cast(b.pointwise("div", residual, square), narrow)
+        product = b.cast(b.matmul(scaled, w), "float32")
+        rounded = b.cast(b.pointwise("add", residual, product), narrow)
+        residual = b.cast(rounded, "float32")
+    graph = b.finish([residual])
+    fused = fuse(graph)
+    assert len(fused.kernels) == 4
+    for kernel in fused.kernels:
+        ends = {*kernel.inputs, *kernel.outputs} - {*graph.outputs}
+        assert {graph.nodes[i].dtype for i in ends} == {narrow}
+    arrays = inputs_for(graph)
+    assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 1e-2)
+
+
+def test_products_read_wide_buffers() -> None:
+    """A product of float32 does not widen its operands for every tile."""
+    b = GraphBuilder()
+    x, w = b.input(0, (8, 16), "bfloat16"), b.input(1, (16, 16), "float32", static=True)
+    wide = b.cast(b.cast(b.pointwise("exp", b.cast(x, "float32")), "bfloat16"), "float32")
+    fused = fuse(b.finish([b.matmul(wide, w)]))
+    assert [fused.graph.nodes[k.outputs[0]].dtype for k in fused.kernels] == ["float32"] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.unit.graph.random_graphs import assert_close, graphs, inputs_for
@@ -67,6 +68,18 @@ def test_views_are_not() -> None:
     w = b.input(1, (8, 8), "float32", static=True)
     graph = b.finish([b.matmul(x, b.permute(w, (1, 0)))])
     assert hoist_static(graph) == Hoisted(graph, None, ())
+
+
+@pytest.mark.parametrize("op", ["mul", "matmul"])
+def test_a_parameter_in_a_wider_type_is_read_narrow(op: str) -> None:
+    """By elementwise readers: a product would widen it again and again."""
+    b = GraphBuilder()
+    x = b.input(0, (8, 8), "float32")
+    w = b.cast(b.permute(b.input(1, (8, 8), "bfloat16", static=True), (1, 0)), "float32")
+    y = b.matmul(x, w) if op == "matmul" else b.pointwise(op, x, w)
+    graph = b.finish([y])
+    hoisted = hoist_static(graph)
+    assert (hoisted == Hoisted(graph, None, ())) == (op == "mul")
 
 
 def test_a_value_may_not_grow_much() -> None:
