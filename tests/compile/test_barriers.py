@@ -69,7 +69,7 @@ class Decoder(nn.Module):
 
 @torch.no_grad()
 def test_a_decoded_layer_has_five_barriers(backend) -> None:
-    """And a sixth within its attention where that is three kernels, as here."""
+    """And a sixth within its attention, unless that is one kernel, which is a matter of estimates."""
     met = []
     for layers in (1, 2):
         net, twin = Decoder(layers).eval(), Decoder(layers).eval()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
-from torch_pruner.families.machine import LAUNCH_S
+from torch_pruner.families.machine import BARRIER_S, LAUNCH_S
 from torch_pruner.graph.attention import alone, any_attention, attention_of
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.task import Task
@@ -52,12 +52,17 @@ def _cheaper(graph: Graph, target: TargetSpec, threads: int) -> bool:
 def _seconds(
     kernel: Kernel, target: TargetSpec, threads: int, names: tuple[str, ...] = ()
 ) -> float:
-    """The least predicted latency of a kernel, of these families or of all.
+    """The least predicted seconds of a kernel in a program, of these families or of all.
 
-    Kernels of a program share one launch, and each is estimated with its own.
+    Kernels of a program share one launch, and each is estimated with its own, or as long as memory
+    takes. After each the threads meet.
     """
     task = Task("attention", kernel.spec, target, threads)
     sketches = [s for s in families.sketches_for(task) if not names or s.name in names]
-    points = [(sketch, sketch.default()) for sketch in sketches]
-    least = min(float(s.symbols(p[None]).latency_s[0]) for s, p in points)
-    return max(0.0, least - LAUNCH_S) if threads > 1 else least
+    found = [sketch.symbols(sketch.default()[None]) for sketch in sketches]
+    least = min(found, key=lambda symbols: float(symbols.latency_s[0]))
+    seconds = float(least.latency_s[0])
+    if threads == 1:
+        return seconds
+    memory_s = float(least.s5_traffic_bytes[0]) / target.dram_bytes_per_s
+    return max(seconds - LAUNCH_S, memory_s) + BARRIER_S

@@ -10,9 +10,12 @@ from torch_pruner.families.bf16_pairs.form import Bf16PairsDecisions
 from torch_pruner.families.kinds import is_product
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch_pruner.codegen.parts.kernel import Emitted
     from torch_pruner.families.space import Sketch
     from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.phases import Division
     from torch_pruner.graph.signature import Signature
     from torch_pruner.task import Task
 
@@ -33,6 +36,12 @@ class Bf16PairsFamily(Family):
 
     def parameters(self, spec: Graph, decisions: Bf16PairsDecisions[int]) -> Parameters:
         return form.parameters(spec, self.name, decisions.nv * form.COLUMNS)
+
+    def serial(self, decisions: Mapping[str, int]) -> bool:
+        return decisions["tasks"] == 1
+
+    def division(self, spec: Graph, decisions: Bf16PairsDecisions[int]) -> Division | None:
+        return form.division(spec, decisions)
 
     def emit(
         self,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import Contraction, constant_operand, contraction_of
 from torch_pruner.graph.packing import PackLayout
+from torch_pruner.graph.phases import Division
 from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.graph.strided import Strided, strided
 
@@ -119,3 +120,15 @@ def parameters(spec: Graph, family: str, block: int) -> Parameters:
     if form.place is None:
         scratch.append(BufferSpec(form.copy, "bfloat16"))
     return Parameters(packs, tuple(scratch))
+
+
+def division(spec: Graph, decisions: Bf16PairsDecisions[int]) -> Division | None:
+    """The columns of each task, where they are panels of all rows; None if not."""
+    con, block = contraction_of(spec), decisions.nv * COLUMNS
+    tiles = -(-con.rows // decisions.tm)
+    if con.groups != 1 or min(decisions.mc, tiles) > 1:
+        return None
+    panels = -(-con.n // block)
+    each = -(-panels // min(decisions.tasks, panels))
+    tasks = -(-panels // each)
+    return Division(tasks, each * block) if tasks > 1 else None
