@@ -8,6 +8,8 @@ from torch import nn
 
 import torch_pruner
 from tests.compile.agreement import assert_equal
+from torch_pruner.compiler.driver import Compiler
+from torch_pruner.graph.attention import any_attention
 
 pytestmark = pytest.mark.tvm
 HEADS, HIDDEN, WIDE, LENGTH = 8, 512, 1536, 256
@@ -68,8 +70,9 @@ class Decoder(nn.Module):
 
 
 @torch.no_grad()
-def test_a_decoded_layer_has_five_barriers(backend) -> None:
-    """And a sixth within its attention, unless that is one kernel, which is a matter of estimates."""
+def test_a_decoded_layer_has_five_barriers(backend, monkeypatch) -> None:
+    """With its attention as one kernel, which is a matter of estimates; three meet once more."""
+    monkeypatch.setattr(Compiler, "_few_queries", lambda _: any_attention)
     met = []
     for layers in (1, 2):
         net, twin = Decoder(layers).eval(), Decoder(layers).eval()
@@ -80,4 +83,4 @@ def test_a_decoded_layer_has_five_barriers(backend) -> None:
         report = torch_pruner.last_report()
         assert report is not None
         met.append(report.barriers)
-    assert met[1] - met[0] <= 6
+    assert met[1] - met[0] <= 5
