@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
+from torch_pruner.families.decode_attention.form import few_queries_of
 from torch_pruner.families.machine import BARRIER_S, LAUNCH_S
 from torch_pruner.graph.attention import alone, any_attention, attention_of
 from torch_pruner.graph.fuse import fuse
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torch_pruner.target import TargetSpec
 
 _OWN = "decode_attention"  # the family that such a kernel would be of
+# What a mask leaves of a cache that fills from its start to its end: three kernels read all of it.
+_SEEN = 0.5
 _known: dict[tuple[str, str, int], bool] = {}
 
 
@@ -44,7 +47,9 @@ def _cheaper(graph: Graph, target: TargetSpec, threads: int) -> bool:
     task = Task("attention", one[0].spec, target, threads)
     if not families.named(_OWN).matches(task):
         return False
-    together = _seconds(one[0], target, threads, (_OWN,))
+    few = few_queries_of(one[0].spec)
+    seen = _SEEN if few is not None and few.ruling else 1.0
+    together = _seconds(one[0], target, threads, (_OWN,)) * seen
     three = fuse(graph).kernels
     return together < sum(_seconds(kernel, target, threads) for kernel in three)
 
