@@ -228,6 +228,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "weights": _choice("checked", "live", "frozen"),
         "weight_bits": _optional(_number_of(8, 4)),
         "int8_weights": _boolean(),
+        "narrow_weights": _boolean(),
         "strict": _boolean(),
         "debug_dir": _optional(_path()),
         "progress": _or_auto(_boolean()),
@@ -273,6 +274,7 @@ class Config:
     weights: str = "checked"
     weight_bits: int | None = None
     int8_weights: bool = False
+    narrow_weights: bool = True
     strict: bool = False
     debug_dir: str | None = None
     progress: bool | Literal["auto"] = "auto"

@@ -22,8 +22,10 @@ from torch_pruner.dynamo.lower.bounds import flag_spec
 from torch_pruner.dynamo.lower.partition import Region, partition
 from torch_pruner.dynamo.lower.tensors import spec_of
 from torch_pruner.dynamo.ready import missing_of
-from torch_pruner.dynamo.run import reports
+from torch_pruner.dynamo.run import narrow_weights, reports
+from torch_pruner.dynamo.run.build import as_narrow, held_by
 from torch_pruner.dynamo.run.distributed import sync_cache
+from torch_pruner.dynamo.run.originals import free_originals
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.log import PhaseTimer
 from torch_pruner.report import GraphReport, OpFallback, Report
@@ -44,6 +46,7 @@ __all__ = [
     "TaskExplanation",
     "check_ready",
     "explain",
+    "free_originals",
     "last_report",
     "load_bundle",
     "save_bundle",
@@ -286,6 +289,8 @@ def _explain_graph(
     dtypes = device.dtypes
     parts = partition(gm, static_inputs=static, dtypes=dtypes, device=device.device)
     compiler = device.compiler(config)
+    holds = narrow_weights.holds(example_inputs, config)
+    arguments = {n: k for k, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
     tasks: dict[str, TaskExplanation] = {}
     partitions: list[str] = []
     for step in parts.steps:
@@ -296,7 +301,9 @@ def _explain_graph(
             [spec_of(n.meta["val"]).order for n in nodes] for nodes in (step.inputs, step.outputs)
         ]
         shown = [spec.order for spec in flag_spec(step.flags)]
-        lowered = compiler.lower(step.graph, orders[0], orders[1] + shown)
+        reads = [arguments.get(n, -1) for n in step.inputs]
+        graph, _ = as_narrow(step.graph, compiler, held_by(reads, holds))
+        lowered = compiler.lower(graph, orders[0], orders[1] + shown)
         partitions.append(
             f"compiled: {len(step.nodes)} operators in {len(lowered.fused.kernels)} kernel calls"
         )

@@ -73,7 +73,9 @@ def inspect_dynamo_graph(
     name = next_name()
 
     def show(aten: fx.GraphModule, inputs: Sequence[RuntimeValue], kind: str) -> BoxedCall:
-        look(aten, inputs, label_of(name, kind))
+        # Where AOTAutograd adds or drops none, arguments are Dynamo's, which hold something.
+        alike = kind == "inference" and len(inputs) == len(example_inputs)
+        look(aten, example_inputs if alike else inputs, label_of(name, kind))
         return boxed(aten)
 
     compiled: DynamoCall = aot_autograd(

@@ -20,7 +20,7 @@ from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.lower import serialization
-from torch_pruner.dynamo.run import distributed, graphs, reports
+from torch_pruner.dynamo.run import distributed, graphs, narrow_weights, reports
 from torch_pruner.dynamo.run.checked import run_eager
 from torch_pruner.dynamo.run.failures import Fallback
 from torch_pruner.dynamo.run.first_call import FirstCall
@@ -55,6 +55,8 @@ class GraphCompilation:
         self._config = distributed.without_tuning(config)
         self._again = recompiles.seen(example_inputs)  # Dynamo compiled this function before
         self._timer = PhaseTimer()
+        self._holds = narrow_weights.holds(example_inputs, self._config)
+        self._inputs = len(example_inputs)
         # What is replayed as a CUDA graph cannot be kept.
         self._key = None if config.cuda_graphs else capture_key.of(gm, example_inputs)
 
@@ -111,7 +113,11 @@ class GraphCompilation:
     ) -> SavedCall:
         """The call of one ATen graph, which is "forward", "backward" or for "inference"."""
         metadata = AotMetadata.of(example_inputs, kind, len(outputs(gm)))
-        graph = AtenGraph(gm, example_inputs, metadata, label_of(self.name, kind), timer)
+        label = label_of(self.name, kind)
+        # Where AOTAutograd adds or drops none, arguments are Dynamo's.
+        alike = kind == "inference" and len(example_inputs) == self._inputs
+        holds = self._holds if alike else {}
+        graph = AtenGraph(gm, example_inputs, metadata, label, timer, holds)
         if self._config.max_sizes and symbolic.depends_on_sizes(gm):
             call = self.compile_for_sizes(graph)
             return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
@@ -133,4 +139,7 @@ class GraphCompilation:
 
     def _restore(self, saved: SavedCall) -> BoxedCall:
         """The call of a graph that torch, or the cache, has kept."""
-        return graphs.restored(saved, config=self._config, name=self.name, timer=self._timer)
+        holds = self._holds if saved.kind == "inference" else {}
+        return graphs.restored(
+            saved, config=self._config, name=self.name, timer=self._timer, holds=holds
+        )

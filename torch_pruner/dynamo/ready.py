@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from torch_pruner.devices import device_for, torch_device_of
 from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
 from torch_pruner.dynamo.lower.program import RegionStep, describe
+from torch_pruner.dynamo.run import narrow_weights
+from torch_pruner.dynamo.run.build import as_narrow, held_by
 from torch_pruner.dynamo.run.graphs import outputs
 
 if TYPE_CHECKING:
@@ -36,7 +38,9 @@ def missing_of(
         device=device.device, dtypes=device.dtypes,
     )  # fmt: skip
     compiler = device.compiler(config)
+    holds = narrow_weights.holds(example_inputs, config)
     for step in program.steps:
         if isinstance(step.does, RegionStep):
             orders = [[s.order for s in specs] for specs in (step.does.inputs, step.does.outputs)]
-            yield from compiler.missing(step.does.graph, orders[0], orders[1])
+            graph, _ = as_narrow(step.does.graph, compiler, held_by(step.reads, holds))
+            yield from compiler.missing(graph, orders[0], orders[1])

@@ -53,13 +53,14 @@ def test_memory_may_be_eagers_plus_packed_weights_plus_a_tenth() -> None:
     result: Any = {
         "status": "ok",
         "error": "",
-        "eager": {"peak_bytes": 100_000_000},
+        "eager": {"peak_bytes": 100_000_000, "anonymous_bytes": 90_000_000},
         "aot_eager": {"peak_bytes": 110_000_000},
         "pruner": {"packed_bytes": 100_000_000, "peak_bytes": 219_000_000},
+        "freed": {"freed_bytes": 60_000_000, "anonymous_bytes": 70_000_000},
     }
     assert memory.allowed_bytes(result) == pytest.approx(220e6)
     text = memory.render({"fits": result, "failed": {"status": "crash", "error": "boom"}})
     fits, failed = text.splitlines()[2:]
-    assert fits.split()[1:-1:2] == ["100", "110", "100", "220", "219"]
+    assert fits.split()[1:-1:2] == ["100", "110", "100", "220", "219", "60", "90", "70"]
     assert fits.endswith("ok")
     assert "boom" in failed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -10,17 +12,20 @@ import torch
 from torch_pruner import exc
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
+from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep, RegionCall, profiled
+from torch_pruner.graph.lossless import narrowed
 from torch_pruner.report import GraphReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import fx
 
     from torch_pruner.compiler.driver import CompiledGraph, Compiler
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import StepCall
+    from torch_pruner.graph.ir import Graph
     from torch_pruner.report import Tuning
 
 
@@ -60,7 +65,7 @@ class BuiltGraph:
             tasks=tasks,
             seconds=seconds,
             trials=sum(t.trials for t in tasks if t.source in ("tuned", "library")),
-            weight_bytes=sum(c.plan.packed_bytes for c in self.compiled),
+            weight_bytes=sum(r.call.weight_bytes for r in self.regions),
             workspace_bytes=sum(c.plan.workspace_bytes for c in self.compiled),
             tunings=tuple(tunings),
             barriers=sum(c.barriers for c in self.compiled),
@@ -74,10 +79,12 @@ def build_graph(
     *,
     fallback: str = "eager",
     name: str = "graph",
+    holds: Mapping[int, str] = MappingProxyType({}),
 ) -> BuiltGraph:
     """Compile the regions of ``program``; ``fallback`` runs the operators that were refused.
 
-    ``device`` is that of the program's device, ``compiler`` is for it.
+    ``device`` is that of the program's device, ``compiler`` is for it. ``holds``: the narrower
+    dtypes that represent, at the moment, what float32 arguments at these positions hold.
 
     Raises ``UnsupportedModel`` if ``fallback`` is ``"error"`` and an operator was refused.
     """
@@ -88,7 +95,8 @@ def build_graph(
     regions: list[BuiltRegion] = []
     for step in program.steps:
         if isinstance(step.does, RegionStep):
-            call = built_region(step.does, compiler, device, f"{name}.{len(regions)}")
+            mine = held_by(step.reads, holds)
+            call = built_region(step.does, compiler, device, f"{name}.{len(regions)}", mine)
             regions.append(BuiltRegion(call, step.reads))
             run, named = region_calls(call, step.does, device)
         else:
@@ -112,16 +120,44 @@ def region_calls(call: RegionCall, region: RegionStep, device: Device) -> tuple[
     return plain, named
 
 
-def built_region(region: RegionStep, compiler: Compiler, device: Device, name: str) -> RegionCall:
-    """A region, compiled."""
+def held_by(reads: Sequence[int], holds: Mapping[int, str]) -> dict[int, str]:
+    """What ``holds`` says of arguments, by positions of the inputs of a step that ``reads``."""
+    return {k: holds[value] for k, value in enumerate(reads) if value in holds}
+
+
+def as_narrow(
+    graph: Graph, compiler: Compiler, holds: Mapping[int, str]
+) -> tuple[Graph, dict[int, str]]:
+    """The graph that is compiled for one whose inputs hold so much, and which became narrow."""
+    if not holds or not compiler.capabilities.mixed_operands:
+        return graph, {}
+    return narrowed(graph, holds)
+
+
+def built_region(
+    region: RegionStep,
+    compiler: Compiler,
+    device: Device,
+    name: str,
+    holds: Mapping[int, str] = MappingProxyType({}),
+) -> RegionCall:
+    """A region, compiled; ``holds`` as for ``build_graph``, by positions of the region's inputs."""
+    graph, narrow = as_narrow(region.graph, compiler, holds)
     orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
-    compiled = compiler.compile(region.graph, orders[0], orders[1])
+    compiled = compiler.compile(graph, orders[0], orders[1])
     nodes = region.graph.nodes
     static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
     if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
         static = []
     specs = (region.inputs, region.outputs)
-    return RegionCall(name, compiled, *specs, static, device.device)
+    if not narrow:
+        return RegionCall(name, compiled, *specs, static, device.device)
+    # In the middle of a run nobody waits for tuning.
+    later = compiler.config.replace(on_miss="fallback", time_budget_s=None)
+    wide = partial(built_region, region, replace(compiler, config=later), device, name)
+    return NarrowRegionCall(
+        name, compiled, *specs, static, device.device, narrow, region.graph, wide
+    )
 
 
 def eager_call(module: fx.GraphModule, fallback: str) -> StepCall:

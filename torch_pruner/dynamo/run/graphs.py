@@ -6,8 +6,9 @@ import functools
 import hashlib
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from torch_pruner import exc, fork_locks, log
@@ -31,7 +32,7 @@ from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import fx
     from torch.fx.node import Argument
@@ -82,6 +83,7 @@ class AtenGraph:
     metadata: AotMetadata
     label: str  # in logs and reports
     timer: PhaseTimer
+    holds: Mapping[int, str] = field(default_factory=dict)  # as for ``build_graph``
 
 
 @one_at_a_time
@@ -100,7 +102,9 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
             gm, static=metadata.static, mutated=metadata.mutated, loose=metadata.loose,
             device=device.device, dtypes=device.dtypes,
         )  # fmt: skip
-        built = build_graph(program, compiler, device, fallback=config.fallback, name=label)
+        built = build_graph(
+            program, compiler, device, fallback=config.fallback, name=label, holds=graph.holds
+        )
     if metadata.loose:
         activations.report(outputs(gm))
     reports.add(built.report(label, dict(graph.timer.seconds), compiler.tunings))
@@ -183,8 +187,17 @@ class _FirstResult:
 
 
 @one_at_a_time
-def restored(given: SavedCall, *, config: Config, name: str, timer: PhaseTimer) -> BoxedCall:
+def restored(
+    given: SavedCall,
+    *,
+    config: Config,
+    name: str,
+    timer: PhaseTimer,
+    holds: Mapping[int, str] = MappingProxyType({}),
+) -> BoxedCall:
     """The call of a graph that torch kept, with the kernels that the store has now.
+
+    ``holds`` as for ``build_graph``.
 
     Raises ``NotUsableError`` if its results were never compared with eager's, with these kernels.
     """
@@ -198,7 +211,9 @@ def restored(given: SavedCall, *, config: Config, name: str, timer: PhaseTimer) 
         asked = config.check == "first-call"
         compiler.may_tune = not asked
         try:
-            built = build_graph(program, compiler, device, fallback=config.fallback, name=label)
+            built = build_graph(
+                program, compiler, device, fallback=config.fallback, name=label, holds=holds
+            )
         except exc.CacheMiss as err:
             if asked:
                 raise torch_cache.NotUsableError(str(err)) from err

@@ -15,7 +15,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.lower.calls import picker
+from torch_pruner.dynamo.run.narrow_weights import narrow_copy
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.weight_checks import (
     Contents,
@@ -37,16 +39,26 @@ from torch_pruner.graph.memory import ALIGNMENT
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import (
+        Callable,
+        Iterator,
+        Mapping,
+        MutableMapping,
+        MutableSet,
+        Sequence,
+    )
 
     from torch_pruner.compiler.driver import CompiledGraph
     from torch_pruner.dynamo.run.weight_checks import Entry
     from torch_pruner.graph.packing import PackLayout
 
 Array = npt.NDArray[Any]
+Item = TypeVar("Item")
 
 _Layout = tuple["PackLayout", tuple[int, ...] | None]
-_Wanted = tuple[torch.Tensor, "PackLayout", tuple[int, ...] | None]
+_Narrow = tuple[str, tuple[int, ...]]  # dtype, memory order
+# What is packed, how, from which order, and the parameter with which the copy is kept.
+_Wanted = tuple[torch.Tensor, "PackLayout", tuple[int, ...] | None, torch.Tensor]
 _Memory = tuple[torch.UntypedStorage, int, int | None, int]
 
 FEW = 12  # tensors: Python asks so many for their addresses as fast as a program is called
@@ -61,6 +73,7 @@ class _Held:
     memory: _Memory
     contents: Contents | None  # None on devices whose memory is not looked at
     copies: dict[_Layout, torch.Tensor] = field(default_factory=dict)
+    narrow: MutableMapping[_Narrow, torch.Tensor] = field(default_factory=WeakValueDictionary)
 
 
 # What is known of each parameter that is kept in another form, for all graphs that read it.
@@ -164,6 +177,33 @@ class Snapshot:
         return False
 
 
+_alive: MutableSet[PackedInputs] = WeakSet()
+
+
+def in_use(parameter: torch.Tensor) -> bool:
+    """Whether a compiled graph, or a look at what it holds, reads the parameter's own memory.
+
+    True, too, where no graph reads it at all: then nobody has a copy.
+    """
+    storage = parameter.untyped_storage()
+    first = storage.data_ptr()
+    memory, copied = range(first, first + max(storage.nbytes(), 1)), False
+    for packed in list(_alive):
+        reads = packed.reads(parameter, memory)
+        if reads:
+            return True
+        copied = copied or reads is False
+    return not copied
+
+
+def moved(parameter: torch.Tensor) -> None:
+    """The parameter lies elsewhere and holds what it held: copies made of it are still its own."""
+    with _shared_lock:
+        held = _shared.get(parameter)
+        if held is not None:
+            held.memory = (held.memory[0], parameter.data_ptr(), *held.memory[2:])
+
+
 class PackedInputs:
     """The static inputs of one compiled graph. Safe for concurrent calls."""
 
@@ -174,8 +214,11 @@ class PackedInputs:
         static: Sequence[int],
         orders: Sequence[tuple[int, ...]],
         device: torch.device,
+        narrow: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
+        """``narrow``: the dtypes in which the program reads inputs that are float32."""
         self._compiled, self._device = compiled, device
+        self._narrow = narrow
         self._n_inputs = n_inputs
         self._orders = orders
         self.indices = tuple(static)
@@ -191,10 +234,26 @@ class PackedInputs:
         self._lock = threading.Lock()
         self._current: Snapshot | None = None
         self._stays = False
+        _alive.add(self)
 
     def stay(self) -> None:
         """From now on what is renewed is written where it was: its address has been recorded."""
         self._stays = True
+
+    def reads(self, parameter: torch.Tensor, memory: range) -> bool | None:
+        """Whether the parameter's own ``memory`` is read; None: it is no input."""
+        current, key = self._current, storage_key(parameter)
+        if current is None:
+            return None
+        if any(address in memory for _, address in current.table):
+            return True
+        shared = any(storage_key(t) == key for t in current.tensors)
+        return not self._frozen if shared else None
+
+    def drop(self) -> None:
+        """Nothing calls for these any more."""
+        with self._lock:
+            self._current = None
 
     def current(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
         """The snapshot for ``inputs``, made anew when a parameter changed."""
@@ -234,7 +293,7 @@ class PackedInputs:
             for _, s in self._slots
             if s.index < self._n_inputs and not self._as_it_lies(inputs[s.index], s.index)
         }
-        positions = packed | copied | set(self._compiled.sources)
+        positions = packed | copied | set(self._compiled.sources) | set(self._narrow)
         tensors = {id(inputs[i]): inputs[i] for i in sorted(positions) if i < self._n_inputs}
         return list(tensors.values())
 
@@ -243,7 +302,10 @@ class PackedInputs:
         return dense.is_contiguous() and not tensor.data_ptr() % ALIGNMENT and not tensor.is_neg()
 
     def _make(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
-        """``distrust``: memory does not hold what it held though nobody said so."""
+        """``distrust``: memory does not hold what it held though nobody said so.
+
+        Raises ``NotNarrowError`` if a parameter no longer holds what its narrow copy can.
+        """
         counted = steps.count
         derived = self._derived(inputs)
         looked_at = self._device.type == "cpu" and not self._frozen
@@ -251,8 +313,11 @@ class PackedInputs:
         held = _held(derived, watched, distrust)
         prepared: list[torch.Tensor] = []
         compiled = self._compiled
+        own_inputs = [*inputs[: self._n_inputs]]
+        for i, tensor in self._narrowed(inputs, held):
+            own_inputs[i] = tensor
         if compiled.prepare is not None:
-            arrays = [to_numpy(inputs[i]) for i in compiled.sources]
+            arrays = [to_numpy(own_inputs[i]) for i in compiled.sources]
             results = evaluate(compiled.prepare, arrays)
             dtypes = [compiled.prepare.nodes[o].dtype for o in compiled.prepare.outputs]
             made = (from_numpy(a, d) for a, d in zip(results, dtypes, strict=True))
@@ -260,13 +325,14 @@ class PackedInputs:
         kept: list[torch.Tensor] = []
         table: list[tuple[int, int]] = []
         plain: set[int] = set()
-        given = [*inputs[: self._n_inputs], *prepared]
+        given = [*own_inputs, *prepared]
         packed = _all_packed(
             [
                 (
                     given[s.index],
                     s.pack,
                     self._orders[s.index] if s.index < self._n_inputs else None,
+                    inputs[s.index] if s.index < self._n_inputs else given[s.index],
                 )
                 for _, s in self._slots
                 if s.pack is not None
@@ -282,6 +348,8 @@ class PackedInputs:
             elif not own:
                 kept.append(tensor)
                 plain.add(slot.index - self._n_inputs)
+            elif slot.index in self._narrow:
+                kept.append(tensor)
             elif not self._as_it_lies(tensor, slot.index):
                 dense = tensor.permute(self._orders[slot.index]).detach()
                 tensor = torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
@@ -297,6 +365,32 @@ class PackedInputs:
             tuple(table), tuple(kept),
             tuple(t if j in plain else None for j, t in enumerate(prepared)),
         )  # fmt: skip
+
+    def _narrowed(
+        self, inputs: Sequence[torch.Tensor], held: Mapping[int, _Held]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """The narrow copies that the program reads, which all graphs share while one needs them.
+
+        None of those of which every copy is there already.
+        """
+        wanted = [i for i in self._narrow if not self._has_copies(i, held[id(inputs[i])])]
+
+        def copy(i: int) -> torch.Tensor:
+            copies, key = held[id(inputs[i])].narrow, (self._narrow[i], self._orders[i])
+            found = copies.get(key)
+            if found is None:
+                found = copies[key] = narrow_copy(inputs[i], *key)
+            return found
+
+        return zip(
+            wanted, _shared_out(copy, wanted, [inputs[i].nbytes for i in wanted]), strict=True
+        )
+
+    def _has_copies(self, index: int, held: _Held) -> bool:
+        """Whether nothing is left to be made of an input's narrow copy."""
+        order, mine = self._orders[index], [s.pack for _, s in self._slots if s.index == index]
+        packed = all(pack is not None and (pack, order) in held.copies for pack in mine)
+        return packed and index not in self._compiled.sources
 
 
 def _watch(
@@ -375,21 +469,27 @@ def _all_packed(
     """
     unique = {(id(w[0]), w[1], w[2]): w for w in wanted}
     order = sorted(unique.values(), key=lambda w: -w[1].nbytes)
-    threads = min(torch.get_num_threads(), len(order))
     pack = functools.partial(_packed, held=held)
-    if threads > 1 and sum(w[1].nbytes for w in order) >= WORTH_THREADS:
-        with ThreadPoolExecutor(threads) as pool:
-            results = list(pool.map(pack, order))
-    else:
-        results = [pack(w) for w in order]
+    results = _shared_out(pack, order, [w[1].nbytes for w in order])
     made = {(id(w[0]), w[1], w[2]): packed for w, packed in zip(order, results, strict=True)}
     return (made[id(w[0]), w[1], w[2]] for w in wanted)
 
 
+def _shared_out(
+    function: Callable[[Item], torch.Tensor], items: Sequence[Item], nbytes: Sequence[int]
+) -> list[torch.Tensor]:
+    """``function`` of each item, on several threads where ``nbytes`` say that it is worth it."""
+    threads = min(torch.get_num_threads(), len(items))
+    if threads <= 1 or sum(nbytes) < WORTH_THREADS:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, items))
+
+
 def _packed(wanted: _Wanted, held: Mapping[int, _Held]) -> torch.Tensor:
     """The packed copy, shared between all graphs that want this layout of the parameter."""
-    tensor, layout, order = wanted
-    copies = held[id(tensor)].copies if id(tensor) in held else {}
+    tensor, layout, order, owner = wanted
+    copies = held[id(owner)].copies if id(owner) in held else {}
     if (known := copies.get((layout, order))) is not None:
         return known
     dense = tensor if order is None else tensor.detach().permute(order)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -57,13 +58,15 @@ class RegionCall:
         outputs: Sequence[TensorSpec],
         static: Sequence[int],
         device: torch.device,
+        narrow: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
+        """``narrow``: the dtypes in which the program reads parameters that are float32."""
         self.device = device
         self.name = f"## Call PrunerGraph {name} ##"
         self.compiled = compiled
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         orders = [s.order for s in inputs]
-        self.packed = PackedInputs(compiled, len(inputs), static, orders, device)
+        self.packed = PackedInputs(compiled, len(inputs), static, orders, device, narrow)
         self._reads_static = bool(static)
         varying = set(range(len(inputs))) - set(static)
         plan = compiled.plan
@@ -87,6 +90,11 @@ class RegionCall:
         self._local = _Local()
         self._simple = all(not isinstance(s, LibraryCall) for s in compiled.steps)
         self._keeps_workspace = device.type in KEEPS_WORKSPACE
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that are held beside the parameters for kernels to read."""
+        return self.compiled.plan.packed_bytes
 
     def _source(self, j: int) -> tuple[str, int]:
         """Where an output that no kernel writes comes from: an "input", what was "prepared" from

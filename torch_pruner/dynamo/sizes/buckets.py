@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -25,8 +26,10 @@ from torch_pruner.dynamo.run import reports
 from torch_pruner.dynamo.run.build import (
     BuiltGraph,
     BuiltRegion,
+    as_narrow,
     built_region,
     eager_call,
+    held_by,
     region_calls,
 )
 from torch_pruner.dynamo.run.checked import CheckedCall, bound_of_weights, run_eager
@@ -38,7 +41,7 @@ from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError, bucket
 from torch_pruner.log import PhaseTimer, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import fx
 
@@ -67,8 +70,15 @@ class Buckets:
     """
 
     def __init__(
-        self, gm: fx.GraphModule, metadata: AotMetadata, config: Config, label: str
+        self,
+        gm: fx.GraphModule,
+        metadata: AotMetadata,
+        config: Config,
+        label: str,
+        holds: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
+        """``holds`` as for ``build_graph``."""
+        self._holds = holds
         self._gm, self._metadata, self._config, self._label = gm, metadata, config, label
         self._large: dict[_Sizes, Program] = {}  # by the sizes of the arguments
         self._runs: dict[tuple[Sequence[object], ...], list[StepCall]] = {}
@@ -107,10 +117,12 @@ class Buckets:
         if not self._usable:
             return False
         compiler = self._device.compiler(self._config, PhaseTimer())
-        regions = self._captured(args)[1].regions
-        for region in regions:
+        steps = self._captured(args)[1].steps
+        regions = [(s.does, s.reads) for s in steps if isinstance(s.does, RegionStep)]
+        for region, reads in regions:
             orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
-            tasks = compiler.lower(region.graph, *orders).tasks
+            graph, _ = as_narrow(region.graph, compiler, held_by(reads, self._holds))
+            tasks = compiler.lower(graph, *orders).tasks
             found = kernels.look_up(tasks, compiler.config, compiler.store, compiler.context)
             if len(found) < len(tasks):
                 return False
@@ -200,7 +212,8 @@ class Buckets:
                 bucket = next(left)
                 inputs = (*does.inputs, *(count,) * len(bucket.counts))
                 does = replace(does, graph=bucket.graph, inputs=inputs, checks=(), flags=())
-                region = built_region(does, compiler, self._device, f"{name}.{len(runs)}")
+                mine = held_by(step.reads, self._holds)
+                region = built_region(does, compiler, self._device, f"{name}.{len(runs)}", mine)
                 runs.append(_inner(region, does, self._device))
                 built.append(BuiltRegion(region, step.reads))
             steps.append(replace(step, does=does))

@@ -40,7 +40,8 @@ class SizedCompilation:
         """The call for all sizes, ready for those of the capture if they are known."""
         graph, config = self._graph, self._later
         larger = _QuietLarger(
-            Buckets(graph.gm, graph.metadata, config, graph.label), Fallback(graph.label, config)
+            Buckets(graph.gm, graph.metadata, config, graph.label, graph.holds),
+            Fallback(graph.label, config),
         )
         call = SizedCall(
             graph.gm, self.compile_for, self.compile_general, limit=config.max_sizes,

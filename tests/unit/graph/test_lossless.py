@@ -1,0 +1,81 @@
+"""Which parameters products read in a narrower dtype, and that nothing else changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from torch_pruner.graph.hoist import hoist_static
+from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.graph.lossless import narrowed
+from torch_pruner.graph.reference import evaluate, numpy_dtype
+from torch_pruner.graph.simplify import simplify
+
+
+def tied(rows: int = 3) -> Graph:
+    """An embedding, a product with weights of Linear, one of Conv1D, the embedding's weights."""
+    b = GraphBuilder()
+    table = b.input(0, (100, 64), "float32", static=True)
+    at = b.input(1, (rows,), "int64")
+    up = b.input(2, (96, 64), "float32", static=True)
+    down = b.input(3, (96, 64), "float32", static=True)
+    bias = b.input(4, (96,), "float32", static=True)
+    x = b.append("take", (table, at), (rows, 64), "float32", dim=0)
+    h = b.pointwise("relu", b.pointwise("add", b.matmul(x, b.permute(up, (1, 0))), bias))
+    return b.finish([b.matmul(b.matmul(h, down), b.permute(table, (1, 0)))])
+
+
+def inputs_of(graph: Graph) -> list[np.ndarray]:
+    """Values that bfloat16 represents."""
+    rng, arrays = np.random.default_rng(0), []
+    for i in graph.inputs:
+        node = graph.nodes[i]
+        values = rng.standard_normal(node.shape).astype(numpy_dtype("bfloat16"))
+        integers = rng.integers(0, 100, node.shape)
+        arrays.append((integers if node.dtype == "int64" else values).astype(node.dtype))
+    return arrays
+
+
+@pytest.mark.parametrize("names", [{0, 2, 3}, {0}, {2}, {2, 4}])
+def test_values_stay(names: set[int]) -> None:
+    graph = tied()
+    made, narrow = narrowed(graph, dict.fromkeys(names, "bfloat16"))
+    assert narrow == dict.fromkeys(names - {4}, "bfloat16")
+    arrays = inputs_of(graph)
+    given = [a.astype(numpy_dtype(narrow[k])) if k in narrow else a for k, a in enumerate(arrays)]
+    assert np.array_equal(evaluate(made, given)[0], evaluate(graph, arrays)[0])
+    dtypes = [made.nodes[i].dtype for i in made.inputs]
+    assert [k for k, d in enumerate(dtypes) if d == "bfloat16"] == sorted(narrow)
+    assert hoist_static(simplify(made)).prepare is None, "no parameter is widened ahead"
+
+
+def other_uses() -> dict[str, Graph]:
+    b = GraphBuilder()
+    w, x = b.input(0, (64, 64), "float32", static=True), b.input(1, (64, 64), "float32")
+    y = b.matmul(x, w)
+    rows = b.append("take", (w, b.const(1, "int64")), (64,), "float32", dim=0)
+    return {
+        "added": b.finish([b.pointwise("add", y, w)]),
+        "returned": b.finish([y, b.permute(w, (1, 0))]),
+        "on the left, too": b.finish([b.matmul(w, y), y]),
+        "squared": b.finish([b.matmul(w, w)]),
+        "summed": b.finish([y, b.reduce("sum", w, (0,))]),
+        "not read": b.finish([x]),
+        "rows alone": b.finish([rows]),
+        "in float64": b.finish([b.matmul(b.cast(x, "float64"), b.cast(w, "float64"))]),
+    }
+
+
+@pytest.mark.parametrize("use", other_uses())
+def test_other_uses_keep_float32(use: str) -> None:
+    graph = other_uses()[use]
+    assert narrowed(graph, {0: "bfloat16"}) == (graph, {})
+
+
+def test_small_changing_and_other_parameters_stay() -> None:
+    b = GraphBuilder()
+    x = b.input(0, (3, 128), "float32")
+    w = [b.input(1, (128, 32), "float32", static=True), b.input(2, (128, 64), "float32")]
+    w += [b.input(3, (128, 64), "float64", static=True)]
+    graph = b.finish([b.matmul(x, b.cast(v, "float32")) for v in w])
+    assert narrowed(graph, dict.fromkeys((0, 1, 2, 3), "bfloat16")) == (graph, {})

@@ -1,0 +1,92 @@
+"""Float32 parameters that hold nothing a narrower float could not: their products read that.
+
+Most checkpoints were trained and published in bfloat16 and are loaded as float32: the low halves of
+all their weights are zero. A narrower copy is then the same numbers in half of the bytes. Kernels
+widen it in registers, which is exact, and multiply and add as they do for float32.
+
+This depends on what a parameter holds, which a graph does not say. Whoever compiles looks
+(``dynamo.run.narrow_weights``), and looks again whenever the parameter changes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.ir import Graph, GraphBuilder, Node
+from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.simplify import simplify
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NARROWER = ("bfloat16", "float16")
+"""What float32 may be narrowed to, first choice first."""
+LEAST = 64
+"""Columns and depth of a weight that is worth it."""
+
+
+def is_worth(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter of this shape may be the weight of a product that is worth it."""
+    return len(shape) == 2 and min(shape) >= LEAST
+
+
+def narrowed(graph: Graph, holds: Mapping[int, str]) -> tuple[Graph, dict[int, str]]:
+    """``graph`` with narrower inputs where ``holds`` allows it, and which they are.
+
+    ``holds`` gives, for the index of a static float32 input, the narrower dtype that represents
+    each of its elements. Such an input gets this dtype if products read it as their second operand
+    and nothing else does, but the rows that an embedding takes of it. All other values keep theirs.
+    """
+    small = simplify(graph)
+    users = small.users()
+    found = {
+        i: holds[node.attr("index")]
+        for i, node in enumerate(small.nodes)
+        if node.op == "input" and _allowed(node, holds) and _only_multiplied(small, users, i)
+    }
+    if not found:
+        return graph, {}
+    b = GraphBuilder()
+    new: list[int] = []
+    narrow = dict(found)  # of nodes of the old graph
+    for i, node in enumerate(small.nodes):
+        source = node.inputs[0] if node.inputs else None
+        if node.kind is OpKind.VIEW and source in narrow:
+            narrow[i] = narrow[source]
+        dtype = narrow.get(i, node.dtype)
+        inputs = [new[j] for j in node.inputs]
+        if node.op == "take" and source in narrow:
+            rows = b.append("take", inputs, node.shape, narrow[source], **dict(node.attrs))
+            new.append(b.cast(rows, node.dtype))
+        else:
+            new.append(b.append(node.op, inputs, node.shape, dtype, **dict(node.attrs)))
+    result = b.finish([new[o] for o in small.outputs])
+    return result, {small.nodes[i].attr("index"): dtype for i, dtype in found.items()}
+
+
+def _allowed(node: Node, holds: Mapping[int, str]) -> bool:
+    known = node.attr("index") in holds and bool(node.attr("static"))
+    return known and node.dtype == "float32" and is_worth(node.shape)
+
+
+def _only_multiplied(graph: Graph, users: list[list[int]], start: int) -> bool:
+    """Whether products that are worth it read ``start`` through views, and nothing else does.
+
+    Products have it as their second operand alone; rows of the input itself may be taken.
+    """
+    products, stack = 0, [start]
+    while stack:
+        x = stack.pop()
+        if x in graph.outputs:
+            return False
+        for u in users[x]:
+            node = graph.nodes[u]
+            if node.kind is OpKind.VIEW and node.op != "broadcast":
+                stack.append(u)
+            elif node.op == "matmul" and node.dtype == "float32":
+                if node.inputs[1] != x or node.inputs[0] == x:
+                    return False
+                products += graph.nodes[node.inputs[0]].dtype == "float32"
+            elif node.op != "take" or node.inputs[0] != x or node.inputs[1] == x:
+                return False
+    return products > 0
