@@ -80,6 +80,11 @@ def measure(names: Sequence[str], setting: Setting, options: argparse.Namespace)
     """One row: all of one number of bits, or all of a prefill, timed in turns."""
     found = prepare(names, setting)
     if options.prepare:
+        for name in (n for n in names if n not in found):
+            for process in turns.load_all([name], setting, found).values():
+                if options.prefill:
+                    process.ask("prefill", tokens=options.prefill, wake=0, count=1)
+                process.close()
         return {}
     read, read_bytes = machine_peak.read_loop(setting.threads, machine_peak.read_bytes())
     ready = turns.load_all([n for n in names if n not in found], setting, found)
@@ -181,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=10, help="turns of each contestant")
     parser.add_argument("--per-turn", type=int, default=5, help="tokens that are timed in a turn")
     parser.add_argument("--pause", type=float, default=timing.PAUSE_S, metavar="SECONDS")
-    parser.add_argument("--prepare", action="store_true", help="convert only, measure nothing")
+    parser.add_argument("--prepare", action="store_true", help="convert, compile and tune only")
     parser.add_argument("--folder", help="keeps weights and conversions; default: a temporary one")
     parser.add_argument("--out", help="write JSON there, e.g. docs/data/decode.json")
     parser.add_argument("--page", help="write the tables there, e.g. docs/decode.md")

@@ -93,14 +93,14 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "llama.cpp-f16": _llama_cpp("F16", 16),
     "llama.cpp-bf16": _llama_cpp("BF16", 16),
     "pruner-bf16": _torch("pruner", 16, "to_bfloat16"),
-    "pruner-lossless": _torch("pruner", 16, stored=(16, None)),
+    "pruner-lossless": _torch("pruner", 16, stored=(16, 0)),
     "inductor-torchao-int8": _torch("inductor", 8, "torchao_int8"),
     "inductor-bf16-torchao-int8": _torch("inductor-freezing", 8, "bfloat16_torchao_int8"),
     "openvino-int8": _openvino("int8", 8),
     "llama.cpp-q8_0": _llama_cpp("Q8_0", 8),
     "ctranslate2-int8": _ctranslate2("int8", 8),
     "pruner-torchao-int8": _torch("pruner", 8, "torchao_int8"),
-    "pruner-int8": _torch("pruner", 8, stored=(8, None), int8_weights=True),
+    "pruner-int8": _torch("pruner", 8, stored=(8, 4), int8_weights=True),
     "inductor-torchao-int4": _torch("inductor", 4, "torchao_int4"),
     "inductor-bf16-torchao-int4": _torch("inductor-freezing", 4, "bfloat16_torchao_int4"),
     "openvino-int4": _openvino("int4", 4),
@@ -108,7 +108,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "llama.cpp-q4_0-plain": _llama_cpp("Q4_0", 4, "not repacked", repack=False),
     "llama.cpp-iq4_nl": _llama_cpp("IQ4_NL", 4),
     "pruner-torchao-int4": _torch("pruner", 4, "torchao_int4"),
-    "pruner-int4": _torch("pruner", 4, stored=(4, 64), weight_bits=4),
+    "pruner-int4": _torch("pruner", 4, stored=(4.25, 0), weight_bits=4),
 }
 
 

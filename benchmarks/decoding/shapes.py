@@ -113,18 +113,15 @@ def read_by_a_step(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if id(p) not in embeddings}
 
 
-def weight_bytes(
-    model: PreTrainedModel, bits: float | None = None, group: int | None = None
-) -> int:
-    """Bytes of what a step reads; with ``bits``, those of weights rounded to so many.
+def weight_bytes(model: PreTrainedModel, bits: float | None = None, per_row: int = 0) -> int:
+    """Bytes of what a step reads; with ``bits``, a weight of a matrix takes so many.
 
-    Rounded matrices have a float32 scale for each row, or for each ``group`` of weights.
+    A row of a matrix has ``per_row`` bytes beside, which are a scale of its own.
     """
     total = 0.0
     for p in read_by_a_step(model).values():
         if bits is None or p.dim() < 2:
             total += p.nbytes
         else:
-            scales = 0 if bits >= 16 else p.numel() / group if group else p.shape[0]
-            total += p.numel() * bits / 8 + 4 * scales
+            total += p.numel() * bits / 8 + p.shape[0] * per_row
     return round(total)

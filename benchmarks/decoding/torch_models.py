@@ -128,12 +128,13 @@ def load(
     *,
     change: Change | None = None,
     rounded: bool = False,
-    stored: tuple[float, int | None] | None = None,
+    stored: tuple[float, int] | None = None,
     **options: object,
 ) -> TorchDecoder:
     """``change`` may round or narrow the model in place.
 
-    ``stored``: bits of a weight and size of a group where our kernels keep others than the module.
+    ``stored``: bits of a weight, and bytes of a row beside, where our kernels keep other weights
+    than the module.
     """
     model = restored(setting.model, setting.layers, setting.checkpoint, rounded=rounded)
     if change is not None:
