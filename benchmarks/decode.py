@@ -67,12 +67,17 @@ def title_of(setting: Setting) -> str:
 
 def prepare(names: Sequence[str], setting: Setting) -> dict[str, dict[str, Any]]:
     """Weights and conversions that are not in the folder yet; reasons where there are none."""
-    if why := turns.once("eager", setting, "checkpoint"):
+    if not setting.checkpoint.exists() and (why := turns.once("eager", setting, "checkpoint")):
         raise RuntimeError(f"no weights: {why}")
     found = {}
-    for name in names:
-        if CONTESTANTS[name].convert and (why := turns.once(name, setting, "convert")):
+    for name in (n for n in names if CONTESTANTS[n].convert):
+        done = setting.folder / f"{name}.converted"
+        if done.exists():
+            continue
+        if why := turns.once(name, setting, "convert"):
             found[name] = {"reason": f"{why} (while converting)"}
+        else:
+            done.touch()
     return found
 
 

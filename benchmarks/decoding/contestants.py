@@ -60,9 +60,9 @@ def _openvino(kind: str, bits: int) -> Contestant:
         return OpenVinoDecoder(setting, kind)
 
     def convert(setting: Setting) -> None:
-        from benchmarks.decoding import openvino_models
+        from benchmarks.decoding import openvino_export
 
-        openvino_models.convert(setting, kind)
+        openvino_export.convert(setting, kind)
 
     return Contestant(bits, load, convert)
 

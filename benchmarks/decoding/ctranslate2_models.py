@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.decoding.decoder import Decoder, Setting
-from benchmarks.decoding.shapes import restored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +26,8 @@ def convert(setting: Setting, kind: str) -> None:
     """``kind``: one of its schemes, ``float32`` or ``int8``. Words are the numbers of tokens."""
     from ctranslate2.converters import transformers as converters
 
-    folder = folder_of(setting, kind)
-    if folder.exists():
-        return
+    from benchmarks.decoding.shapes import restored
+
     rounded = kind != "float32"
     model = restored(setting.model, setting.layers, setting.checkpoint, rounded=rounded)
     words = {str(k): k for k in range(model.config.vocab_size)}
@@ -39,7 +37,8 @@ def convert(setting: Setting, kind: str) -> None:
     spec = converters._MODEL_LOADERS[type(model.config).__name__](model, tokenizer)
     spec.validate()
     spec.optimize(quantization=kind)
-    folder.mkdir()
+    folder = folder_of(setting, kind)
+    folder.mkdir(exist_ok=True)
     spec.save(str(folder))
     (folder / READ).write_text(str(_weight_bytes(spec)))
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.decoding.decoder import Decoder, Setting
-from benchmarks.decoding.shapes import restored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +28,8 @@ def file_of(setting: Setting, kind: str) -> Path:
 def convert(setting: Setting, kind: str) -> None:
     """``kind`` is one of gguf's names of formats, or one that only llama.cpp itself can write."""
     import gguf
+
+    from benchmarks.decoding.shapes import restored
 
     path = file_of(setting, kind)
     if path.exists():

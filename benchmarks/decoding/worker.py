@@ -38,8 +38,6 @@ class Worker:
         from benchmarks.decoding import shapes
 
         path = self.setting.checkpoint
-        if path.exists():
-            return {}
         model = shapes.build(self.setting.model, self.setting.layers)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), path.with_suffix(".partial"))

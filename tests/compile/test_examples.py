@@ -20,7 +20,7 @@ NEEDS = {
 }
 SHORT = {
     "fleet": ["--trials", "2"],
-    "hf_llama_generate": ["--prompt", "8", "--tokens", "4"],
+    "hf_llama_generate": ["--prompt", "8", "--tokens", "4", "--layers", "1"],
     "hf_bert": ["--length", "16"],
 }
 NAMES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
