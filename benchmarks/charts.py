@@ -42,7 +42,6 @@ RUNTIMES = {
 }
 COLOURS = {
     "eager": "#8a8f99", "inductor": "#c2410c", "pruner": "#2f6fed", "pruner static": "#111827",
-    "streaming read": "#0f766e",
 }  # fmt: skip
 
 
@@ -169,7 +168,7 @@ def _decode_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
             axes.plot(*zip(*best, strict=True), label=runtime, zorder=3, **style)
     bound = [(at[r["bits"]], r["read_bytes_per_s"] / least) for r in rows if (least := _least(r))]
     if bound:
-        style = {"color": COLOURS["streaming read"], "linestyle": ":", "label": "streaming read"}
+        style = {"color": "#111827", "linestyle": ":", "label": "streaming read"}
         axes.plot(*zip(*bound, strict=True), zorder=2, **style)
     axes.set_xticks(range(len(rows)), [str(row["bits"]) for row in rows])
     axes.set_yscale("log")
