@@ -28,7 +28,7 @@ def weights(count: int) -> list[torch.Tensor]:
 
 
 def packed(given, layout):
-    return list(packed_inputs._all_packed([(w, layout, None) for w in given]))
+    return list(packed_inputs._all_packed([(w, layout, None, w) for w in given]))
 
 
 @pytest.fixture
