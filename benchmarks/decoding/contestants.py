@@ -94,6 +94,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "llama.cpp-bf16": _llama_cpp("BF16", 16),
     "pruner-bf16": _torch("pruner", 16, "to_bfloat16"),
     "pruner-lossless": _torch("pruner", 16, stored=(16, 0)),
+    "pruner-lossless-frozen": _torch("pruner", 16, stored=(16, 0), weights="frozen"),
     "inductor-torchao-int8": _torch("inductor", 8, "torchao_int8"),
     "inductor-bf16-torchao-int8": _torch("inductor-freezing", 8, "bfloat16_torchao_int8"),
     "openvino-int8": _openvino("int8", 8),
@@ -101,6 +102,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "ctranslate2-int8": _ctranslate2("int8", 8),
     "pruner-torchao-int8": _torch("pruner", 8, "torchao_int8"),
     "pruner-int8": _torch("pruner", 8, stored=(8, 4), int8_weights=True),
+    "pruner-int8-frozen": _torch("pruner", 8, stored=(8, 4), int8_weights=True, weights="frozen"),
     "inductor-torchao-int4": _torch("inductor", 4, "torchao_int4"),
     "inductor-bf16-torchao-int4": _torch("inductor-freezing", 4, "bfloat16_torchao_int4"),
     "openvino-int4": _openvino("int4", 4),
@@ -109,6 +111,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "llama.cpp-iq4_nl": _llama_cpp("IQ4_NL", 4),
     "pruner-torchao-int4": _torch("pruner", 4, "torchao_int4"),
     "pruner-int4": _torch("pruner", 4, stored=(4.25, 0), weight_bits=4),
+    "pruner-int4-frozen": _torch("pruner", 4, stored=(4.25, 0), weight_bits=4, weights="frozen"),
 }
 
 
