@@ -13,7 +13,7 @@ from torch_pruner.graph.reference import evaluate
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.protocol import FrameReader, ProtocolError, encode
-from torch_pruner.tuner.measure.timing import Stopwatch, time_together
+from torch_pruner.tuner.measure.timing import CallContext, Reading, Stopwatch, time_together
 
 
 class Kernel:
@@ -115,6 +115,26 @@ def test_a_slow_moment_hits_all_that_are_timed_together() -> None:
     assert max(slow) > 2 * min(slow)
     assert max(fast) > 2 * min(fast)
     assert np.median(slow) == pytest.approx(2 * np.median(fast), rel=0.05)
+
+
+def test_reading_the_results_is_taken_off_as_fast_as_it_ever_was() -> None:
+    """The first readings fall into a slow moment: what they took must not be the kernel's gain."""
+    now, reading = 0.0, Reading()
+
+    def costs(seconds):
+        def call() -> None:
+            nonlocal now
+            now += seconds * (10 if now < 1e-3 else 1)
+
+        return call
+
+    context = CallContext(lambda: None, costs(1e-5), reading)
+    spec = EvaluatorSpec(repeat=3, min_repeat_s=2e-4)
+    reading.take(context.after, lambda: now)
+    watch = Stopwatch([costs(2e-6)], spec, np.inf, lambda: now, context=context)
+    time_together([watch])
+    assert reading.seconds == pytest.approx(1e-5)
+    assert watch.run_secs == pytest.approx((2e-6,) * 3)
 
 
 def test_inputs_are_reproducible_and_depend_on_the_seed() -> None:

@@ -22,27 +22,38 @@ LEAST = 0.05  # of what was timed: what is left for the kernel, however long its
 READINGS = 20
 
 
+@dataclass(slots=True)
+class Reading:
+    """What reading a task's results takes where they lie near: the least seen so far, in seconds.
+
+    Shared by all candidates of a task. A slow moment is longer than a few readings in a row, and
+    what one adds to the figure is taken off a kernel that ran in a fast one.
+    """
+
+    seconds: float = math.inf
+
+    def take(self, after: Call, clock: Callable[[], float]) -> None:
+        for _ in range(READINGS):
+            begin = clock()
+            after()
+            self.seconds = min(self.seconds, clock() - begin)
+
+
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """The calls around every timed call, in place of the kernels before and after it.
 
     ``before`` is not timed. ``after`` is: it reads the results, as the kernel after would, and what
-    that takes when they lie near, ``after_s``, is taken off again.
+    that takes when they lie near, ``reading``, is taken off again.
     """
 
     before: Call
     after: Call
-    after_s: float
+    reading: Reading
 
-
-def reading_s(after: Call, clock: Callable[[], float]) -> float:
-    """Seconds of ``after`` when all that it reads lies near: the least of a few in a row."""
-    seconds = []
-    for _ in range(READINGS):
-        begin = clock()
-        after()
-        seconds.append(clock() - begin)
-    return min(seconds)
+    def net_s(self, per_call_s: float) -> float:
+        """Of the seconds of a call and of ``after``, the call's."""
+        return max(per_call_s - self.reading.seconds, LEAST * per_call_s)
 
 
 def _run(
@@ -51,8 +62,9 @@ def _run(
     clock: Callable[[], float],
     context: CallContext | None = None,
 ) -> float:
-    """Seconds for ``number`` calls, taking ``calls`` in turn, each in its ``context``."""
+    """Seconds for ``number`` calls, taking ``calls`` in turn, each in its ``context``, if any."""
     if context is not None:
+        context.reading.take(context.after, clock)
         total = 0.0
         for call in itertools.islice(itertools.cycle(calls), number):
             context.before()
@@ -60,7 +72,7 @@ def _run(
             call()
             context.after()
             total += clock() - begin
-        return max(total - number * context.after_s, LEAST * total)
+        return total
     if len(calls) == 1:
         call = calls[0]
         begin = clock()
@@ -103,7 +115,10 @@ class Stopwatch:
     @property
     def run_secs(self) -> tuple[float, ...]:
         """Seconds per call, one per repeat (fewer when the kernel is far from ``best_s``)."""
-        return tuple(self._clean or sorted(self._disturbed)[: self._spec.repeat])
+        return tuple(map(self._net_s, self._clean or sorted(self._disturbed)[: self._spec.repeat]))
+
+    def _net_s(self, per_call_s: float) -> float:
+        return per_call_s if self._context is None else self._context.net_s(per_call_s)
 
     def repeat(self) -> None:
         """One more repeat; the first finds out how many calls a repeat takes."""
@@ -124,7 +139,7 @@ class Stopwatch:
             return False
         number = _calls_per_repeat(once, spec.min_repeat_s)
         while number < MAX_CALLS:
-            elapsed = self._timed(number)
+            elapsed = number * self._net_s(self._timed(number) / number)
             if elapsed >= spec.min_repeat_s * 0.5:
                 break
             number = max(2 * number, _calls_per_repeat(elapsed / number, spec.min_repeat_s))
@@ -141,7 +156,7 @@ class Stopwatch:
         spec, done = self._spec, len(self._clean) + len(self._disturbed)
         if len(self._clean) >= spec.repeat or done >= spec.repeat + spec.extra:
             self.done = True
-        elif min(*self._clean, *self._disturbed, math.inf) > self._limit:
+        elif self._net_s(min(*self._clean, *self._disturbed, math.inf)) > self._limit:
             self.done = bool(self._clean) or len(self._disturbed) >= spec.repeat
 
 

@@ -34,7 +34,7 @@ from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
-from torch_pruner.tuner.measure.timing import CallContext, Stopwatch, reading_s, time_together
+from torch_pruner.tuner.measure.timing import CallContext, Reading, Stopwatch, time_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ class WorkerTask:
     arrays: dict[tuple[int, Pack | None, int], list[Array]] = field(default_factory=dict)
     spare: dict[int, list[Array]] = field(default_factory=dict)
     expected: dict[tuple[float, float], list[check.Expectation]] = field(default_factory=dict)
-    reading_s: float | None = None  # of reading the results where they lie near
+    reading: Reading = field(default_factory=Reading)  # of the results
 
     @property
     def nbytes(self) -> int:
@@ -185,9 +185,7 @@ class Worker:
         after = self.builder.renewal(task.target, outputs)
         if before is None or after is None:
             return None
-        if task.reading_s is None:
-            task.reading_s = reading_s(after, self.clock)
-        return CallContext(before, after, task.reading_s)
+        return CallContext(before, after, task.reading)
 
     def _rows(self, task: WorkerTask, kernel: BuiltKernel, flush: int) -> list[list[Array]]:
         """The inputs of each of the calls that are timed in turn."""
