@@ -74,3 +74,12 @@ def test_points_of_the_spaces(
         pack = schedule(spec, sketch.name, points[0]).packs[1]
         assert pack is not None
         assert pack.nbytes < (shape[1] + 64) * (shape[2] + 8) * bits / 4, "no floats"
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_blocks_of_one_tile(rows: int) -> None:
+    """TVM divided by zero: the index of such a tile added where a block begins and took it away."""
+    point = {"vl": 8, "tm": rows, "nv": 1, "mc": 1, "order": 0, "ku": 4, "pack": 1, "par": 0}
+    point |= {"ahead": 0, "kb": 2}
+    outputs, expected, _ = K.run(product(rows, 48, 512), "int4_panels", point)
+    assert K.error(outputs, expected) < 1e-5

@@ -16,6 +16,7 @@ from torch_pruner.codegen.tir.builders import (
     T,
     prefetch,
     seq,
+    simplified,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, value_dtype
@@ -135,7 +136,8 @@ def b_at(
     con = nest.con
     if nest.near is not None:
         assert kb is not None
-        return load(nest.near, (linear(k, con.k) - kb * nest.block_depth) * nest.bn + lane)
+        within = simplified(linear(k, con.k) - kb * nest.block_depth)
+        return load(nest.near, within * nest.bn + lane)
     if nest.panel is not None:
         base = (g * nest.blocks + nb) * con.depth + linear(k, con.k)
         return load(nest.panel, base * nest.bn + lane)

@@ -42,7 +42,7 @@ __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind",
     "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "Var", "as_pointer", "buffer", "imm",
     "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu", "pointer",
-    "prefetch", "seq", "stack", "tvm", "vector", "when", "widened", "workspace",
+    "prefetch", "seq", "simplified", "stack", "tvm", "vector", "when", "widened", "workspace",
 ]  # fmt: skip
 
 _index_dtype: ContextVar[str] = ContextVar("index_dtype", default="int32")
@@ -71,6 +71,12 @@ def imm(value: int) -> Expr:
 def index_var(name: str) -> Var:
     """A variable that holds an index."""
     return T.Var(name, index_dtype())
+
+
+def simplified(index: Expr) -> Expr:
+    """An index without terms that cancel out, by which TVM's estimates of regions divide."""
+    found: Expr = tvm.sym.Analyzer().simplify(index)
+    return found
 
 
 def widened(number: Expr) -> Expr:
