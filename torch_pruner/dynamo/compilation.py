@@ -20,11 +20,13 @@ from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.lower import serialization
+from torch_pruner.dynamo.lower.inplace import writes_as_results
 from torch_pruner.dynamo.run import distributed, graphs, narrow_weights, reports
 from torch_pruner.dynamo.run.checked import run_eager
 from torch_pruner.dynamo.run.failures import Fallback
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import AtenGraph, boxed, label_of, next_name, outputs
+from torch_pruner.dynamo.run.written_back import written_back
 from torch_pruner.dynamo.sizes import symbolic
 from torch_pruner.dynamo.sizes.sized_compilation import SizedCompilation
 from torch_pruner.log import PhaseTimer
@@ -100,6 +102,7 @@ class GraphCompilation:
                 inference_compiler=kept(partial(lower, kind="inference", timer=timer)),
                 partition_fn=min_cut_rematerialization_partition,
                 decompositions=decomposition_table(),
+                keep_inference_input_mutations=not _learns(example_inputs),
             )(gm, list(example_inputs))
         return compiled
 
@@ -112,7 +115,22 @@ class GraphCompilation:
         timer: PhaseTimer,
     ) -> SavedCall:
         """The call of one ATen graph, which is "forward", "backward" or for "inference"."""
-        metadata = AotMetadata.of(example_inputs, kind, len(outputs(gm)))
+        gm, written = (gm, ()) if kind == "backward" else writes_as_results(gm)
+        metadata = AotMetadata.of(example_inputs, kind, len(outputs(gm)), written)
+        saved = self._lowered(gm, example_inputs, metadata, timer)
+        assert saved.call is not None
+        saved.call, saved.written = written_back(saved.call, written), written
+        return saved
+
+    def _lowered(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[RuntimeValue],
+        metadata: AotMetadata,
+        timer: PhaseTimer,
+    ) -> SavedCall:
+        """The call of a functional graph, what it writes into inputs among its results."""
+        kind = metadata.kind
         label = label_of(self.name, kind)
         # Where AOTAutograd adds or drops none, arguments are Dynamo's.
         alike = kind == "inference" and len(example_inputs) == self._inputs
@@ -143,3 +161,9 @@ class GraphCompilation:
         return graphs.restored(
             saved, config=self._config, name=self.name, timer=self._timer, holds=holds
         )
+
+
+def _learns(example_inputs: Sequence[RuntimeValue]) -> bool:
+    """Whether there may be a backward, which may need what an input held before."""
+    given = (v for v in example_inputs if isinstance(v, torch.Tensor))
+    return torch.is_grad_enabled() and any(v.requires_grad for v in given)

@@ -31,13 +31,22 @@ class AotMetadata:
     loose: range = range(0)
 
     @staticmethod
-    def of(example_inputs: Sequence[RuntimeValue], kind: str, outputs: int) -> AotMetadata:
+    def of(
+        example_inputs: Sequence[RuntimeValue],
+        kind: str,
+        outputs: int,
+        written: Sequence[int] = (),
+    ) -> AotMetadata:
+        """``written``: positions of inputs whose new values are results before all others."""
         if kind == "forward":
-            return AotMetadata(kind, frozenset(), (), loose=kept_for_backward(outputs))
+            kept = kept_for_backward(outputs - len(written))
+            loose = range(kept.start + len(written), outputs)
+            return AotMetadata(kind, frozenset(), written, loose=loose)
         if kind != "inference":
             return AotMetadata(kind, frozenset(), ())
         plain = are_plain(len(example_inputs))
-        return AotMetadata(kind, static_inputs(example_inputs), mutated_inputs(), plain)
+        mutated = (*written, *mutated_inputs())
+        return AotMetadata(kind, static_inputs(example_inputs), mutated, plain)
 
 
 def _metadata() -> ViewAndMutationMeta | None:

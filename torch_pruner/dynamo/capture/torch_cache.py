@@ -84,13 +84,15 @@ class SavedCall(OutputCode):
     """A compiled graph as AOTAutograd's cache keeps it: a boxed callable, and what to write of it.
 
     ``blob=None`` is a graph that cannot be written down; ``why`` says what is in it. ``kind`` is
-    "forward", "backward" or "inference", ``settings`` the options that it was compiled with.
+    "forward", "backward" or "inference", ``settings`` the options that it was compiled with;
+    ``written`` are the inputs that the program of ``blob`` has new values of (``written_back``).
     """
 
     blob: bytes | None = None
     why: str = ""
     kind: str = "inference"
     settings: str = "{}"
+    written: tuple[int, ...] = ()
     call: BoxedCall | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

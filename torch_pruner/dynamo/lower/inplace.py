@@ -1,9 +1,9 @@
 """Which updates of an input may write into it: a token must not copy the key/value cache.
 
 AOTAutograd hands over a functional graph: ``cache.index_copy_(...)`` becomes ``index_copy``, which
-copies the whole cache, and afterwards its result is copied back. An update whose old value nobody
-else reads may write into the input itself; torch's copying back finds that source and destination
-are the same tensor and does nothing.
+copies the whole cache, and at the end its result is copied back. An update whose old value nobody
+else reads may write into the input itself; whoever copies back (``run/written_back.py``, or torch)
+finds that source and destination are the same tensor and does nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch.fx.node import Argument, Target
 
-__all__ = ["IN_PLACE", "UPDATES", "updates_in_place", "without_copies"]
+__all__ = ["IN_PLACE", "UPDATES", "updates_in_place", "without_copies", "writes_as_results"]
 
 aten = torch.ops.aten
 
@@ -62,6 +62,29 @@ def updates_in_place(gm: fx.GraphModule, mutated: Sequence[int]) -> frozenset[fx
         if same and not _aliased(node, output):
             found.add(node)
     return frozenset(found)
+
+
+def writes_as_results(gm: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """``gm`` without the copies into inputs at its end: their sources are its first results.
+
+    With the positions of these inputs. So an ATen graph stays one that can be run twice.
+    """
+    inputs = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    writes = {node: inputs[node.args[0]] for node in copies if node.args[0] in inputs}
+    if not writes:
+        return gm, ()
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        if node in writes:
+            new[node] = new[node.args[1]]
+        elif node.op != "output":
+            new[node] = graph.node_copy(node, lambda n: new[n])
+    results = cast("Sequence[Argument]", gm.graph.output_node().args[0])
+    first = [new[node] for node in writes]
+    graph.output((*first, *(new[r] if isinstance(r, fx.Node) else r for r in results)))
+    return fx.GraphModule(gm, graph), tuple(writes.values())
 
 
 def without_copies(gm: fx.GraphModule, mutated: Sequence[int]) -> fx.GraphModule:

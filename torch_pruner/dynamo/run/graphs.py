@@ -29,6 +29,7 @@ from torch_pruner.dynamo.run.checked import (
     run_eager,
 )
 from torch_pruner.dynamo.run.first_call import FirstCall
+from torch_pruner.dynamo.run.written_back import written_back
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def restored(
     if compared and not verdicts.remembered(compiler, _proof(given.blob), built.compiled):
         raise torch_cache.NotUsableError(f"{label} was not compared with eager yet")
     reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
-    return built.call
+    return written_back(built.call, given.written)
 
 
 def _proof(blob: bytes) -> bytes:
