@@ -153,8 +153,7 @@ of embeddings unless the output layer shares it. **of the read**: so many bytes 
 time, over the rate of a streaming read that took its turns in the same run.
 * **memory** is resident at the end, pages of files included. **difference** is the largest of the \
 scores after the prompt, over eager's largest, with the weights before they are rounded to 8 or 4 \
-bits. Of torch's contestants it is that of one step: eager puts the prompt before it into the \
-cache, with the module's weights. Where pruner rounds them it is less than a whole prompt's, and \
-cannot be compared with that of the other runtimes.
+bits. Of torch's contestants that round no weights themselves it is that of the last step: eager \
+puts the prompt before it into the cache.
 * **beside the best peer**: how many times as many tokens per second as the fastest peer of the \
 table."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Change = Callable[[PreTrainedModel], None]
 
 GROUP = 64  # of int4 weights, as ours
+BFLOAT16_BITS = 16  # all that the weights have, but for those of 32 bits
 
 
 def cache_for(model: PreTrainedModel, length: int) -> StaticCache:
@@ -37,8 +38,11 @@ class TorchDecoder(Decoder):
     """A step is one call of the compiled function.
 
     Eager fills the cache with the prompt but for its last token, which is a step: the scores that
-    ``fill`` gives are the compiled function's.
+    ``fill`` gives are the compiled function's. Where that has ``rounded`` weights of its own, every
+    token of the prompt is a step.
     """
+
+    rounded = False
 
     def __init__(
         self, model: PreTrainedModel, backend: str, options: dict[str, Any], length: int
@@ -62,9 +66,13 @@ class TorchDecoder(Decoder):
 
     @torch.no_grad()
     def fill(self, prompt: Sequence[int]) -> np.ndarray:
-        self._begin(self.forward, prompt[:-1])
-        self.token = torch.tensor([[prompt[-1]]])
-        scores = self.scores()
+        if self.rounded:
+            self.goto(0)
+        else:
+            self._begin(self.forward, prompt[:-1])
+        for word in prompt if self.rounded else prompt[-1:]:
+            self.token = torch.tensor([[word]])
+            scores = self.scores()
         self.first = self.token
         return scores[0, -1].float().numpy()
 
@@ -143,6 +151,7 @@ def load(
     decoder = TorchDecoder(model, backend, given, setting.length)
     if stored is not None:
         decoder.weight_bytes = weight_bytes(model, *stored)
+        decoder.rounded = stored[0] < BFLOAT16_BITS
     return decoder
 
 

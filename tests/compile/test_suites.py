@@ -48,7 +48,7 @@ def test_architectures_agree(name):
     assert outcome.status == "compiled", outcome.reason
 
 
-@pytest.mark.parametrize("name", ["gemma3-by-config", "llama-by-config"])
+@pytest.mark.parametrize("name", ["gemma3-by-config", "llama-by-config", "qwen3-lossless"])
 def test_decoders_are_one_program_a_step(name, monkeypatch):
     monkeypatch.setenv("TORCH_PRUNER_EFFORT", "none")
     pytest.importorskip("transformers")

@@ -87,7 +87,8 @@ class TestTorch:
     def test_steps_equal_those_without_a_cache(self, llama: Any) -> None:
         decoder = TorchDecoder(llama, "eager", {}, 8)
         prompt = [5, 6, 7]
-        for _ in range(2):  # from an empty cache, and over what is in it
+        for rounded in (False, True):  # from an empty cache, and over what is in it
+            decoder.rounded = rounded
             scores = decoder.fill(prompt)
             np.testing.assert_allclose(scores, expected(llama, prompt), rtol=1e-4, atol=1e-4)
             tokens = [*prompt, int(decoder.token)]

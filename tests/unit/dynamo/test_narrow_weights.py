@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 import pytest
 import torch
@@ -118,3 +120,23 @@ def test_what_is_asked_about() -> None:
     assert holds(given, Config()) == {}, "what learns is not narrow for long"
     with torch.no_grad():
         assert set(holds(given, Config())) == {0, 9}
+
+
+class Wrapper(torch.Tensor):
+    """Looks like float32, as quantised weights do, and knows no operator but ``detach``."""
+
+    @staticmethod
+    def __new__(cls) -> Self:
+        return torch.Tensor._make_wrapper_subclass(cls, (64, 64), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls()
+        raise NotImplementedError(func)
+
+
+def test_what_only_looks_like_floats_is_not_looked_at() -> None:
+    weight = nn.Parameter(Wrapper(), requires_grad=False)
+    assert isinstance(weight, nn.Parameter)
+    assert holds([weight], Config()) == {}

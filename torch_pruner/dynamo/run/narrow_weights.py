@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.devices.dtypes import DTYPES
@@ -90,10 +89,9 @@ def _learns(value: RuntimeValue) -> bool:
 
 
 def _may_be_weight(value: RuntimeValue) -> TypeGuard[torch.nn.Parameter]:
-    """A parameter of the shape that weights have, with real memory."""
+    """A plain parameter of the shape that weights have: no fake one, none of torchao's."""
     return (
-        isinstance(value, torch.nn.Parameter)
-        and not isinstance(value, FakeTensor)
+        type(value) is torch.nn.Parameter
         and value.layout is torch.strided
         and all(type(n) is int for n in value.shape)
         and is_worth(tuple(value.shape))
