@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def anonymous_bytes() -> int:
 
 @pytest.fixture
 def net() -> nn.Sequential:
+    gc.collect()  # programs of the test before hold weights of the same shapes
     torch.manual_seed(0)
     layers = [nn.Linear(64, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, 8)]
     return nn.Sequential(*layers).eval().to(torch.bfloat16).float()
@@ -94,6 +96,23 @@ def test_what_is_read_stays(backend, net, options, tmp_path):
     assert freed < net[2].weight.nbytes  # a small one may be packed
     assert freed == 0 or options
     assert_equal(compiled(x), net(x))
+
+
+@torch.no_grad()
+def test_a_step_reads_what_the_prompt_packed(backend, net, tmp_path):
+    """So nobody reads the weights where they lie, and one copy serves both."""
+    compiled = backend.compile(net, weights="frozen", narrow_weights=False, dynamic=False)
+    for rows in (40, 1):
+        x = torch.randn(rows, 64)
+        assert_equal(compiled(x), net(x))
+    prompt, step = tp.last_report().graphs
+    assert step.weight_bytes == prompt.weight_bytes >= net[2].weight.nbytes
+    held = anonymous_bytes()
+    assert tp.free_originals(net, tmp_path) >= net[2].weight.nbytes
+    assert held - anonymous_bytes() > 0.9 * net[2].weight.nbytes
+    for rows in (1, 40):
+        x = torch.randn(rows, 64)
+        assert_equal(compiled(x), net(x))
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from torch_pruner.cache import Artifact, ArtifactKind
 from torch_pruner.compiler import kernels
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.dump import dump_graph, dump_turns
+from torch_pruner.compiler.kept_layouts import keep_to
 from torch_pruner.compiler.one_kernel import is_cheaper_as_one
 from torch_pruner.compiler.phases import turns_of
 from torch_pruner.graph.attention import no_attention
@@ -38,7 +39,7 @@ from torch_pruner.target import tiles_allowed
 from torch_pruner.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch_pruner.cache import GraphKey, KernelStore
     from torch_pruner.codegen.build.load import Entry
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.attention import Takes
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
+    from torch_pruner.graph.packing import PackLayout
     from torch_pruner.graph.phases import Turn
     from torch_pruner.graph.signature import Signature
     from torch_pruner.report import TaskReport, Tuning
@@ -166,9 +168,13 @@ class Compiler:
         return is_cheaper_as_one(self.context.target, self.context.threads)
 
     def compile(
-        self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]
+        self,
+        graph: Graph,
+        inputs: Sequence[Order],
+        outputs: Sequence[Order],
+        held: Collection[PackLayout] = (),
     ) -> CompiledGraph:
-        """A program for ``graph``.
+        """A program for ``graph``; products of few rows read weights in a layout of ``held``.
 
         Raises ``CacheMiss`` under ``on_miss="error"``, ``CompileError`` when code generation fails,
         ``KeyboardInterrupt`` after publishing what an interrupted tuning found.
@@ -185,6 +191,7 @@ class Compiler:
             executor=self.executor,
             may_tune=self.may_tune,
         )
+        choices = keep_to(lowered.tasks, choices, held)
         takes = [
             families.signature_of(k.spec, choices[w].candidate)
             for k, w in zip(lowered.fused.kernels, lowered.workloads, strict=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.families.flow import FlowStep
     from torch_pruner.task import Task
@@ -138,6 +138,20 @@ class Sketch(ABC, Generic[C]):
                 break
             best, seconds = found, less
         return best
+
+    def best_within(
+        self, allowed: Callable[[Decisions], Mask], limit: int = 4096
+    ) -> Decisions | None:
+        """The best of (at most ``limit``, spread) valid points that are ``allowed``, if any is.
+
+        ``allowed`` gets points as rows, as ``valid`` does, and says which.
+        """
+        grid = _product(self.domains)
+        grid = grid[allowed(grid) & self.valid(grid)]
+        if not len(grid):
+            return None
+        spread = np.linspace(0, len(grid) - 1, min(limit, len(grid))).astype(int)
+        return self._least(grid[spread])[0]
 
     def _least(self, points: Decisions) -> tuple[Decisions, float]:
         """The valid point of least predicted latency, and that latency in seconds."""

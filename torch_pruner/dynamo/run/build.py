@@ -13,6 +13,7 @@ from torch_pruner import exc
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
 from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
+from torch_pruner.dynamo.run.packed_inputs import layouts_held
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep, RegionCall, profiled
 from torch_pruner.graph.lossless import narrowed
 from torch_pruner.report import GraphReport
@@ -144,7 +145,8 @@ def built_region(
     """A region, compiled; ``holds`` as for ``build_graph``, by positions of the region's inputs."""
     graph, narrow = as_narrow(region.graph, compiler, holds)
     orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
-    compiled = compiler.compile(graph, orders[0], orders[1])
+    held = layouts_held() if compiler.config.weights == "frozen" else ()
+    compiled = compiler.compile(graph, orders[0], orders[1], held)
     nodes = region.graph.nodes
     static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
     if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call

@@ -196,6 +196,12 @@ def in_use(parameter: torch.Tensor) -> bool:
     return not copied
 
 
+def layouts_held() -> frozenset[PackLayout]:
+    """In which programs with ``frozen`` weights, as long as they are there, have them packed."""
+    frozen = (packed for packed in list(_alive) if packed.frozen)
+    return frozenset(layout for packed in frozen for layout in packed.layouts)
+
+
 def moved(parameter: torch.Tensor) -> None:
     """The parameter lies elsewhere and holds what it held: copies made of it are still its own."""
     with _shared_lock:
@@ -230,7 +236,7 @@ class PackedInputs:
             if slot.kind in ("input", "packed")
             and (slot.index in set(static) or slot.index >= n_inputs)
         ]
-        self._frozen = compiled.weights == "frozen"
+        self.frozen = compiled.weights == "frozen"
         self._lock = threading.Lock()
         self._current: Snapshot | None = None
         self._stays = False
@@ -248,7 +254,12 @@ class PackedInputs:
         if any(address in memory for _, address in current.table):
             return True
         shared = any(storage_key(t) == key for t in current.tensors)
-        return not self._frozen if shared else None
+        return not self.frozen if shared else None
+
+    @property
+    def layouts(self) -> list[PackLayout]:
+        """Of all that is packed."""
+        return [slot.pack for _, slot in self._slots if slot.pack is not None]
 
     def drop(self) -> None:
         """Nothing calls for these any more."""
@@ -259,7 +270,7 @@ class PackedInputs:
         """The snapshot for ``inputs``, made anew when a parameter changed."""
         snapshot, distrust = self._current, False
         if snapshot is not None:
-            state = snapshot.state(self._pick(inputs), frozen=self._frozen)
+            state = snapshot.state(self._pick(inputs), frozen=self.frozen)
             if state is State.SAME:
                 return snapshot
             distrust = state is State.WRITTEN
@@ -272,7 +283,7 @@ class PackedInputs:
         found = self._current
         if found is None:
             return None
-        state = found.state(self._pick(inputs), frozen=self._frozen)
+        state = found.state(self._pick(inputs), frozen=self.frozen)
         return found if state is State.SAME else None
 
     def _renewed(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
@@ -308,7 +319,7 @@ class PackedInputs:
         """
         counted = steps.count
         derived = self._derived(inputs)
-        looked_at = self._device.type == "cpu" and not self._frozen
+        looked_at = self._device.type == "cpu" and not self.frozen
         watched = self._compiled.checksums if looked_at else None
         held = _held(derived, watched, distrust)
         prepared: list[torch.Tensor] = []
