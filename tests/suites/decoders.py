@@ -134,7 +134,7 @@ def check(name: str) -> Outcome:
     if of.lossless:
         if (narrow := _narrow_programs()) < len(graphs):
             return Outcome(name, "failed", f"{narrow} of {said} read 16 bits")
-        said += " that reads 16 bits"
+        said += ", weights of 16 bits"
     return Outcome(name, "compiled", f"{said}; {variety}")
 
 

@@ -191,7 +191,7 @@ class Compiler:
             executor=self.executor,
             may_tune=self.may_tune,
         )
-        choices = keep_to(lowered.tasks, choices, held)
+        choices = self._kept(lowered, choices, held)
         takes = [
             families.signature_of(k.spec, choices[w].candidate)
             for k, w in zip(lowered.fused.kernels, lowered.workloads, strict=True)
@@ -238,9 +238,24 @@ class Compiler:
         absent = [t for t in lowered.tasks if t.workload not in choices]
         if absent:
             return [kernels.miss([task], self.store, self.context) for task in absent]
+        if self._is_built(lowered, choices):
+            return []
         key = self._graph_key(lowered, choices, self._turns(lowered, choices))
-        built = all(isinstance(segment, int) for segment in _segments(lowered, choices))
-        return [] if built or self.store.get(LIBRARY, key) is not None else [self._no_library(key)]
+        return [self._no_library(key)]
+
+    def _kept(
+        self, lowered: Lowered, choices: dict[str, Choice], held: Collection[PackLayout]
+    ) -> dict[str, Choice]:
+        """``choices`` that keep to ``held``, unless these would have to be built and may not."""
+        kept = keep_to(lowered.tasks, choices, held)
+        may = self.config.on_miss != "error"
+        return kept if may or self._is_built(lowered, kept) else choices
+
+    def _is_built(self, lowered: Lowered, choices: Mapping[str, Choice]) -> bool:
+        if all(isinstance(segment, int) for segment in _segments(lowered, choices)):
+            return True
+        key = self._graph_key(lowered, choices, self._turns(lowered, choices))
+        return self.store.get(LIBRARY, key) is not None
 
     def _name_what_is_built(self, kernels: int) -> None:
         """Before it begins: without a library there is nothing to run, whatever the budget says."""
