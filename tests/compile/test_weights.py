@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from tests.suites import weights as suite
-from torch_pruner.dynamo.run import packed_inputs
+from torch_pruner.dynamo.run import packed_inputs, page_writes
+from torch_pruner.dynamo.run.settled_watch import QUIET
 from torch_pruner.dynamo.run.weight_checks import (
     Contents,
     State,
@@ -117,11 +118,25 @@ def test_what_torch_knows_of_weights_is_asked_by_whoever_can(backend, network, m
     assert agrees(compiled, network, x)
 
 
+@torch.no_grad()
+def test_one_element_of_weights_that_were_long_quiet_is_seen_at_the_next_call(backend):
+    """Wherever the system notes writes; elsewhere a sample of lines comes to it within a round."""
+    net = nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 96))
+    compiled, x, weight = backend.compile(net), torch.randn(32, 1024), net[0].weight
+    for _ in range(QUIET + PHASES + 3):
+        compiled(x)
+    assert agrees(compiled, net, x)
+    own = page_writes.page_ranges([(weight.data_ptr(), weight.data_ptr() + weight.nbytes)])
+    notes = page_writes.watch(own) is not None
+    weight.data[131, 7] += 4.0
+    assert any(agrees(compiled, net, x) for _ in range(1 if notes else PHASES))
+
+
 def test_fused_optimizers_are_seen_without_looking(backend, network, monkeypatch):
     """A step of a fused optimizer moves no version: evaluation ran on the weights of the past."""
     compiled, x = backend.compile(network), torch.randn(32, 96)
     assert all(agrees(compiled, network, x) for _ in range(3))
-    monkeypatch.setattr(Watch, "look", lambda self: State.SAME)
+    monkeypatch.setattr(Watch, "look", lambda self, turn=None: State.SAME)
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, fused=True)
     for _ in range(2):
         network(x).square().sum().backward()

@@ -27,10 +27,10 @@ from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.run.narrow_weights import narrow_copy
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
+from torch_pruner.dynamo.run.settled_watch import SettledWatch
 from torch_pruner.dynamo.run.weight_checks import (
     Contents,
     State,
-    Watch,
     facts_of,
     read_contents,
     span_of,
@@ -127,7 +127,7 @@ class Snapshot:
     derived: tuple[torch.Tensor, ...]  # of ``tensors``, those that are kept in another form
     memories: tuple[_Memory, ...]  # theirs
     versions: tuple[int | None, ...]  # theirs
-    watch: Watch | None  # over them; None where memory is not looked at
+    watch: SettledWatch | None  # over them; None where memory is not looked at
     stepped: list[int]  # one number: of optimizer steps, when they were last asked about
     table: tuple[tuple[int, int], ...]  # (slot, address)
     kept: tuple[torch.Tensor, ...]
@@ -409,7 +409,7 @@ def _watch(
     derived: Sequence[torch.Tensor],
     held: Mapping[int, _Held],
     entries: Sequence[Entry],
-) -> Watch | None:
+) -> SettledWatch | None:
     """Over all that a snapshot has, of which some is derived from; None where nothing was read."""
     known = {id(t): held[id(t)] for t in derived}
     contents = [h.contents for h in known.values() if h.contents is not None]
@@ -419,7 +419,9 @@ def _watch(
     facts = None
     if entries and None not in versions.values() and (derived or len(tensors) > FEW):
         facts = facts_of(tensors, [versions.get(id(t)) for t in tensors])
-    return Watch(contents, entries, facts)
+    # A device writes to pages that are pinned for it, and no processor notes it.
+    alone = not any(t.is_pinned() for t in derived)
+    return SettledWatch(contents, entries, facts, alone=alone)
 
 
 def _held(
