@@ -101,7 +101,7 @@ def test_graphs_share_copies(backend, net, copies):
 @torch.no_grad()
 def test_float32_kernels_that_cannot_be_built(backend, net, monkeypatch, caplog):
     """The graph is computed by its definition then, which is slow and right."""
-    compiled = backend.compile(net)
+    compiled = backend.compile(net, strict=False)
     compiled(X)
 
     def fails(*_: object) -> None:

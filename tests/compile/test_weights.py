@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.suites import weights as suite
-from torch_pruner.dynamo.run import packed_inputs, page_writes
+from torch_pruner.dynamo.run import packed_inputs, page_writes, snapshot
 from torch_pruner.dynamo.run.settled_watch import QUIET
 from torch_pruner.dynamo.run.weight_checks import (
     Contents,
@@ -106,7 +106,7 @@ def test_a_write_that_raises_no_version_is_seen_at_the_next_call(backend, networ
 def test_what_torch_knows_of_weights_is_asked_by_whoever_can(backend, network, monkeypatch, told):
     """Where experiments do not say how torch lays tensors out, Python is asked."""
     if not told:
-        monkeypatch.setattr(packed_inputs, "facts_of", lambda *given: None)
+        monkeypatch.setattr(snapshot, "facts_of", lambda *given: None)
     compiled, x = backend.compile(network), torch.randn(32, 96)
     assert all(agrees(compiled, network, x) for _ in range(3))
     with torch.no_grad():

@@ -143,7 +143,6 @@ def test_memory_is_taken_for_each_call_and_given_back(cold, card, monkeypatch) -
         started(self, local)
 
     monkeypatch.setattr(runtime.RegionCall, "_take_workspace", take)
-    monkeypatch.setattr(runtime, "KEEPS_WORKSPACE", ())
     net, given = Mixed().eval(), inputs()
     compiled = cold.compile(net)
     for _ in range(3):

@@ -46,6 +46,11 @@ class Device(ABC):
     """Names of the dtypes that are compiled."""
     checks_indices: bool
     """Whether indices are looked at before a call, which has to wait for them."""
+    host_memory: bool = False
+    """Whether this process reads its tensors' memory itself: what a thread leaves there its next
+    call finds, and what a parameter holds can be looked at without waiting."""
+    replays: bool = False
+    """Whether torch can record the work of a call there and replay it (CUDA graphs)."""
     builds_only: bool = False
     """Whether what is compiled cannot run here: eager runs in its place."""
 

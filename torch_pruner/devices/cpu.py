@@ -58,6 +58,7 @@ class CpuDevice(Device):
     names = ("cpu",)
     device = torch.device("cpu")
     checks_indices = True
+    host_memory = True
 
     def __init__(self, target: str = "auto") -> None:
         self.dtypes = _dtypes(_own_target(target))

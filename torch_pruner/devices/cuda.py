@@ -97,6 +97,7 @@ class CudaDevice(Device):
 
     names = ("cuda", "cuda:0")
     checks_indices = False
+    replays = True
 
     def __init__(
         self, device: torch.device, card: Card, fingerprint: DeviceFingerprint, selector: str

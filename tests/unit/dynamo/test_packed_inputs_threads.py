@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_pruner.dynamo.run import packed_inputs
+from torch_pruner.dynamo.run import copies
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.packing import PackLayout
 
@@ -23,25 +23,25 @@ def layout() -> PackLayout:
 def weights(count: int) -> list[torch.Tensor]:
     torch.manual_seed(0)
     found = [torch.randn(COLUMNS, ROWS) for _ in range(count)]
-    assert sum(w.nbytes for w in found) > packed_inputs.WORTH_THREADS
+    assert sum(w.nbytes for w in found) > copies.WORTH_THREADS
     return found
 
 
 def packed(given, layout):
-    return list(packed_inputs._all_packed([(w, layout, None, w) for w in given]))
+    return list(copies.all_packed([(w, layout, None, w) for w in given]))
 
 
 @pytest.fixture
 def threads(monkeypatch):
     """The sizes of the pools that were made."""
     made = []
-    original = packed_inputs.ThreadPoolExecutor
+    original = copies.ThreadPoolExecutor
 
     def counting(size):
         made.append(size)
         return original(size)
 
-    monkeypatch.setattr(packed_inputs, "ThreadPoolExecutor", counting)
+    monkeypatch.setattr(copies, "ThreadPoolExecutor", counting)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     return made
 
@@ -50,7 +50,7 @@ def test_they_are_equal_to_those_of_one_thread(layout, threads, monkeypatch) -> 
     found = packed(weights(5), layout)
     assert threads == [3]
     given = weights(5)
-    monkeypatch.setattr(packed_inputs, "WORTH_THREADS", 1 << 60)
+    monkeypatch.setattr(copies, "WORTH_THREADS", 1 << 60)
     expected = packed(given, layout)
     assert threads == [3]
     for mine, theirs in zip(found, expected, strict=True):

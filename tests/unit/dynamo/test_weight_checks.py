@@ -7,8 +7,9 @@ import threading
 
 import torch
 
-from torch_pruner.dynamo.run import packed_inputs, weight_checks
+from torch_pruner.dynamo.run import copies, weight_checks
 from torch_pruner.dynamo.run.optimizer_steps import Steps, steps, storage_key
+from torch_pruner.dynamo.run.snapshot import Snapshot
 from torch_pruner.dynamo.run.weight_checks import State
 from torch_pruner.graph.weight_checksum import PHASES
 
@@ -71,9 +72,9 @@ def test_weights_of_inference_mode_that_nobody_looks_at_count_as_written() -> No
         weight = torch.ones(8)
     usual = torch.ones(8)
     for tensor, state in ((weight, State.WRITTEN), (usual, State.SAME)):
-        address, version = (tensor.data_ptr(),), (packed_inputs.version_of(tensor),)
+        address, version = (tensor.data_ptr(),), (copies.version_of(tensor),)
         given = ((tensor,), (tensor.untyped_storage(),), address, (tensor,), (), version)
-        snapshot = packed_inputs.Snapshot(*given, None, [steps.count], (), (), ())
+        snapshot = Snapshot(*given, None, [steps.count], (), (), ())
         assert snapshot.state((tensor,)) is state
 
 
@@ -85,18 +86,18 @@ def test_known_contents_are_read_again_only_where_something_changed(monkeypatch)
         read.append(len(spans))
         return original(spans, entries)
 
-    monkeypatch.setattr(packed_inputs, "read_contents", counting)
+    monkeypatch.setattr(copies, "read_contents", counting)
     first, second = torch.randn(5000), torch.randn(5000)
-    held = packed_inputs._held([first, second], (), distrust=False)
+    held = copies.held_of([first, second], (), distrust=False)
     assert read == [2]
-    again = packed_inputs._held([first, second], (), distrust=False)
+    again = copies.held_of([first, second], (), distrust=False)
     assert read == [2]
     assert again[id(first)] is held[id(first)]
     first.add_(1)
-    packed_inputs._held([first, second], (), distrust=False)
+    copies.held_of([first, second], (), distrust=False)
     assert read == [2, 1]
     second.data.add_(1)  # nobody says so: a sample of the memory did
-    third = packed_inputs._held([first, second], (), distrust=True)
+    third = copies.held_of([first, second], (), distrust=True)
     assert read == [2, 1, 2]
     assert third[id(second)] is not held[id(second)]
     assert not third[id(second)].copies

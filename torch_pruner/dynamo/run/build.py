@@ -12,6 +12,7 @@ import torch
 from torch_pruner import exc
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
+from torch_pruner.dynamo.run.failures import Fallback
 from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
 from torch_pruner.dynamo.run.packed_inputs import layouts_held
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep, RegionCall, profiled
@@ -153,13 +154,14 @@ def built_region(
         static = []
     specs = (region.inputs, region.outputs)
     if not narrow:
-        return RegionCall(name, compiled, *specs, static, device.device)
+        return RegionCall(name, compiled, *specs, static, device)
     # In the middle of a run nobody waits for tuning.
     later = compiler.config.replace(on_miss="fallback", time_budget_s=None)
     wide = partial(built_region, region, replace(compiler, config=later), device, name)
     return NarrowRegionCall(
-        name, compiled, *specs, static, device.device, narrow, region.graph, wide
-    )
+        name, compiled, *specs, static, device, narrow, region.graph, wide,
+        Fallback(name, compiler.config),
+    )  # fmt: skip
 
 
 def eager_call(module: fx.GraphModule, fallback: str) -> StepCall:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+    from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
     from torch_pruner.dynamo.run.build import BuiltGraph
 
@@ -29,7 +30,7 @@ class Where(TypedDict):
 
     static: Collection[int]
     kind: str
-    device: torch.device
+    device: Device
 
 
 class NotRecordableError(Exception):
@@ -48,8 +49,8 @@ def replayed(
     that was recorded. Raises ``NotRecordableError``.
     """
     static, kind, device = where["static"], where["kind"], where["device"]
-    if device.type != "cuda":
-        raise NotRecordableError(f"CUDA graphs are for GPUs, and the graph runs on {device}")
+    if not device.replays:
+        raise NotRecordableError(f"CUDA graphs are for GPUs, and the graph runs on {device.device}")
     if kind != "inference":
         raise NotRecordableError("graphs of training are not recorded yet")
     try:
@@ -70,7 +71,7 @@ def replayed(
         cast("Callable[[list[_Plain]], list[torch.Tensor | int | None]]", built.call),
         list(cast("Sequence[_Plain]", example_inputs)),
         sorted(static),
-        device_index=device.index,
+        device_index=device.device.index,
         is_backward=False,
         is_inference=True,
         stack_traces=get_stack_traces(gm),

@@ -44,12 +44,18 @@ class Fallback:
         return self.unless_missing(lambda: self.unless_broken(attempt, eager), eager, again=again)
 
     def unless_broken(
-        self, attempt: Callable[[], Result], eager: Callable[[], Result], *, quietly: bool = False
+        self,
+        attempt: Callable[[], Result],
+        eager: Callable[[], Result],
+        *,
+        quietly: bool = False,
+        instead: str = "runs in eager",
     ) -> Result:
         """``attempt``; what goes wrong in it is reported once, and then it is ``eager``.
 
-        With ``quietly`` the attempt is a short cut: what goes wrong in it will do so on the long
-        way. Misses and wrong options are raised, and so is everything with ``strict``.
+        ``instead`` says in the warning what that is. With ``quietly`` the attempt is a short cut:
+        what goes wrong in it will do so on the long way. Misses and wrong options are raised, and
+        so is everything with ``strict``.
         """
         try:
             return attempt()
@@ -62,7 +68,7 @@ class Fallback:
                 _log.debug("%s: a short cut failed", self.name, exc_info=True)
                 return eager()
             kind = type(err).__name__
-            _log.warning("%s is not compiled and runs in eager: %s: %s", self.name, kind, err)
+            _log.warning("%s is not compiled and %s: %s: %s", self.name, instead, kind, err)
             _log.debug("the failure", exc_info=True)
             reports.failed(self.name, f"{kind}: {err}")
             return eager()

@@ -115,7 +115,7 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
     if config.cuda_graphs:
         call = cuda_graphs.recorded_or_not(
             gm, built, graph.example_inputs, label, static=metadata.static, kind=kind,
-            device=device.device,
+            device=device,
         )  # fmt: skip
     result = SavedCall(kind=kind, settings=json.dumps(_settings(config)), call=call)
     try:

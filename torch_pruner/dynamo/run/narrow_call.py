@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from torch_pruner.devices.dtypes import DTYPES
+from torch_pruner.dynamo.run.arrays import from_numpy, to_numpy
 from torch_pruner.dynamo.run.narrow_weights import NotNarrowError
-from torch_pruner.dynamo.run.packed_inputs import from_numpy, to_numpy
 from torch_pruner.dynamo.run.runtime import RegionCall
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.log import logger
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from torch_pruner.compiler.driver import CompiledGraph
+    from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.tensors import TensorSpec
+    from torch_pruner.dynamo.run.failures import Fallback
     from torch_pruner.graph.ir import Graph
 
     _Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -41,19 +43,23 @@ class NarrowRegionCall(RegionCall):
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         static: Sequence[int],
-        device: torch.device,
+        device: Device,
         narrow: Mapping[int, str],
         graph: Graph,
-        build_wide: Callable[[], RegionCall],
+        build_wide: Callable[[], _Run],
+        fallback: Fallback,
     ) -> None:
-        """``graph`` is the region as it was captured, ``build_wide`` makes its other program."""
+        """``graph`` is the region as it was captured, ``build_wide`` makes its other program.
+
+        Where that cannot be made, ``fallback`` has the graph interpreted.
+        """
         super().__init__(name, compiled, inputs, outputs, static, device, narrow)
         self._narrow_bytes = sum(
             math.prod(inputs[s.index].shape) * DTYPES[narrow[s.index]].itemsize
             for s in compiled.plan.slots
             if s.kind == "input" and s.index in narrow
         )
-        self._graph, self._build_wide = graph, build_wide
+        self._graph, self._build_wide, self._fallback = graph, build_wide, fallback
         self._wide: _Run | None = None
         self._widening = threading.Lock()
 
@@ -74,14 +80,9 @@ class NarrowRegionCall(RegionCall):
         with self._widening:
             if self._wide is None:
                 log.info("%s is built for float32 weights: %s", self.name, why)
-                try:
-                    self._wide = self._build_wide()
-                except Exception as err:  # whatever it is, no call may fail or be wrong
-                    log.warning(
-                        "%s cannot be built for float32 weights and is interpreted, slowly: %s",
-                        self.name, err,
-                    )  # fmt: skip
-                    self._wide = self._interpreted
+                self._wide = self._fallback.unless_broken(
+                    self._build_wide, lambda: self._interpreted, instead="is interpreted, slowly"
+                )
                 self.packed.drop()
             return self._wide
 

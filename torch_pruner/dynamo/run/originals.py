@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from torch_pruner.config import Config
-from torch_pruner.dynamo.run.packed_inputs import in_use, moved
+from torch_pruner.dynamo.run.copies import moved
+from torch_pruner.dynamo.run.packed_inputs import in_use
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:

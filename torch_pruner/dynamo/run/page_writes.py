@@ -167,9 +167,9 @@ def _question(first: int, end: int, flags: int, regions: int) -> ctypes.Array[ct
     asked = (ctypes.c_uint64 * (_HEAD + 3 * regions))()
     answer = ctypes.addressof(asked) + 8 * _HEAD
     most = 0 if flags & _PROTECT else 1  # pages: one is enough
-    asked[:_HEAD] = (
+    asked[:_HEAD] = [
         8 * _HEAD, flags, first, end, 0, answer, regions, most, 0, _WRITTEN, 0, _WRITTEN
-    )  # fmt: skip
+    ]  # fmt: skip
     return asked
 
 

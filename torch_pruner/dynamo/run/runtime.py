@@ -19,23 +19,24 @@ from torch_pruner.devices.aten import run_spec
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import takeable
-from torch_pruner.dynamo.run.packed_inputs import PackedInputs, Snapshot
+from torch_pruner.dynamo.run.packed_inputs import PackedInputs
 from torch_pruner.graph.updates import written_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
     from torch_pruner.dynamo.lower.tensors import TensorSpec
+    from torch_pruner.dynamo.run.snapshot import Snapshot
     from torch_pruner.graph.memory import Place
 
 
-KEEPS_WORKSPACE = ("cpu",)
 _profiler = torch.autograd.profiler
 
 
 class _Local(threading.local):
-    """What each calling thread has for itself: an address table and, on the CPU, a workspace.
+    """What each calling thread has for itself: an address table and, in host memory, a workspace.
 
     On other devices the workspace is allocated for each call: torch's allocator knows which stream
     uses it, and takes it from the pool of a graph that is being captured.
@@ -57,11 +58,11 @@ class RegionCall:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         static: Sequence[int],
-        device: torch.device,
+        device: Device,
         narrow: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """``narrow``: the dtypes in which the program reads parameters that are float32."""
-        self.device = device
+        self.device = device.device
         self.name = f"## Call PrunerGraph {name} ##"
         self.compiled = compiled
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
@@ -89,7 +90,7 @@ class RegionCall:
         self._workspace_slot = next(k for k, s in enumerate(plan.slots) if s.kind == "workspace")
         self._local = _Local()
         self._simple = all(not isinstance(s, LibraryCall) for s in compiled.steps)
-        self._keeps_workspace = device.type in KEEPS_WORKSPACE
+        self._keeps_workspace = device.host_memory
 
     @property
     def weight_bytes(self) -> int:
