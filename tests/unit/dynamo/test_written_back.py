@@ -87,6 +87,21 @@ def test_what_lies_there_already_is_not_copied():
     torch.testing.assert_close(results, [torch.ones(2)])
 
 
+def test_numbers_are_copied_whatever_they_are_and_lie_in():
+    def run(args):
+        a, b, c, d = args
+        args.clear()
+        return [a + 1, b * 2, c + 1, d.clone() + 1]
+
+    call = written_back(run, (0, 1, 2, 3))
+    for count in (1, 3, 1):
+        given = [torch.tensor(3), torch.full((1, 1), 1.5), torch.zeros(5)[::2][:count]]
+        given.append(torch.tensor([True]).expand(2)[:1].int())
+        expected = [t.clone() for t in given]
+        assert call(list(given)) == []
+        torch.testing.assert_close(given, run(expected))
+
+
 def test_a_parameter_is_written_whatever_autograd_thinks_of_it():
     weight = torch.nn.Parameter(torch.zeros(2))
     call = written_back(lambda args: [args[0].detach() + 1], (0,))
