@@ -67,8 +67,8 @@ class _WritesBack:
 def _number(old: torch.Tensor, new: torch.Tensor) -> int:
     """The bytes of a single number in host memory, or 0 if it takes torch to copy it.
 
-    Counters of positions, one a layer: torch takes ten times as long. AOTAutograd has raised the
-    versions of what is written.
+    Counters of positions are that, one a layer. AOTAutograd has raised the versions of what is
+    written.
     """
     plain = old.numel() == new.numel() == 1 and old.dtype == new.dtype
     here = old.device == new.device == _HOST and not (old.is_neg() or new.is_neg())
