@@ -91,7 +91,7 @@ class TorchDecoder(Decoder):
         scores: torch.Tensor = self.compiled(
             self.token, torch.tensor([[self.position]]), self.cache
         )
-        self.token = scores[:, -1:].argmax(-1)
+        self.token = _greedy(scores)
         self.position += 1
         return scores
 
@@ -104,13 +104,18 @@ class TorchDecoder(Decoder):
     def _begin(self, forward: Any, prompt: Sequence[int]) -> None:
         self.goto(0)
         scores = forward(torch.tensor([prompt]), torch.arange(len(prompt))[None], self.cache)
-        self.token, self.position = scores[:, -1:].argmax(-1), len(prompt)
+        self.token, self.position = _greedy(scores), len(prompt)
 
     def goto(self, position: int) -> None:
         """Decodes from there; what the cache has from there on is masked, then written over."""
         self.position = position
         for layer in self.cache.layers:
             layer.cumulative_length.fill_(position)
+
+
+def _greedy(scores: torch.Tensor) -> torch.Tensor:
+    """The likeliest next token, of float32 scores as transformers makes them."""
+    return scores[:, -1:].float().argmax(-1)
 
 
 def _compiled(forward: Callable[..., torch.Tensor], backend: str, options: dict[str, Any]) -> Any:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _OWN = "decode_attention"  # the family that such a kernel would be of
 # What a mask leaves of a cache that fills from its start to its end: three kernels read all of it.
+# Half of 4096 keys took 0.47 to 0.55 of what all of them took (docs/experiments.md).
 _SEEN = 0.5
 _known: dict[tuple[str, str, int], bool] = {}
 

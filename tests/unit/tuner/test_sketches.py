@@ -328,3 +328,12 @@ def test_half_vectors_where_columns_fill_them_better_and_none_is_lost(
     draft = dict(sketch.named(sketch.default()))
     assert draft["vl"] == width
     assert draft["nv"] * draft["vl"] <= columns + width - 1
+
+
+def test_one_row_of_bfloat16_is_read_where_it_lies() -> None:
+    """One core was thought to read as fast as all of them, which made a packed copy look faster."""
+    zen = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver5"}, 2)
+    zen = dataclasses.replace(zen, cores=2, dram_bytes_per_s=66e9)
+    found = sketches_for(Task("kernel", few_rows(1, 768, 768, "bfloat16"), zen, 2))
+    seconds = {s.name: float(s.symbols(s.default()[None]).latency_s[0]) for s in found}
+    assert min(seconds, key=lambda name: seconds[name]) == "in_place"

@@ -100,8 +100,11 @@ class PairSketch(Sketch[P]):
             copied = con.groups * con.rows * form.depth * 0.25 / np.minimum(tasks, threads)
             seconds = seconds + copied / target.frequency_hz + machine.LAUNCH_S * parallel
         weights = 2.0 * con.groups * con.n * con.depth
-        floor = weights / target.dram_bytes_per_s if form.constant is not None else 0.0
-        ones = np.ones(len(decisions))
+        # A core alone gets its share of what memory gives.
+        rate = machine.memory_bytes_per_cycle(target) * target.frequency_hz
+        cores = np.where(tasks > 1, target.cores, 1)
+        floor = weights / rate / cores * float(form.constant is not None)
+        launch = machine.LAUNCH_S * parallel
         a_bytes = 2.0 * con.rows * form.depth
         traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
         return Symbols(
@@ -113,7 +116,7 @@ class PairSketch(Sketch[P]):
             rounds,
             block * 4,
             2.0 * con.groups * blocks * block * row_blocks * rows * form.depth,
-            np.maximum(seconds, floor * ones),
+            launch + machine.from_memory(seconds - launch, floor),
         )
 
     def default(self) -> Decisions:
