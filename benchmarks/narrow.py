@@ -41,11 +41,15 @@ def targets() -> Mapping[str, dict[str, Any] | None]:
     """What code is generated for: this processor, and what it would be with fewer instructions."""
     here = TargetSpec.detect().tvm_target()
     without = [*here.get("mattr", []), "-avx512bf16"]
-    older = "znver3" if here["mcpu"].startswith("znver") else "haswell"
+    amd = here["mcpu"].startswith("znver")
     return {
         "native": None,
-        "avx512": {"kind": "llvm", "mcpu": here["mcpu"], "mattr": without},
-        "avx2": {"kind": "llvm", "mcpu": older},
+        "avx512": {
+            "kind": "llvm",
+            "mcpu": here["mcpu"] if amd else "icelake-server",  # which has no tiles either
+            "mattr": without,
+        },
+        "avx2": {"kind": "llvm", "mcpu": "znver3" if amd else "haswell"},
     }
 
 
