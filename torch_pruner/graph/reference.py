@@ -34,16 +34,22 @@ def numpy_dtype(name: str) -> np.dtype:
 def evaluate(graph: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of ``graph`` for ``inputs`` in index order.
 
+    A value is kept until its last reader has run: parameters of a whole network pass through here.
+
     Raises ``ValueError`` if an input has not the shape and dtype that its node declares.
     """
-    values: list[np.ndarray] = []
+    values: dict[int, np.ndarray] = {}
+    last = {i: k for k, node in enumerate(graph.nodes) for i in node.inputs}
+    last |= dict.fromkeys(graph.outputs, len(graph.nodes))
     with np.errstate(all="ignore"):
-        for node in graph.nodes:
-            args = [values[i] for i in node.inputs]
-            result = _evaluate(node, args, inputs)
+        for k, node in enumerate(graph.nodes):
+            result = _evaluate(node, [values[i] for i in node.inputs], inputs)
             if result.shape != node.shape:
                 raise ValueError(f"{node.op}: computed shape {result.shape}, declared {node.shape}")
-            values.append(result)
+            if k in last:
+                values[k] = result
+            for i in {i for i in node.inputs if last[i] == k}:
+                del values[i]
     return [values[i] for i in graph.outputs]
 
 

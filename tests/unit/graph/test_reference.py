@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from torch_pruner.graph import reference
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.ops import UNARY
 from torch_pruner.graph.reference import evaluate, numpy_dtype
@@ -159,3 +162,30 @@ def test_rejects_inputs_that_do_not_match():
 def test_rejects_a_declared_shape_that_is_wrong():
     with pytest.raises(ValueError, match="declared"):
         apply("cat", np.zeros(2, np.float32), np.zeros(2, np.float32), shape=(5,), dim=0)
+
+
+def test_a_value_goes_when_nobody_reads_it_any_more(monkeypatch):
+    """Or rounding the weights of a network would take several times their memory."""
+    made: list[weakref.ref] = []
+    most = 0
+
+    def watched(node, args, inputs):
+        nonlocal most
+        result = step(node, args, inputs)
+        made.append(weakref.ref(result))
+        most = max(most, sum(r() is not None for r in made))
+        return result
+
+    step = reference._evaluate
+    monkeypatch.setattr(reference, "_evaluate", watched)
+    b = GraphBuilder()
+    x = y = b.input(0, (4,), "float32")
+    for _ in range(20):
+        y = b.pointwise("neg", y)
+    z = b.pointwise("add", y, x)
+    given = np.arange(4, dtype=np.float32)
+    first, again, last = evaluate(b.finish([z, z, x]), [given])
+    assert (first == 2 * given).all()
+    assert first is again
+    assert (last == given).all()
+    assert most <= 4
