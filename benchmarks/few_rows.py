@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.parts.kernel import ScheduledKernel
     from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.packing import PackLayout
     from torch_pruner.task import Candidate, Task
 
 SHAPES = {  # columns and depth of the layers of a decoder
@@ -34,7 +35,7 @@ SHAPES = {  # columns and depth of the layers of a decoder
     "tinyllama": [(2048, 2048), (5632, 2048), (2048, 5632)],
     "qwen": [(896, 896), (4864, 896), (896, 4864), (151936, 896)],
 }
-DTYPES = "float32,bfloat16,float16,int8,int4"
+DTYPES = "float32,bfloat16,coded,float16,int8,int4"
 COPIES_BYTES = 256 << 20
 """Weights of one kernel take this much: more than caches hold."""
 
@@ -53,7 +54,8 @@ class Case:
     along: bool = True
 
     def graph(self) -> Graph:
-        """int8 is scaled after the sum, as a rounded weight is; int4 has scales of groups of 64."""
+        """int8 is scaled after the sum, as a rounded weight is; int4 has scales of groups of 64;
+        what is coded is bfloat16 that twelve bits are enough for."""
         from torch_pruner.graph.ir import GraphBuilder
 
         b = GraphBuilder()
@@ -65,7 +67,8 @@ class Case:
             attrs, shape = {"bits": 4, "group": 64}, (self.rows, self.columns)
             return b.finish([b.append("matmul_grouped", given, shape, "float32", **attrs)])
         shape = (self.columns, self.depth) if self.along else (self.depth, self.columns)
-        w = b.input(1, shape, self.dtype, static=True)
+        coded = self.dtype == "coded"
+        w = b.input(1, shape, "bfloat16" if coded else self.dtype, static=True, coded=coded)
         second = b.permute(w, (1, 0)) if self.along else w
         y = b.append("matmul", (x, second), (self.rows, self.columns), "float32")
         if self.dtype == "int8":
@@ -104,6 +107,7 @@ class Weights:
         from torch_pruner.codegen.build.lower import aligned
 
         self._bytes, self._dtype = aligned((nbytes,), "int8"), ""
+        self._packed: Any = None
         self._tile = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
 
     def of(self, nbytes: int, dtype: str) -> list[Any]:
@@ -118,8 +122,26 @@ class Weights:
             whole = self._bytes[: self._bytes.nbytes // tile.nbytes * tile.nbytes].view(tile.dtype)
             whole.reshape(-1, tile.size)[...] = tile
             self._dtype = dtype
-        count = self._bytes.nbytes // each
-        return [self._bytes[i * each :] for i in range(count)]
+        return _places(self._bytes, each)
+
+    def packed(self, pack: PackLayout, dtype: str) -> list[Any]:
+        """The same of an operand that is more than its numbers, in memory of its own."""
+        from torch_pruner.codegen.build.lower import aligned, numpy_dtype
+
+        node = pack.view.nodes[pack.view.inputs[0]]
+        numbers = np.resize(self._tile, node.numel).astype(numpy_dtype(dtype)).reshape(node.shape)
+        packed = pack.pack(numbers).reshape(-1).view(np.int8)
+        each = -(-packed.nbytes // 64) * 64
+        if self._packed is None or each > self._packed.nbytes:
+            self._packed = aligned((max(each, self._bytes.nbytes),), "int8")
+        places = _places(self._packed, each)
+        for place in places:
+            place[: packed.nbytes] = packed
+        return places
+
+
+def _places(memory: Any, each: int) -> list[Any]:
+    return [memory[i * each :] for i in range(memory.nbytes // each)]
 
 
 def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> Copies:
@@ -127,13 +149,16 @@ def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> C
     from torch_pruner import families
     from torch_pruner.codegen.build.lower import KernelCall as Call
     from torch_pruner.codegen.build.lower import aligned, compile_module, program_module
+    from torch_pruner.families.coded_rows import form as coded_rows
     from torch_pruner.graph.memory import Place
     from torch_pruner.graph.ops import ITEMSIZE
     from torch_pruner.target import TargetSpec
 
     target = TargetSpec.detect(threads)
     kernel = families.named(candidate.sketch).schedule(case.graph(), candidate, target)
-    places = weights.of(kernel.inputs[1].nbytes, kernel.inputs[1].dtype)
+    pack, given = kernel.packs[1], kernel.inputs[1]
+    coded = pack is not None and pack.code > 0
+    places = weights.packed(pack, given.dtype) if coded else weights.of(given.nbytes, given.dtype)
     calls = min(CALLS, len(places))
     others = [s for k, s in enumerate(_buffers(kernel)) if k != 1]
     shared = [aligned(s.shape, s.dtype) for s in others]
@@ -159,7 +184,8 @@ def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> C
 
     weight = case.graph().nodes[case.graph().inputs[1]]
     count = len(launches) * calls
-    return Copies(run, count * weight.numel * ITEMSIZE[weight.dtype], count)
+    each = coded_rows.BYTES if coded else ITEMSIZE[weight.dtype]
+    return Copies(run, int(count * weight.numel * each), count)
 
 
 def _buffers(kernel: ScheduledKernel) -> list[Any]:

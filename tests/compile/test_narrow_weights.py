@@ -12,6 +12,7 @@ import torch_pruner as tp
 from tests.compile.agreement import assert_equal
 from torch_pruner import exc
 from torch_pruner.dynamo.run import packed_inputs
+from torch_pruner.target import TargetSpec
 
 pytestmark = pytest.mark.tvm
 
@@ -68,6 +69,32 @@ def test_weights_that_change(backend, net, copies):
     assert copies["bfloat16"] <= seen + 3
     net.up.weight = nn.Parameter(torch.randn(256, 64))
     assert_equal(compiled(X), net(X))
+
+
+@torch.no_grad()
+def test_weights_of_few_exponents(backend, caplog):
+    """Twelve bits, then sixteen, then all of them; the result is eager's, whatever is kept."""
+    torch.manual_seed(0)
+    net = nn.Linear(512, 256).eval().to(torch.bfloat16).float()
+    x = torch.randn(1, 512)
+    compiled = backend.compile(net)
+    assert_equal(compiled(x), net(x))
+    report = tp.last_report()
+    assert report is not None
+    sketches = {t.sketch for g in report.graphs for t in g.tasks}
+    if TargetSpec.detect().is_x86 and TargetSpec.detect().vector_bytes > 16:
+        assert sketches == {"coded_rows"}
+    assert report.weight_bytes < 0.45 * net.weight.nbytes
+    net.weight.mul_(4)
+    assert_equal(compiled(x), net(x))
+    wider = "built for wider weights"
+    with caplog.at_level("INFO", "torch_pruner"):
+        net.weight.data *= 2.0 ** torch.randint(-40, 0, net.weight.shape)  # bfloat16 still
+        assert_equal(compiled(x), net(x))
+        assert caplog.text.count(wider) == ("coded_rows" in sketches)
+        net.weight.mul_(0.7)
+        assert_equal(compiled(x), net(x))
+        assert caplog.text.count(wider) == 1 + ("coded_rows" in sketches)
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ SPECS = {
     "decode_attention": attention(Case(queries=1, heads=8, kv=2, mask="bool", guard=True)),
     "depthwise": G.convolution(16),
     "in_place": G.few_rows(1, 96, 256),
+    "coded_rows": G.coded_rows(),
     "axpy": G.matmul(1, 96, 256),
     "int4_rows": G.int4(2),
     "int4_panels": G.int4(64),

@@ -27,6 +27,7 @@ NAMES = (
     "decode_attention",
     "depthwise",
     "in_place",
+    "coded_rows",
     "axpy",
     "int4_rows",
     "int4_panels",

@@ -230,7 +230,8 @@ def _views_member(state: State, node: int, members: set[int]) -> bool:
 
 def _load(builder: GraphBuilder, node: Node, order: Order, index: int) -> int:
     static = node.op == "input" and bool(node.attr("static"))
-    buffer = builder.input(index, (node.shape[k] for k in order), node.dtype, static=static)
+    shape = (node.shape[k] for k in order)
+    buffer = builder.input(index, shape, node.dtype, static=static, coded=node.is_coded)
     inverse = [0] * len(order)
     for position, k in enumerate(order):
         inverse[k] = position

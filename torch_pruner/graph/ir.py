@@ -45,6 +45,11 @@ class Node:
     def nbytes(self) -> int:
         return self.numel * ITEMSIZE[self.dtype]
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether it is an input that needs no more than twelve bits (see ``graph.coded``)."""
+        return ("coded", True) in self.attrs
+
     def attr(self, name: str) -> Any:
         for key, value in self.attrs:
             if key == name:
@@ -166,8 +171,17 @@ class GraphBuilder:
     def dtype(self, x: int) -> str:
         return self.nodes[x].dtype
 
-    def input(self, index: int, shape: Iterable[int], dtype: str, *, static: bool = False) -> int:
-        return self.append("input", (), shape, dtype, index=index, static=static)
+    def input(
+        self,
+        index: int,
+        shape: Iterable[int],
+        dtype: str,
+        *,
+        static: bool = False,
+        coded: bool = False,
+    ) -> int:
+        known = {"coded": True} if coded else {}
+        return self.append("input", (), shape, dtype, index=index, static=static, **known)
 
     def const(self, value: float | bool, dtype: str) -> int:
         if dtype == "bool":

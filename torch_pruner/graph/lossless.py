@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 NARROWER = ("bfloat16", "float16")
 """What float32 may be narrowed to, first choice first."""
+CODED = "coded"
+"""What is bfloat16, and most of it has one of few exponents: twelve bits (``graph.coded``)."""
 LEAST = 64
 """Columns and depth of a weight that is worth it."""
+FEW_ROWS = 16
+"""Products of more read the sixteen bits."""
 
 
 def is_worth(shape: tuple[int, ...]) -> bool:
@@ -34,30 +38,39 @@ def narrowed(graph: Graph, holds: Mapping[int, str]) -> tuple[Graph, dict[int, s
     """``graph`` with narrower inputs where ``holds`` allows it, and which they are.
 
     ``holds`` gives, for the index of a static float32 input, the narrower dtype that represents
-    each of its elements. Such an input gets this dtype if products read it as their second operand
-    and nothing else does, but the rows that an embedding takes of it. All other values keep theirs.
+    each of its elements, or ``CODED``. Such an input gets this dtype if products read it as their
+    second operand and nothing else does, but the rows that an embedding takes of it. All other
+    values keep theirs. What is ``CODED`` is bfloat16, and the input of products of few rows says
+    so, whose kernels may have it coded.
     """
     small = simplify(graph)
     users = small.users()
-    found = {
-        i: holds[node.attr("index")]
+    most = {
+        i: _most_rows(small, users, i)
         for i, node in enumerate(small.nodes)
-        if node.op == "input" and _allowed(node, holds) and _only_multiplied(small, users, i)
+        if node.op == "input" and _allowed(node, holds)
     }
+    found = {i: holds[small.nodes[i].attr("index")] for i, rows in most.items() if rows}
     if not found:
         return graph, {}
     b = GraphBuilder()
     new: list[int] = []
+    few = {i for i, held in found.items() if held == CODED and most[i] <= FEW_ROWS}
+    found = {i: "bfloat16" if held == CODED else held for i, held in found.items()}
     narrow = dict(found)  # of nodes of the old graph
     for i, node in enumerate(small.nodes):
+        if i in few:
+            index = node.attr("index")
+            new.append(b.input(index, node.shape, narrow[i], static=True, coded=True))
+            continue
         source = node.inputs[0] if node.inputs else None
         if node.kind is OpKind.VIEW and source in narrow:
             narrow[i] = narrow[source]
         dtype = narrow.get(i, node.dtype)
         inputs = [new[j] for j in node.inputs]
         if node.op == "take" and source in narrow:
-            rows = b.append("take", inputs, node.shape, narrow[source], **dict(node.attrs))
-            new.append(b.cast(rows, node.dtype))
+            taken = b.append("take", inputs, node.shape, narrow[source], **dict(node.attrs))
+            new.append(b.cast(taken, node.dtype))
         else:
             new.append(b.append(node.op, inputs, node.shape, dtype, **dict(node.attrs)))
     result = b.finish([new[o] for o in small.outputs])
@@ -69,24 +82,26 @@ def _allowed(node: Node, holds: Mapping[int, str]) -> bool:
     return known and node.dtype == "float32" and is_worth(node.shape)
 
 
-def _only_multiplied(graph: Graph, users: list[list[int]], start: int) -> bool:
-    """Whether products that are worth it read ``start`` through views, and nothing else does.
+def _most_rows(graph: Graph, users: list[list[int]], start: int) -> int:
+    """Rows of the largest product that reads ``start`` through views, worth it; else 0.
 
-    Products have it as their second operand alone; rows of the input itself may be taken.
+    It is 0, too, if anything else reads it. Products have it as their second operand alone; rows of
+    the input itself may be taken.
     """
-    products, stack = 0, [start]
+    most, stack = 0, [start]
     while stack:
         x = stack.pop()
         if x in graph.outputs:
-            return False
+            return 0
         for u in users[x]:
             node = graph.nodes[u]
             if node.kind is OpKind.VIEW and node.op != "broadcast":
                 stack.append(u)
             elif node.op == "matmul" and node.dtype == "float32":
                 if node.inputs[1] != x or node.inputs[0] == x:
-                    return False
-                products += graph.nodes[node.inputs[0]].dtype == "float32"
+                    return 0
+                if graph.nodes[node.inputs[0]].dtype == "float32":
+                    most = max(most, node.numel // node.shape[-1])
             elif node.op != "take" or node.inputs[0] != x or node.inputs[1] == x:
-                return False
-    return products > 0
+                return 0
+    return most

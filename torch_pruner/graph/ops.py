@@ -26,7 +26,8 @@ class OpKind(StrEnum):
     UPDATE = "update"
 
 
-# Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes)
+# Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes) and perhaps
+#          coded (True: twelve bits are enough for what it holds, see ``graph.coded``)
 #          const: attr value (number, or a string: "nan", "inf", "-inf", "-0.0"); shape is always ()
 #          iota:  attr dim; element = index along that dim (integer dtype)
 LEAVES = ("input", "const", "iota")

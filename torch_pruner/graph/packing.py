@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_pruner.graph.coded import Places, coded, used
 from torch_pruner.graph.ir import Graph, Shape
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.reference import evaluate
@@ -43,13 +44,20 @@ class PackLayout:
     block: int
     shape: Shape  # of the packed array: (groups, n blocks, k / pair, block * pair)
     pair: int = 1  # neighbours along k that lie together; k is padded to what ``shape`` holds
+    code: int = 0  # lanes of vectors for which numbers are coded (``graph.coded``); 0: they are not
 
     def pack(self, array: Array, out: Array | None = None) -> Array:
         """The packed copy of ``array`` (any dtype; the element type is kept), in ``out`` if given.
 
         ``out`` is dense and has ``shape``. No second copy is made of what is large.
+
+        Raises ``NotCodedError`` where numbers are to be coded and cannot be.
         """
         operand = to_gkn(evaluate(self.view, [array])[0], self.form, self.groups)
+        if self.code:
+            words: Array = np.empty(self.shape, operand.dtype) if out is None else out
+            coded(operand[0], self.code, words.reshape(-1).view(np.uint16))
+            return words
         groups, _, n = operand.shape
         blocks, rows = self.shape[1:3]
         result: Array = np.empty(self.shape, operand.dtype) if out is None else out
@@ -72,9 +80,16 @@ class PackLayout:
                 panels[:, whole, :count, first, n - whole * self.block :] = 0
         return result
 
+    def used(self, packed: Array) -> int:
+        """Elements of a packed copy that kernels may read: all but room that coding left."""
+        if not self.code:
+            return packed.size
+        depth, columns = self.view.nodes[self.view.outputs[0]].shape[-2:]
+        return used(packed.reshape(-1).view(np.uint16), Places(columns, depth, self.code))
+
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed copy."""
+        """Bytes of the packed copy, at most."""
         dtype = self.view.nodes[self.view.inputs[0]].dtype
         return math.prod(self.shape) * ITEMSIZE[dtype]
 
@@ -86,6 +101,7 @@ class PackLayout:
             "block": self.block,
             "shape": list(self.shape),
             "pair": self.pair,
+            **({"code": self.code} if self.code else {}),
         }
 
     @staticmethod
@@ -93,7 +109,8 @@ class PackLayout:
         shape = tuple(int(d) for d in data["shape"])
         view = Graph.from_json(data["view"])
         groups, block, pair = (int(data[name]) for name in ("groups", "block", "pair"))
-        return PackLayout(view, str(data["form"]), groups, block, shape, pair)
+        code = int(data.get("code", 0))
+        return PackLayout(view, str(data["form"]), groups, block, shape, pair, code)
 
 
 def strided_layout(node: Node, axes: Sequence[tuple[int, int]]) -> PackLayout:

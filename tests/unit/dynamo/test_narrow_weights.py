@@ -16,6 +16,7 @@ from torch_pruner.dynamo.run.narrow_weights import (
     narrow_copy,
     narrower,
 )
+from torch_pruner.graph.lossless import CODED
 
 SPECIAL = (
     0x00000000, 0x80000000,  # zeros
@@ -113,7 +114,7 @@ def test_what_is_asked_about() -> None:
         nn.Parameter(torch.ones(64, 128).t(), requires_grad=False),
         nn.Parameter(torch.full((64, 64), 0.1), requires_grad=False),
     ]  # fmt: skip
-    assert holds(given, Config()) == {0: "bfloat16"}
+    assert holds(given, Config()) == {0: CODED}
     for options in ({"narrow_weights": False}, {"weights": "live"}, {"int8_weights": True}):
         assert holds(given, Config(**options)) == {}
     given.append(nn.Parameter(torch.ones(64, 64)))

@@ -7,7 +7,7 @@ import pytest
 
 from torch_pruner.graph.hoist import hoist_static
 from torch_pruner.graph.ir import Graph, GraphBuilder
-from torch_pruner.graph.lossless import narrowed
+from torch_pruner.graph.lossless import CODED, narrowed
 from torch_pruner.graph.reference import evaluate, numpy_dtype
 from torch_pruner.graph.simplify import simplify
 
@@ -47,6 +47,18 @@ def test_values_stay(names: set[int]) -> None:
     dtypes = [made.nodes[i].dtype for i in made.inputs]
     assert [k for k, d in enumerate(dtypes) if d == "bfloat16"] == sorted(narrow)
     assert hoist_static(simplify(made)).prepare is None, "no parameter is widened ahead"
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17])
+def test_what_few_rows_read_may_be_coded(rows: int) -> None:
+    """It is bfloat16 that says so, all else being the same."""
+    made, narrow = narrowed(tied(rows), {0: CODED, 2: "bfloat16", 3: CODED})
+    plain, same = narrowed(tied(rows), dict.fromkeys((0, 2, 3), "bfloat16"))
+    assert narrow == same
+    coded = [k for k, i in enumerate(made.inputs) if made.nodes[i].is_coded]
+    assert coded == ([0, 3] if rows <= 16 else [])
+    assert (made == plain) == (rows > 16)
+    assert Graph.from_json(made.to_json()) == made
 
 
 def other_uses() -> dict[str, Graph]:

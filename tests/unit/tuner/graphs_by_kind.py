@@ -22,6 +22,15 @@ def few_rows(rows: int, depth: int, columns: int, dtype: str = "float32") -> Gra
     return b.finish([b.pointwise("relu", b.matmul(x, b.permute(w, (1, 0))))])
 
 
+def coded_rows(depth: int = 256, columns: int = 96) -> Graph:
+    """A row times a weight that twelve bits are enough for."""
+    b = GraphBuilder()
+    x = b.input(0, (1, depth), "float32")
+    w = b.input(1, (columns, depth), "bfloat16", static=True, coded=True)
+    product = b.append("matmul", (x, b.permute(w, (1, 0))), (1, columns), "float32")
+    return b.finish([b.pointwise("relu", product)])
+
+
 def int4(rows: int, depth: int = 200, columns: int = 96, *, offsets: bool = False) -> Graph:
     """Weights of four bits in groups of 64."""
     b = GraphBuilder()

@@ -16,6 +16,7 @@ from torch_pruner.dynamo.run.failures import Fallback
 from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
 from torch_pruner.dynamo.run.packed_inputs import layouts_held
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep, RegionCall, profiled
+from torch_pruner.graph.coded import NotCodedError
 from torch_pruner.graph.lossless import narrowed
 from torch_pruner.report import GraphReport
 
@@ -157,9 +158,13 @@ def built_region(
         return RegionCall(name, compiled, *specs, static, device)
     # In the middle of a run nobody waits for tuning.
     later = compiler.config.replace(on_miss="fallback", time_budget_s=None)
-    wide = partial(built_region, region, replace(compiler, config=later), device, name)
+    anew = partial(built_region, region, replace(compiler, config=later), device, name)
+
+    def build(why: ValueError) -> RegionCall:
+        return anew(narrow if isinstance(why, NotCodedError) else {})
+
     return NarrowRegionCall(
-        name, compiled, *specs, static, device, narrow, region.graph, wide,
+        name, compiled, *specs, static, device, narrow, region.graph, build,
         Fallback(name, compiler.config),
     )  # fmt: skip
 

@@ -134,7 +134,9 @@ def _packed(wanted: Wanted, held: Mapping[int, Held]) -> torch.Tensor:
         return known
     dense = tensor if order is None else tensor.detach().permute(order)
     packed = torch.empty(layout.shape, dtype=tensor.dtype)
-    layout.pack(to_numpy(dense), to_numpy(packed))
+    used = layout.used(layout.pack(to_numpy(dense), to_numpy(packed)))
+    if used < packed.numel():
+        packed = packed.reshape(-1)[:used].clone()
     packed = packed.to(tensor.device)
     copies[layout, order] = packed
     return packed

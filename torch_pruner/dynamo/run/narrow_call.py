@@ -10,6 +10,7 @@ from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.run.arrays import from_numpy, to_numpy
 from torch_pruner.dynamo.run.narrow_weights import NotNarrowError
 from torch_pruner.dynamo.run.runtime import RegionCall
+from torch_pruner.graph.coded import NotCodedError
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.log import logger
 
@@ -30,10 +31,11 @@ log = logger(__name__)
 
 
 class NarrowRegionCall(RegionCall):
-    """Runs a program for narrow weights; one for float32 once they hold what narrow ones cannot.
+    """Runs a program for narrow weights; another once they hold what narrow ones cannot.
 
     Weights are looked at again when they changed, before anything is computed. The other program is
-    built then, and stays: weights that are trained are never narrow again. Thread safe.
+    built then, and stays: weights that are trained are never narrow again. It is for float32, or,
+    where they have too many exponents for twelve bits, for sixteen. Thread safe.
     """
 
     def __init__(
@@ -46,12 +48,13 @@ class NarrowRegionCall(RegionCall):
         device: Device,
         narrow: Mapping[int, str],
         graph: Graph,
-        build_wide: Callable[[], _Run],
+        build_wide: Callable[[ValueError], _Run],
         fallback: Fallback,
     ) -> None:
         """``graph`` is the region as it was captured, ``build_wide`` makes its other program.
 
-        Where that cannot be made, ``fallback`` has the graph interpreted.
+        It is called with the error that says why one is needed. Where that cannot be made,
+        ``fallback`` has the graph interpreted.
         """
         super().__init__(name, compiled, inputs, outputs, static, device, narrow)
         self._narrow_bytes = sum(
@@ -72,16 +75,18 @@ class NarrowRegionCall(RegionCall):
         if wide is None:
             try:
                 return super().__call__(inputs)
-            except NotNarrowError as err:
+            except (NotNarrowError, NotCodedError) as err:
                 wide = self._widened(err)
         return wide(inputs)
 
-    def _widened(self, why: NotNarrowError) -> _Run:
+    def _widened(self, why: ValueError) -> _Run:
         with self._widening:
             if self._wide is None:
-                log.info("%s is built for float32 weights: %s", self.name, why)
+                log.info("%s is built for wider weights: %s", self.name, why)
                 self._wide = self._fallback.unless_broken(
-                    self._build_wide, lambda: self._interpreted, instead="is interpreted, slowly"
+                    lambda: self._build_wide(why),
+                    lambda: self._interpreted,
+                    instead="is interpreted, slowly",
                 )
                 self.packed.drop()
             return self._wide

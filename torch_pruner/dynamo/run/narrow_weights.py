@@ -15,7 +15,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.devices.dtypes import DTYPES
-from torch_pruner.graph.lossless import NARROWER, is_worth
+from torch_pruner.graph.coded import codes_well
+from torch_pruner.graph.lossless import CODED, NARROWER, is_worth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +49,14 @@ def narrower(tensor: torch.Tensor) -> str | None:
     return next((name for name in NARROWER if all(map(_FITS[name], _chunks(flat)))), None)
 
 
+def kept_as(tensor: torch.Tensor) -> str | None:
+    """``narrower``, or ``CODED`` for what is bfloat16 and may be kept in twelve bits."""
+    name = narrower(tensor)
+    if name == "bfloat16" and codes_well(_flat(tensor).view(np.uint8)[3::4]):  # the upper half last
+        return CODED
+    return name
+
+
 def narrow_copy(tensor: torch.Tensor, dtype: str, order: Sequence[int]) -> torch.Tensor:
     """``tensor`` in a narrower ``dtype`` and the memory order ``order``, dense and aligned.
 
@@ -65,7 +74,7 @@ def narrow_copy(tensor: torch.Tensor, dtype: str, order: Sequence[int]) -> torch
 
 
 def holds(given: Sequence[RuntimeValue], config: Config) -> Mapping[int, str]:
-    """For positions of ``given`` the narrower dtype of what weights of products may be.
+    """For positions of ``given`` the narrower dtype, or ``CODED``, of what may be a weight.
 
     Nothing where ``config`` does not want it, or has weights of another kind.
     """
@@ -79,7 +88,7 @@ def holds(given: Sequence[RuntimeValue], config: Config) -> Mapping[int, str]:
     tensors = {id(t): t for t in asked.values()}
     # AOTAutograd compiles under its fake mode, in which nothing is computed.
     with _disable_current_modes(), ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
-        names = dict(zip(tensors, pool.map(narrower, tensors.values()), strict=True))
+        names = dict(zip(tensors, pool.map(kept_as, tensors.values()), strict=True))
     found = ((k, names[id(t)]) for k, t in asked.items())
     return {k: name for k, name in found if name is not None}
 

@@ -164,7 +164,8 @@ class PackedInputs:
     def _make(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
         """``distrust``: memory does not hold what it held though nobody said so.
 
-        Raises ``NotNarrowError`` if a parameter no longer holds what its narrow copy can.
+        Raises ``NotNarrowError`` if a parameter no longer holds what its narrow copy can,
+        ``NotCodedError`` if that no longer codes well.
         """
         counted = steps.count
         derived = self._derived(inputs)

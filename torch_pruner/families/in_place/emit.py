@@ -45,8 +45,16 @@ if TYPE_CHECKING:
 _PART = 256  # products of a lane, after which its sum is begun anew
 
 
-def emit(spec: Graph, decisions: InPlaceDecisions[int], signature: Signature) -> Emitted:
-    """TIR for a product of few rows."""
+def emit(
+    spec: Graph,
+    decisions: InPlaceDecisions[int],
+    signature: Signature,
+    read: Callable[[Nest, list[Buffer]], Reading] | None = None,
+) -> Emitted:
+    """TIR for a product of few rows.
+
+    ``read`` says how the second operand is read, of the kernel's inputs. Default: as it lies.
+    """
     found = in_place_of(spec)
     assert found is not None
     inputs, (out,), scratch = parameters(signature)
@@ -66,11 +74,12 @@ def emit(spec: Graph, decisions: InPlaceDecisions[int], signature: Signature) ->
         out=out,
     )
     copied = copy_first(nest) if found.copied else None
-    body = seq([copied, _tasks(nest, decisions)])
+    reading = reading_of(nest) if read is None else read(nest, inputs)
+    body = seq([copied, _tasks(nest, reading, decisions)])
     return Emitted(body, inputs, [out], scratch)
 
 
-def _tasks(nest: Nest, decisions: InPlaceDecisions[int]) -> Stmt:
+def _tasks(nest: Nest, reading: Reading, decisions: InPlaceDecisions[int]) -> Stmt:
     """Blocks of columns in the order in which they lie, ``nb`` of a group to a task."""
     tasks, each = dealt(nest.blocks, -(-nest.blocks // decisions.nb))
 
@@ -79,7 +88,7 @@ def _tasks(nest: Nest, decisions: InPlaceDecisions[int]) -> Stmt:
 
         def block(j: Expr) -> Stmt:
             nb = share * each + j
-            body = _block(nest, decisions, g, nb)
+            body = _block(nest, reading, decisions, g, nb)
             return body if nest.blocks % each == 0 else when(nb < nest.blocks, body)
 
         return loop(each, block, name="nb")
@@ -87,7 +96,9 @@ def _tasks(nest: Nest, decisions: InPlaceDecisions[int]) -> Stmt:
     return loop(nest.con.groups * tasks, task, nest.kind, name="p")
 
 
-def _block(nest: Nest, decisions: InPlaceDecisions[int], g: Expr, nb: Expr) -> Stmt:
+def _block(
+    nest: Nest, reading: Reading, decisions: InPlaceDecisions[int], g: Expr, nb: Expr
+) -> Stmt:
     """A vector of columns: their sums, then the epilogue."""
     con, vl, together = nest.con, nest.vl, decisions.nc
     tiles = nest.tm * together
@@ -96,7 +107,6 @@ def _block(nest: Nest, decisions: InPlaceDecisions[int], g: Expr, nb: Expr) -> S
     total = buffer(tiles * vl, con.acc_dtype, "total", scope="local")
     sums = buffer(nest.tm * vl, con.acc_dtype, "sums", scope="local")
     wide = buffer(together * vl, con.acc_dtype, "wide", scope="local")
-    reading = reading_of(nest)
 
     def columns(q: Expr) -> Stmt:
         first = nb * vl + q * together

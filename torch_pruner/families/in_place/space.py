@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.in_place.form import InPlaceDecisions, format_of, in_place_of
+from torch_pruner.families.in_place.form import (
+    Format,
+    InPlaceDecisions,
+    format_of,
+    in_place_of,
+)
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.strided import strided
@@ -43,13 +48,16 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
         if found is None:
             raise ValueError("no product of few rows with a second operand along the reduction")
         self.found, self.con = found, found.con
-        self.format = format_of(task.spec, found.con)
         self.lanes = max(2, task.target.vector_bytes // ITEMSIZE[self.con.acc_dtype])
+        self.format = self._format()
         self.blocks = -(-self.con.n // self.lanes)
 
     @staticmethod
     def fits(task: Task) -> bool:
         return in_place_of(task.spec) is not None
+
+    def _format(self) -> Format:
+        return format_of(self.task.spec, self.con)
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
