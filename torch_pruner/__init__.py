@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         sync_cache,
         tune,
         tune_seen,
+        wait,
     )
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ __all__ = [
     "sync_cache",
     "tune",
     "tune_seen",
+    "wait",
 ]
 
 _API = frozenset(__all__) - {"__version__", "exc", "onnx"}

@@ -224,6 +224,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "cache_dir": _optional(_path()),
         "seed": _integer(0),
         "check": _choice("first-call", "off"),
+        "compile": _choice("blocking", "background"),
         "fast_math": _boolean(),
         "weights": _choice("checked", "live", "frozen"),
         "weight_bits": _optional(_number_of(8, 4)),
@@ -270,6 +271,7 @@ class Config:
     cache_dir: str | None = None
     seed: int = 0
     check: str = "first-call"
+    compile: str = "blocking"
     fast_math: bool = False
     weights: str = "checked"
     weight_bits: int | None = None

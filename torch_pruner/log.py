@@ -111,6 +111,16 @@ class PhaseTimer:
             self._charge(stack)
             stack.pop()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What passes in the ``with`` body counts nowhere: somebody else counts it."""
+        stack: list[str] = self._local.__dict__.setdefault("stack", [])
+        self._charge(stack)
+        try:
+            yield
+        finally:
+            self._local.since = self._clock()
+
     def add(self, name: str, seconds: float) -> None:
         """Add time that a worker process reported."""
         with self._lock:

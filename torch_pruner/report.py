@@ -104,7 +104,9 @@ class Tuning:
 class GraphReport:
     """One compiled graph. ``weight_bytes`` is held by packed copies of weights,
     ``workspace_bytes`` by buffers between kernels. ``barriers``: how often the threads meet between
-    kernels in a call, kernels that share a phase taken together.
+    kernels in a call, kernels that share a phase taken together. ``runs`` says what calls run in
+    now, "eager", "drafted" or "tuned", and ``pending`` what is compiled in the background to take
+    over, "" where nothing is.
 
     Example:
         for graph in torch_pruner.last_report().graphs:
@@ -126,6 +128,8 @@ class GraphReport:
     workspace_bytes: int = 0
     tunings: tuple[Tuning, ...] = ()
     barriers: int = 0
+    runs: str = ""
+    pending: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(replace(self, seconds=_phases([self.seconds])))

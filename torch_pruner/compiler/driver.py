@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc, families
 from torch_pruner.cache import Artifact, ArtifactKind
-from torch_pruner.compiler import kernels
+from torch_pruner.compiler import elsewhere, kernels
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.dump import dump_graph, dump_turns
 from torch_pruner.compiler.kept_layouts import keep_to
@@ -90,6 +90,7 @@ class CompiledGraph:
     weights: str = "checked"  # the option
     library: str = ""  # the sha256 of its file; none without one
     barriers: int = 0  # between the phases of a call
+    choices: Mapping[str, Choice] = field(default_factory=dict)  # of each kernel, by workload
 
 
 @dataclass(slots=True)
@@ -117,6 +118,7 @@ class Compiler:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     tunings: list[Tuning] = field(default_factory=list)  # how the searches of all graphs went
     may_tune: bool = True  # else ``CacheMiss`` for what would have to be
+    elsewhere: bool = False  # whether another process can do it
 
     @property
     def tf32(self) -> frozenset[str]:
@@ -180,17 +182,7 @@ class Compiler:
         ``KeyboardInterrupt`` after publishing what an interrupted tuning found.
         """
         lowered = self.lower(graph, inputs, outputs)
-        choices = kernels.choose(
-            lowered.tasks,
-            self.config,
-            self.store,
-            self.context,
-            self.vendor,
-            self.timer,
-            self.tunings,
-            executor=self.executor,
-            may_tune=self.may_tune,
-        )
+        choices = self._choices(lowered, graph, inputs, outputs)
         choices = self._kept(lowered, choices, held)
         takes = [
             families.signature_of(k.spec, choices[w].candidate)
@@ -227,6 +219,35 @@ class Compiler:
             self.config.weights,
             library,
             turns[-1].phase if turns else 0,
+            choices,
+        )
+
+    def _choices(
+        self,
+        lowered: Lowered,
+        graph: Graph,
+        inputs: Sequence[Order],
+        outputs: Sequence[Order],
+    ) -> Mapping[str, Choice]:
+        """How each kernel runs. Where it was chosen elsewhere, the library is in the cache then."""
+        if self.elsewhere and (compiles := elsewhere.current()) is not None:
+            config = self.config.replace(threads=self.context.threads)
+            with self.timer.paused():
+                made = compiles(config, graph, inputs, outputs)
+            for phase, seconds in made.seconds.items():
+                self.timer.add(phase, seconds)
+            if all(task.workload in made.choices for task in lowered.tasks):
+                return made.choices
+        return kernels.choose(
+            lowered.tasks,
+            self.config,
+            self.store,
+            self.context,
+            self.vendor,
+            self.timer,
+            self.tunings,
+            executor=self.executor,
+            may_tune=self.may_tune,
         )
 
     def missing(

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_pruner import exc, families
 from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
@@ -24,7 +24,7 @@ from torch_pruner.report import Source, TaskReport, Tuning
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.compiler.context import Context
     from torch_pruner.config import Config
@@ -60,6 +60,22 @@ class Choice:
     before_s: float | None = None
     trials: int = 0
     effort: str = ""  # that its tuning was completed with; "" for one that is not tuned
+
+    def to_json(self) -> dict[str, Any]:
+        """For another process, which gets it back with ``from_json``."""
+        timed = [_finite(self.latency_s), self.before_s]
+        return {"candidate": self.candidate.to_json(), "source": self.source, "timed": timed,
+                "trials": self.trials, "effort": self.effort}  # fmt: skip
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Choice:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what is no choice."""
+        latency_s, before_s = data["timed"]
+        return Choice(
+            Candidate.from_json(data["candidate"]), data["source"],
+            math.inf if latency_s is None else float(latency_s), before_s, int(data["trials"]),
+            str(data["effort"]),
+        )  # fmt: skip
 
     @property
     def sketch(self) -> str:

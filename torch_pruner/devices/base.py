@@ -53,6 +53,8 @@ class Device(ABC):
     """Whether torch can record the work of a call there and replay it (CUDA graphs)."""
     builds_only: bool = False
     """Whether what is compiled cannot run here: eager runs in its place."""
+    in_background: bool = False
+    """Whether another process can compile for it while this one runs."""
 
     @classmethod
     @abstractmethod
@@ -110,6 +112,7 @@ class Device(ABC):
             vendor=self.vendor(),
             capabilities=self.capabilities(),
             timer=timer or PhaseTimer(),
+            elsewhere=self.in_background,
         )
 
     def guard(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

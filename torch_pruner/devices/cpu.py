@@ -59,6 +59,7 @@ class CpuDevice(Device):
     device = torch.device("cpu")
     checks_indices = True
     host_memory = True
+    in_background = True
 
     def __init__(self, target: str = "auto") -> None:
         self.dtypes = _dtypes(_own_target(target))

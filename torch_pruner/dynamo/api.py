@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_pruner import exc
+from torch_pruner.background.queue import shared_queue
 from torch_pruner.compiler import bundles, kernels, stores
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
@@ -53,6 +54,7 @@ __all__ = [
     "sync_cache",
     "tune",
     "tune_seen",
+    "wait",
 ]
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
@@ -76,7 +78,7 @@ def tune(
         report = torch_pruner.tune(model, [(x,), {"input": longer}], {"effort": "quick"})
         assert report.complete, report
     """
-    config = Config.from_options(mode, options)
+    config = Config.from_options(mode, options).replace(compile="blocking")
     with reports.collect() as graphs:
         try:
             _run(model, _input_sets(inputs), config, backward=backward)
@@ -228,6 +230,22 @@ def last_report() -> Report | None:
         print(torch_pruner.last_report())
     """
     return reports.last()
+
+
+def wait(timeout: float | None = None) -> bool:
+    """Wait until nothing is compiled in the background any more (``compile="background"``).
+
+    ``timeout`` is in seconds; without one it takes as long as it takes. Returns whether everything
+    is done. Raises what went wrong in graphs that were compiled with ``strict``, the first of it
+    once.
+
+    Example:
+        compiled = torch.compile(model, backend="pruner", options={"compile": "background"})
+        compiled(x)  # eager's result, at once
+        torch_pruner.wait()
+        compiled(x)  # tuned
+    """
+    return shared_queue().wait(timeout)
 
 
 def _input_sets(inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:

@@ -24,8 +24,10 @@ from torch_pruner.dynamo.lower.inplace import writes_as_results
 from torch_pruner.dynamo.run import distributed, graphs, narrow_weights, reports
 from torch_pruner.dynamo.run.checked import run_eager
 from torch_pruner.dynamo.run.failures import Fallback
+from torch_pruner.dynamo.run.finishing import AtenGraph
 from torch_pruner.dynamo.run.first_call import FirstCall
-from torch_pruner.dynamo.run.graphs import AtenGraph, boxed, label_of, next_name, outputs
+from torch_pruner.dynamo.run.graphs import boxed, label_of, next_name, outputs
+from torch_pruner.dynamo.run.takeover import Takeover
 from torch_pruner.dynamo.run.written_back import written_back
 from torch_pruner.dynamo.sizes import symbolic
 from torch_pruner.dynamo.sizes.sized_compilation import SizedCompilation
@@ -59,6 +61,7 @@ class GraphCompilation:
         self._timer = PhaseTimer()
         self._holds = narrow_weights.holds(example_inputs, self._config)
         self._inputs = len(example_inputs)
+        self._takeover = Takeover.of(gm.forward, len(example_inputs), self._config)
         # What is replayed as a CUDA graph cannot be kept.
         self._key = None if config.cuda_graphs else capture_key.of(gm, example_inputs)
 
@@ -104,7 +107,7 @@ class GraphCompilation:
                 decompositions=decomposition_table(),
                 keep_inference_input_mutations=not _learns(example_inputs),
             )(gm, list(example_inputs))
-        return compiled
+        return compiled if self._takeover is None else self._takeover.around(compiled)
 
     def lower(
         self,
@@ -135,7 +138,7 @@ class GraphCompilation:
         # Where AOTAutograd adds or drops none, arguments are Dynamo's.
         alike = kind == "inference" and len(example_inputs) == self._inputs
         holds = self._holds if alike else {}
-        graph = AtenGraph(gm, example_inputs, metadata, label, timer, holds)
+        graph = AtenGraph(gm, example_inputs, metadata, label, timer, holds, self._takeover)
         if self._config.max_sizes and symbolic.depends_on_sizes(gm):
             call = self.compile_for_sizes(graph)
             return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch_pruner import exc
 from torch_pruner.dynamo.run.differences import Kept, differences, parts_for
 from torch_pruner.dynamo.run.first_call import FirstCall
+from torch_pruner.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.run.first_call import Eager, Generators
 
 aten = torch.ops.aten
+log = logger(__name__)
 
 # Relative to the largest magnitude of an output: what reordered sums may differ by; a bug differs
 # by far more.
@@ -93,6 +95,19 @@ class CheckedCall(FirstCall):
             raise error
         else:
             self._give_up(error)
+        return got
+
+    def _rehearsed(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
+        eager, values = self._eager, list(args)
+        assert eager is not None
+        args.clear()
+        with torch.no_grad():
+            got, error, _ = self._compared(eager, values, None)
+        if error is None:
+            self._settle()
+            self._on_match()
+        else:
+            log.debug("%s: a rehearsal differed", self._name, exc_info=error)
         return got
 
     def _compared(

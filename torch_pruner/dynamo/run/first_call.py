@@ -86,6 +86,34 @@ class FirstCall:
         self._give_up(error)
         return result
 
+    @property
+    def settled(self) -> bool:
+        """Whether there was a first call, so that every call runs the same from now on."""
+        return self._settled
+
+    def rehearse(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
+        """A first call beside the user's own, on copies of real inputs; eager's results, or ours.
+
+        It settles what goes well. What does not may be the moment's fault, in which somebody wrote
+        to a parameter: the user's first call will find out.
+        """
+        with self._lock:
+            if not self._settled:
+                return self._rehearsed(args)
+        return self._now(args)
+
+    def _rehearsed(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
+        values = list(args)
+        args.clear()
+        try:
+            got = self._call(list(values))
+        except Exception as err:
+            log.debug("%s: a rehearsal failed", self._name, exc_info=err)
+            assert self._eager is not None
+            return self._eager(values)
+        self._settle()
+        return got
+
     def _settle(self) -> None:
         """The compiled graph is good."""
         self._now, self._eager = self._call, None

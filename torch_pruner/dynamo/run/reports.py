@@ -45,6 +45,21 @@ def add(report: GraphReport) -> None:
     _trace(report)
 
 
+def renew(report: GraphReport) -> None:
+    """Another state of a graph that is compiled in the background, in place of the one before.
+
+    Of a compilation before the last nothing is shown any more.
+    """
+    with _lock:
+        for found in (_current, *_collecting):
+            for k, known in enumerate(found):
+                if known.name == report.name:
+                    found[k] = report
+    if not report.pending:
+        log.info("%s", Report((report,)).summary())
+    _trace(report)
+
+
 def failed(name: str, reason: str) -> None:
     """Record a graph that runs in eager as a whole."""
     with _lock:

@@ -102,7 +102,7 @@ class SizedCall:
                 self._latest = key
                 return near[1](args)
             with self._lock:
-                call = self._call_for(key, args)
+                call = self._call_for(key, args, self._latest)
         self._latest = key
         return call(args)
 
@@ -121,11 +121,12 @@ class SizedCall:
         at = dict(zip((*self._numbers, *self._tensors), key, strict=True))
         return [at.get(i) for i in range(max(at) + 1)]
 
-    def _call_for(self, key: Sizes, args: SizedArguments) -> BoxedCall:
+    def _call_for(self, key: Sizes, args: SizedArguments, before: Sizes) -> BoxedCall:
+        """``before``: the sizes of the call before."""
         if key in self._calls:  # another thread was first
             return self._calls[key]
-        grows = _grown(self._latest, key)
-        near = self._nearest(key, args, self._arguments(self._latest) if grows else None)
+        grows = _grown(before, key)
+        near = self._nearest(key, args, self._arguments(before) if grows else None)
         if near is not None and grows:
             return near[1]  # there are as many sizes as tokens: none is worth a stop
         if near is not None and not self._pays(key, patience(near[0])):
@@ -192,7 +193,7 @@ class SizedCall:
     def _made(self, key: Sizes, args: SizedArguments, build: Build) -> BoxedCall:
         self._calls[key] = build(args, _text(key))
         self._times.pop(key, None)
-        self._given[key] = _given(args)
+        self._given[key] = given_of(args)
         return self._calls[key]
 
 
@@ -214,7 +215,7 @@ def times_larger(large: Sizes, small: Sizes) -> float:
     return math.prod((a / b for a, b in set(zip(*flat, strict=True))), start=1.0)
 
 
-def _given(args: SizedArguments) -> list[SizedArgument]:
+def given_of(args: SizedArguments) -> list[SizedArgument]:
     """Arguments without their values."""
     return [Given.of(a) if isinstance(a, torch.Tensor) else a for a in args]
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torch_pruner.background.queue import shared_queue
 from torch_pruner.dynamo.run import graphs
 from torch_pruner.dynamo.run.failures import Fallback
 from torch_pruner.dynamo.sizes import symbolic
+from torch_pruner.dynamo.sizes.background_sizes import BackgroundSizes
 from torch_pruner.dynamo.sizes.buckets import Buckets
 from torch_pruner.dynamo.sizes.sized_call import SizedCall
 from torch_pruner.log import PhaseTimer
@@ -16,7 +18,7 @@ from torch_pruner.log import PhaseTimer
 if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.dynamo.lower.calls import BoxedCall
-    from torch_pruner.dynamo.run.graphs import AtenGraph
+    from torch_pruner.dynamo.run.finishing import AtenGraph
     from torch_pruner.dynamo.sizes.symbolic import SizedArguments
 
 
@@ -43,13 +45,28 @@ class SizedCompilation:
             Buckets(graph.gm, graph.metadata, config, graph.label, graph.holds),
             Fallback(graph.label, config),
         )
-        call = SizedCall(
-            graph.gm, self.compile_for, self.compile_general, limit=config.max_sizes,
-            name=graph.label, larger=larger,
-        )  # fmt: skip
+        call = self._made(larger)
         if (given := symbolic.hinted(graph.example_inputs)) is not None:
+            if graph.takeover is not None and self._first.effort != "none":
+                call.prepare(given, self.compile_for)  # as drafted, which is there soon
             call.prepare(given, self.compile_captured)
         return call
+
+    def _made(self, larger: _QuietLarger) -> SizedCall:
+        graph, config = self._graph, self._later
+        limit, name = config.max_sizes, graph.label
+        if graph.takeover is None:
+            return SizedCall(
+                graph.gm, self.compile_for, self.compile_general, limit=limit, name=name,
+                larger=larger,
+            )  # fmt: skip
+        eager = graph.takeover.eager_call(graph.metadata, len(graph.example_inputs))
+        # In the queue's thread programs are built at once.
+        self._graph = replace(graph, takeover=None)
+        return BackgroundSizes(
+            graph.gm, self.compile_for, self.compile_general, limit=limit, name=name,
+            larger=larger, eager=eager or self._eager(), queue=shared_queue(), strict=config.strict,
+        )  # fmt: skip
 
     def compile_captured(self, args: SizedArguments, sizes: str) -> BoxedCall:
         """The call for the sizes of the capture."""

@@ -1,0 +1,74 @@
+"""What the process that compiles is asked for, and what it answers: values and their messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.compiler.kernels import Choice
+from torch_pruner.config import OPTIONS, Config
+from torch_pruner.graph.ir import Graph
+from torch_pruner.log import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.graph.layout import Order
+    from torch_pruner.tuner.measure.protocol import Message
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """A graph to compile for the CPU under ``config``; what is made is in its cache then.
+
+    ``inputs`` and ``outputs`` give the memory order of each.
+    """
+
+    config: Config
+    graph: Graph
+    inputs: tuple[Order, ...]
+    outputs: tuple[Order, ...]
+
+    def to_message(self) -> Message:
+        """As a frame for the process; ``from_message`` is the inverse."""
+        return {
+            "cmd": "compile",
+            "options": {name: getattr(self.config, name) for name in OPTIONS},
+            "graph": self.graph.to_json(),
+            "inputs": [list(order) for order in self.inputs],
+            "outputs": [list(order) for order in self.outputs],
+        }
+
+    @staticmethod
+    def from_message(message: Message) -> CompileRequest:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what is no request."""
+        return CompileRequest(
+            Config.from_options(None, message["options"]),
+            Graph.from_json(message["graph"]),
+            _orders(message["inputs"]),
+            _orders(message["outputs"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What compiling did: how every kernel is to run, by workload, and seconds by phase."""
+
+    choices: Mapping[str, Choice]
+    seconds: Mapping[str, float]
+
+    def to_message(self) -> Message:
+        """As a frame for who asked; ``from_message`` is the inverse."""
+        choices = {workload: choice.to_json() for workload, choice in self.choices.items()}
+        return {"ok": True, "choices": choices, "seconds": dict(self.seconds)}
+
+    @staticmethod
+    def from_message(message: Message) -> Answer:
+        """Raises an exception of Python's own for what is no answer."""
+        choices = {str(w): Choice.from_json(c) for w, c in message["choices"].items()}
+        seconds = {k: float(v) for k, v in message["seconds"].items() if k in PHASES}
+        return Answer(choices, seconds)
+
+
+def _orders(given: Sequence[Sequence[int]]) -> tuple[Order, ...]:
+    return tuple(tuple(map(int, order)) for order in given)

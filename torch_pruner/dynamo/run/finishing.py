@@ -1,0 +1,152 @@
+"""From a lowered graph to the call that runs it: built, or found built, and watched at first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch_pruner import exc
+from torch_pruner.compiler.remembered import verdicts
+from torch_pruner.dynamo.lower import serialization
+from torch_pruner.dynamo.run import cuda_graphs, reports
+from torch_pruner.dynamo.run.build import build_graph
+from torch_pruner.dynamo.run.checked import (
+    TF32_BOUND,
+    CheckedCall,
+    bound_of_weights,
+    may_draw,
+    run_eager,
+)
+from torch_pruner.dynamo.run.first_call import FirstCall
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import fx
+
+    from torch_pruner.compiler.driver import Compiler
+    from torch_pruner.config import Config
+    from torch_pruner.devices.base import Device
+    from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
+    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
+    from torch_pruner.dynamo.lower.program import Program
+    from torch_pruner.dynamo.run.build import BuiltGraph
+    from torch_pruner.dynamo.run.takeover import Takeover
+    from torch_pruner.log import PhaseTimer
+    from torch_pruner.report import GraphReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtenGraph:
+    """An ATen graph to compile: as AOTAutograd hands it over, or written down for some sizes."""
+
+    gm: fx.GraphModule
+    example_inputs: Sequence[RuntimeValue]
+    metadata: AotMetadata
+    label: str  # in logs and reports
+    timer: PhaseTimer
+    holds: Mapping[int, str] = field(default_factory=dict)  # as for ``build_graph``
+    takeover: Takeover | None = None  # where eager runs until all is built
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """A call, what there is to say of it, and whether it is replayed as a CUDA graph."""
+
+    call: BoxedCall
+    report: GraphReport
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finishing:
+    """What is left to do for a graph that was lowered to ``program``. ``blob``: its bytes."""
+
+    graph: AtenGraph
+    program: Program
+    device: Device
+    blob: bytes | None
+
+    def finished(self, config: Config, timer: PhaseTimer) -> Finished:
+        """The call, whose first result is compared with eager's."""
+        graph, device = self.graph, self.device
+        compiler = device.compiler(config, timer)
+        with timer.phase("lower"):
+            built = build_graph(
+                self.program, compiler, device, fallback=config.fallback, name=graph.label,
+                holds=graph.holds,
+            )  # fmt: skip
+        report = built.report(graph.label, dict(timer.seconds), compiler.tunings)
+        call: BoxedCall = built.call
+        if config.cuda_graphs and not device.builds_only:
+            call = cuda_graphs.recorded_or_not(
+                graph.gm, built, graph.example_inputs, graph.label,
+                static=graph.metadata.static, kind=graph.metadata.kind, device=device,
+            )  # fmt: skip
+        replayed = call is not built.call
+        if built.compiled:
+            blob = None if replayed else self.blob
+            first = _FirstResult(graph.label, built, blob, compiler, device, config)
+            call = first.watched(graph.gm, call)
+        return Finished(call, report, replayed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FirstResult:
+    """The first result of a graph that was built, which is compared with eager's once.
+
+    The graph itself is not kept: nobody needs it after that.
+    """
+
+    label: str
+    built: BuiltGraph
+    blob: bytes | None
+    compiler: Compiler
+    device: Device
+    config: Config
+
+    def watched(self, gm: fx.GraphModule, call: BoxedCall) -> BoxedCall:
+        """``call``; its first result is compared, unless that was done already.
+
+        Eager takes over if the first call fails.
+        """
+        label, config = self.label, self.config
+        # Once is once: a process before this one may have compared it, with the same kernels.
+        if self._compared_before() or config.check != "first-call":
+            return FirstCall(
+                partial(run_eager, gm), call, label, strict=config.strict, draws=may_draw(gm),
+                failed=self._failed_unasked, device=self.device,
+            )  # fmt: skip
+        least = bound_of_weights(config.rounded_bits) or (TF32_BOUND if self.compiler.tf32 else 0.0)
+        return CheckedCall(
+            gm, call, label, strict=config.strict, failed=self._failed, on_match=self._confirm,
+            device=self.device, least_bound=least,
+        )  # fmt: skip
+
+    def _compared_before(self) -> bool:
+        proof = proof_of(self.blob) if self.blob else None
+        return proof is not None and verdicts.remembered(self.compiler, proof, self.built.compiled)
+
+    def _confirm(self) -> None:
+        if self.blob:
+            proof = proof_of(self.blob)
+            verdicts.remember(self.compiler, proof, self.built.compiled, self.label)
+
+    def _failed_unasked(self, error: Exception) -> None:
+        reports.failed(self.label, f"{type(error).__name__}: {error}")
+
+    def _failed(self, error: Exception) -> None:
+        label, compiler = self.label, self.compiler
+        if not isinstance(error, exc.ResultMismatch):
+            reports.failed(label, f"its first call failed: {type(error).__name__}: {error}")
+            return
+        for compiled in self.built.compiled:
+            for task in compiled.tasks:
+                compiler.store.drop_kernel(compiler.context.kernel_key(task.workload))
+        reports.failed(label, "its first result differed from eager's")
+
+
+def proof_of(blob: bytes) -> bytes:
+    """What a comparison with eager is about: a program, and our own code that runs it."""
+    return serialization.version().encode() + blob
