@@ -26,13 +26,14 @@ MAX_FUNCTION_LINES = 60
 #   exc ← log ← config ← target ← graph ← task
 #     ← codegen.tir ← codegen.parts ← families ← codegen.build ← tuner
 #     ← compiler (which also has cache and report)
-#     ← devices ← dynamo.lower ← dynamo.capture ← dynamo.run ← dynamo.sizes ← dynamo ← cli
+#     ← devices ← background ← dynamo.lower ← dynamo.capture ← dynamo.run ← dynamo.sizes ← dynamo ← cli
 _BASE = {"exc", "fork_locks", "log", "versions", "config", "target", "cards", "fingerprint"}
 _NOUNS = _BASE | {"graph", "task"}
 _KERNELS = {"codegen.tir", "codegen.parts", "families", "codegen.build"}
 _TUNING = _NOUNS | _KERNELS | {"tuner"}
 _COMPILING = _TUNING | {"cache", "report", "compiler"}
 _DYNAMO = _NOUNS | {"compiler", "report", "devices"}
+_RUNNING = _DYNAMO | {"background"}
 _DYNAMO_PARTS = {"dynamo.lower", "dynamo.capture", "dynamo.run", "dynamo.sizes"}
 MAY_IMPORT = {
     "exc": set(),
@@ -55,11 +56,12 @@ MAY_IMPORT = {
     "tuner": _NOUNS | _KERNELS,
     "compiler": _COMPILING - {"compiler"},
     "devices": _COMPILING,
+    "background": _COMPILING | {"devices"},
     "dynamo.lower": _DYNAMO,
     "dynamo.capture": _DYNAMO | {"dynamo.lower"},
-    "dynamo.run": _DYNAMO | {"dynamo.lower", "dynamo.capture"},
-    "dynamo.sizes": _DYNAMO | {"dynamo.lower", "dynamo.capture", "dynamo.run"},
-    "dynamo": _DYNAMO | _DYNAMO_PARTS,
+    "dynamo.run": _RUNNING | {"dynamo.lower", "dynamo.capture"},
+    "dynamo.sizes": _RUNNING | {"dynamo.lower", "dynamo.capture", "dynamo.run"},
+    "dynamo": _RUNNING | _DYNAMO_PARTS,
     "onnx": {"exc", "log", "config"},  # hands its graphs to torch.compile(backend="pruner")
     "cli": _COMPILING | {"devices", "dynamo", "dynamo.run", "onnx"},
     # The package itself: public names, looked up when used.
@@ -73,7 +75,7 @@ FORBIDDEN = {
     **{name: {"torch", *_TVM} for name in _LIGHT},
     **{name: {"torch"} for name in ("compiler", "families")},
     "task": _TVM,
-    "devices": _TVM,
+    **dict.fromkeys(("devices", "background"), _TVM),
     **dict.fromkeys(("dynamo", *_DYNAMO_PARTS), _TVM),
     "onnx": _TVM,
 }

@@ -6,8 +6,6 @@ way to everything else on the machine, and what it starts for timing does, too.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import traceback
 from typing import TYPE_CHECKING
 
@@ -16,13 +14,13 @@ import torch
 from torch_pruner.background.request import Answer, CompileRequest
 from torch_pruner.devices import device_for
 from torch_pruner.log import PhaseTimer
+from torch_pruner.tuner.measure.priority import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.tuner.measure.protocol import Message
 
-NICE = 19
 MAX_ERROR = 4000  # characters
 
 
@@ -51,6 +49,5 @@ def compiled(request: CompileRequest) -> Answer:
 
 def make(_argument: str) -> CompileService:
     """What ``worker --relay`` calls, in a process of its own."""
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
+    give_way()
     return CompileService()

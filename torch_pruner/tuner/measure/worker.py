@@ -33,6 +33,7 @@ from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
+from torch_pruner.tuner.measure.priority import give_way_as_parent
 from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
 from torch_pruner.tuner.measure.timing import CallContext, Reading, Stopwatch, time_together
 
@@ -261,6 +262,7 @@ def _read(stream: BinaryIO, messages: queue.SimpleQueue[Message]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    give_way_as_parent()
     commands = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
