@@ -26,7 +26,8 @@ MAX_FUNCTION_LINES = 60
 #   exc ← log ← config ← target ← graph ← task
 #     ← codegen.tir ← codegen.parts ← families ← codegen.build ← tuner
 #     ← compiler (which also has cache and report)
-#     ← devices ← background ← dynamo.lower ← dynamo.capture ← dynamo.run ← dynamo.sizes ← dynamo ← cli
+#     ← devices ← background
+#     ← dynamo.lower ← dynamo.capture ← dynamo.run ← dynamo.sizes ← dynamo ← cli
 _BASE = {"exc", "fork_locks", "log", "versions", "config", "target", "cards", "fingerprint"}
 _NOUNS = _BASE | {"graph", "task"}
 _KERNELS = {"codegen.tir", "codegen.parts", "families", "codegen.build"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_pruner.log import PHASES
@@ -21,6 +22,7 @@ Source = Literal["tuned", "library", "cache", "untuned"]
 SOURCES: tuple[Source, ...] = ("tuned", "library", "cache", "untuned")
 COLUMNS = 100
 _ROWS_SHOWN = 20
+_ROWS_IN_HTML = 200
 _GAP = 2
 
 
@@ -257,9 +259,14 @@ class Report:
         parts += [[line for note in notes for line in note], self._totals()]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return _html(self)
+
     def _graph_lines(self) -> list[str]:
         if not self.graphs:
             return ["nothing was compiled"]
+        told = any(g.runs for g in self.graphs)  # of graphs that are compiled in the background
         headers = ("graph", "operators", "compiled", "FLOPs", "compiled", "regions", "kernels")
         rows = [
             (
@@ -270,10 +277,12 @@ class Report:
                 percent(g.flops_compiled, g.flops_total),
                 str(g.regions),
                 str(len(g.tasks)),
+                *((g.runs or "-", g.pending or "-") if told else ()),
             )
             for g in self.graphs
         ]
-        return table(headers, rows, align="<>>>>>>")
+        more = ("runs", "pending") if told else ()
+        return table((*headers, *more), rows, align="<>>>>>>" + "<" * len(more))
 
     def _task_table(self) -> list[str]:
         if not (tasks := self.tasks):
@@ -334,6 +343,51 @@ class Report:
             packed, work = bytes_text(self.weight_bytes), bytes_text(self.workspace_bytes)
             lines.append(f"memory: {packed} in packed copies of weights, {work} workspace")
         return lines
+
+
+def _html(report: Report) -> str:
+    """Graphs and kernels as tables, then the summary. Text that comes from elsewhere is escaped."""
+    graphs = [
+        (
+            g.name,
+            f"{g.ops_compiled} of {g.ops_total}",
+            percent(g.flops_compiled, g.flops_total),
+            str(len(g.tasks)),
+            g.runs or "program",
+            g.pending or "-",
+        )
+        for g in report.graphs
+    ]
+    kernels = [
+        (
+            t.name,
+            t.source,
+            str(t.weight),
+            flops_text(t.flops),
+            time_text(t.latency_before_s),
+            time_text(t.latency_after_s),
+            str(t.trials),
+            t.sketch or "-",
+        )
+        for t in report.tasks
+    ]
+    headers = ("kernel", "source", "weight", "FLOPs", "before", "after", "trials", "schedule")
+    parts = [
+        _html_table(("graph", "operators compiled", "FLOPs", "kernels", "runs", "pending"), graphs),
+        _html_table(headers, kernels[:_ROWS_IN_HTML]),
+        *(f"<p>{escape(note)}</p>" for note in report.notes),
+        f"<p>{escape(report.summary())}</p>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    body = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    if not body:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in headers)
+    lines = "\n".join(f"<tr>{row}</tr>" for row in body)
+    return f"<table>\n<tr>{head}</tr>\n{lines}\n</table>"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, align: str) -> list[str]:

@@ -190,3 +190,21 @@ def test_quantities() -> None:
 )
 def test_only_the_whole_is_100_percent(part: int, whole: int, text: str) -> None:
     assert report.percent(part, whole) == text
+
+
+def test_what_runs_and_what_is_pending_is_told_where_it_may_change() -> None:
+    assert "pending" not in str(BOTH)
+    waits = Report((replace(FIRST, runs="eager", pending="drafted"), SECOND))
+    graph = next(line for line in str(waits).splitlines() if line.startswith("graph0"))
+    assert graph.split()[-2:] == ["eager", "drafted"]
+    assert waits.to_json()["graphs"][0]["pending"] == "drafted"
+
+
+def test_a_notebook_shows_tables_and_text_from_elsewhere_is_escaped() -> None:
+    odd = replace(FIRST, name="<script>", runs="drafted", pending="tuned")
+    shown = Report((odd, SECOND))._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+    assert "<td>drafted</td><td>tuned</td>" in shown
+    assert shown.count("<table>") == shown.count("</table>") == 2
+    assert Report()._repr_html_().startswith("<p>")

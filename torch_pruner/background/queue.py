@@ -21,6 +21,7 @@ from torch_pruner.background.compile_process import CompileProcess
 from torch_pruner.background.request import CompileRequest
 from torch_pruner.cache.fork_hooks import close_at_exit, renew_after_fork
 from torch_pruner.compiler.elsewhere import compiling
+from torch_pruner.compiler.progress import StatusLine
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class Job(ABC):
 
     name: str
     """For logs."""
+    doing: str = ""
+    """What the next step is, and what runs meanwhile, for people; "" where nobody is to be told."""
+    progress: bool | str = False
+    """The option."""
     error: Exception | None = None
     """What ended it, for who waits; None where nothing did, or nobody is to hear of it."""
 
@@ -177,13 +182,17 @@ class JobQueue:
         job = entry.job()
         if job is None:
             return
+        line = StatusLine(job.progress)
         try:
+            line.show(f"in the background: {job.doing}; {len(self._entries)} more")
             with compiling(self._compiled):
                 more = job.step()
         except Exception as err:
             if not self._closed:
                 self._fail(job, err)
             return
+        finally:
+            line.close()
         if more:
             with self._changed:
                 self._add(_Entry(entry.urgency + 1, next(self._count), entry.job))

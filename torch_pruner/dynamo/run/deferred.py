@@ -79,7 +79,7 @@ class DeferredGraph(Job):
         self.n_inputs = len(graph.example_inputs)
         self.draws = may_draw(graph.gm)
         self._finishing: Finishing | None = finishing
-        self._strict = config.strict
+        self._strict, self.progress = config.strict, config.progress
         self._stages = stages_of(config)
         self._eager = self._current = eager
         self._candidate: BoxedCall | None = None
@@ -108,6 +108,11 @@ class DeferredGraph(Job):
         if not _rehearsal.on or candidate is None:
             return self._current(args)
         return candidate.rehearse(args) if isinstance(candidate, FirstCall) else candidate(args)
+
+    @property
+    def doing(self) -> str:  # type: ignore[override]
+        stage = self._stages[0].name if self._stages else "nothing"
+        return f"{self.name} is being {stage}, {self._report.runs or 'eager'} kernels run"
 
     @property
     def settled(self) -> bool:
