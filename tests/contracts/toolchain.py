@@ -101,8 +101,8 @@ class ToolchainContract:
         return path
 
     def test_entries_come_in_the_order_asked_for_then_its_own(self, toolchain, library) -> None:
-        assert len(library.entries) == len(CALLS) + len(toolchain.own)
-        check(dict(zip(CALLS, library.entries, strict=False)))
+        assert len(library.entries()) == len(CALLS) + len(toolchain.own)
+        check(dict(zip(CALLS, library.entries(), strict=False)))
 
     def test_what_is_loaded_does_the_same_without_a_compiler(
         self, toolchain, file, without_compiler
@@ -119,7 +119,7 @@ class ToolchainContract:
         first, second = toolchain.load(file, ["one"]), toolchain.load(file, ["both"])
         check({"one": first[0], "both": second[0]})
         del first
-        check({"both": second[0], **dict(zip(CALLS, library.entries, strict=False))})
+        check({"both": second[0], **dict(zip(CALLS, library.entries(), strict=False))})
 
     @pytest.mark.parametrize("damage", [b"", b"junk", b"\x7fELF" + bytes(64)], ids=len)
     def test_a_file_of_someone_else_is_corrupt(self, toolchain, tmp_path, damage) -> None:
@@ -137,7 +137,7 @@ class ToolchainContract:
 
         def run() -> None:
             try:
-                check(dict(zip(CALLS, library.entries, strict=False)))
+                check(dict(zip(CALLS, library.entries(), strict=False)))
             except BaseException as err:  # for the test's own thread to raise
                 failures.append(err)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 SERVICE = "torch_pruner.background.service:make"
+VENDOR = "vendor"  # the argument of a process that may have to time torch's kernels
 ATTEMPTS = 2  # processes that may die over one request
 LOOK_S = 0.5  # between looks at whether anybody still wants the answer
 
@@ -30,6 +31,7 @@ class CompileProcess:
         self._service = service
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
+        self._argument = ""  # of the process
         self._closed = self._waits = False
 
     def compile(self, request: CompileRequest) -> Answer:
@@ -39,20 +41,25 @@ class CompileProcess:
         this request more than once, or was closed.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            process = self._started()
+            process = self._started(VENDOR if request.times_vendor else "")
             try:
-                process.send(families_message())
-                process.send(request.to_message())
-                message = _received(process)
-                self._waits = False
-                return _answer(message)
+                return _answer(self._asked(process, request))
             except WorkerDied as err:
-                self._waits = False
                 self._end()
                 if attempt == ATTEMPTS or self._closed:
                     raise
                 log.info("the process that compiles died and is started again: %s", err)
         raise AssertionError("unreachable")
+
+    def _asked(self, process: WorkerProcess, request: CompileRequest) -> Message:
+        """The answer to a request. Raises ``WorkerDied``."""
+        self._waits = True
+        try:
+            process.send(families_message())
+            process.send(request.to_message())
+            return _received(process)
+        finally:
+            self._waits = False
 
     def rest(self) -> None:
         """Let the process go: it holds memory. The next request starts another."""
@@ -68,13 +75,16 @@ class CompileProcess:
         if not waits:
             self._end()
 
-    def _started(self) -> WorkerProcess:
+    def _started(self, argument: str) -> WorkerProcess:
+        """The process that was started with ``argument``, which may have to be started."""
+        if argument != self._argument:
+            self._end()
         with self._lock:
             if self._closed:
                 raise WorkerDied(0, None)
             if self._process is None:
-                self._process = WorkerProcess(["--relay", self._service], {})
-            self._waits = True
+                arguments = ["--relay", self._service, "--argument", argument]
+                self._process, self._argument = WorkerProcess(arguments, {}), argument
             return self._process
 
     def _end(self) -> None:

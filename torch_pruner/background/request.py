@@ -29,6 +29,12 @@ class CompileRequest:
     inputs: tuple[Order, ...]
     outputs: tuple[Order, ...]
 
+    @property
+    def times_vendor(self) -> bool:
+        """Whether torch's own kernels may have to be timed for it."""
+        config = self.config
+        return config.effort != "none" and config.on_miss == "tune" and config.library
+
     def to_message(self) -> Message:
         """As a frame for the process; ``from_message`` is the inverse."""
         return {

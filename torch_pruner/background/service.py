@@ -6,19 +6,27 @@ way to everything else on the machine, and what it starts for timing does, too.
 
 from __future__ import annotations
 
+import importlib
+import os
 import traceback
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
+from torch_pruner.background.compile_process import VENDOR
 from torch_pruner.background.request import Answer, CompileRequest
-from torch_pruner.devices import device_for
+from torch_pruner.compiler.context import Context
+from torch_pruner.compiler.driver import Compiler
+from torch_pruner.compiler.executors import local_executor
+from torch_pruner.compiler.host_toolchain import HostToolchain
+from torch_pruner.compiler.stores import store_for
 from torch_pruner.log import PhaseTimer
+from torch_pruner.tuner.measure.lean import without_torch
 from torch_pruner.tuner.measure.priority import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch_pruner.graph.ir import Graph
     from torch_pruner.tuner.measure.protocol import Message
 
 MAX_ERROR = 4000  # characters
@@ -39,15 +47,40 @@ class CompileService:
 
 def compiled(request: CompileRequest) -> Answer:
     """Have everything that ``request`` needs in its cache. Raises what ``Compiler`` does."""
-    timer = PhaseTimer()
-    if request.config.threads:
-        torch.set_num_threads(request.config.threads)
-    compiler = device_for(torch.device("cpu"), request.config).compiler(request.config, timer)
+    timer, config = PhaseTimer(), request.config
+    threads = config.threads or os.cpu_count() or 1
+    compiler = Compiler(
+        config, store_for(config), Context.make(config, threads), HostToolchain(threads),
+        executor=lambda: local_executor(threads, config.seed),
+        vendor=_LateVendor(threads) if request.times_vendor else None, timer=timer,
+    )  # fmt: skip
     found = compiler.compile(request.graph, request.inputs, request.outputs)
     return Answer(found.choices, timer.seconds)
 
 
-def make(_argument: str) -> CompileService:
-    """What ``worker --relay`` calls, in a process of its own."""
+@dataclass(frozen=True, slots=True)
+class _LateVendor:
+    """torch's own kernels, imported when one is to be timed."""
+
+    threads: int
+
+    def latency_s(self, spec: Graph) -> float | None:
+        import torch
+
+        from torch_pruner.devices.aten import AtenVendor
+
+        torch.set_num_threads(self.threads)
+        return AtenVendor().latency_s(spec)
+
+
+def make(argument: str) -> CompileService:
+    """What ``worker --relay`` calls, in a process of its own.
+
+    ``argument``: "vendor" where torch's kernels may have to be timed. torch has to be imported
+    before TVM then, and not at all otherwise.
+    """
     give_way()
+    if argument != VENDOR:
+        with without_torch():
+            importlib.import_module("torch_pruner.codegen.build.program")
     return CompileService()

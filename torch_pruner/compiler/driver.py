@@ -322,13 +322,8 @@ class Compiler:
             return [], None, ""
         toolchain = self.toolchain
         toolchain.prepare()
-        if (found := self.store.get(LIBRARY, key)) is not None:
-            try:
-                entries = toolchain.load(found[1], [*names, *toolchain.own])
-                return entries, None, found[0].blob
-            except exc.CorruptEntry as err:
-                log.warning("rebuilding a library that cannot be loaded: %s", err)
-                self.store.drop(LIBRARY, key)
+        if (known := self._loaded(key, names)) is not None:
+            return known
         if self.config.on_miss == "error":
             raise self._no_library(key)
         self._name_what_is_built(len(lowered.tasks))
@@ -346,7 +341,20 @@ class Compiler:
             }
             library = toolchain.build(distinct, calls, len(plan.slots), self.context.target)
             digest = self._publish(key, library, choices)
-        return list(library.entries), library.keep, digest
+            known = self._loaded(key, names) if digest else None
+            return known or (list(library.entries()), library.keep, digest)
+
+    def _loaded(self, key: GraphKey, names: Sequence[str]) -> tuple[list[Entry], Any, str] | None:
+        """As ``_library``, if the cache has it."""
+        if (found := self.store.get(LIBRARY, key)) is None:
+            return None
+        try:
+            entries = self.toolchain.load(found[1], [*names, *self.toolchain.own])
+        except exc.CorruptEntry as err:
+            log.warning("rebuilding a library that cannot be loaded: %s", err)
+            self.store.drop(LIBRARY, key)
+            return None
+        return entries, None, found[0].blob
 
     def _publish(self, key: GraphKey, library: Library, choices: Mapping[str, Choice]) -> str:
         """Keep a library for the next process; the digest of its file, "" if that fails."""

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Machine code in this process: entries in the order asked for (then those of the toolchain's
-    own), and how to write it down.
+    """What was built: how to get its entries in this process, in the order asked for (then those of
+    the toolchain's own), and how to write it down.
 
-    ``save`` raises ``CompileError`` or ``OSError``. ``keep`` must live as long as the entries.
+    Either may take a while, and who loads what was written needs no ``entries``. ``save`` raises
+    ``CompileError`` or ``OSError``. ``keep`` must live as long as the entries.
     """
 
-    entries: tuple[Entry, ...]
+    entries: Callable[[], tuple[Entry, ...]]
     save: Callable[[Path], None]
     keep: Any = None
 

@@ -3,53 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
 from torch_pruner.compiler.bundles import BundleDevice
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.executors import local_executor
-from torch_pruner.compiler.toolchain import Library, Toolchain
+from torch_pruner.compiler.host_toolchain import HostToolchain
 from torch_pruner.devices import forked_threads
 from torch_pruner.devices.aten import AtenVendor
 from torch_pruner.devices.base import Device, parsed
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES, DTYPES
-from torch_pruner.graph.memory import CHECKSUMS
 from torch_pruner.target import TargetSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from torch_pruner.compiler.kernels import Vendor
-    from torch_pruner.compiler.toolchain import Calls, Kernels
+    from torch_pruner.compiler.toolchain import Toolchain
     from torch_pruner.config import Config
     from torch_pruner.tuner.measure.base import MeasureExecutor
-
-
-@dataclass(frozen=True, slots=True)
-class HostToolchain(Toolchain):
-    """Shared libraries by TVM and a C compiler, run on TVM's threads."""
-
-    threads: int
-    own: tuple[str, ...] = CHECKSUMS
-
-    def prepare(self) -> None:
-        set_threads(self.threads)
-
-    def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
-        from torch_pruner.codegen.build.program import build_program, link
-
-        library = build_program(kernels, calls, slots, target, self.threads)
-        entries = tuple(library[name] for name in (*calls, *self.own))
-        return Library(entries, lambda path: link(library, path), library)
-
-    def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
-        return load_entries(path, list(names))
 
 
 class CpuDevice(Device):

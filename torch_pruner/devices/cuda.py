@@ -76,7 +76,9 @@ class CudaToolchain(Toolchain):
         if card is None:
             raise CompileError(target.key(), "no card of that name is known")
         data = build_gpu_program(kernels, calls, card, compiled=self.compiled).to_bytes()
-        return Library(tuple(self._entries(data, list(calls))), lambda path: _write(path, data))
+        return Library(
+            lambda: tuple(self._entries(data, list(calls))), lambda path: _write(path, data)
+        )
 
     def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
         try:

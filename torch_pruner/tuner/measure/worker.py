@@ -33,6 +33,7 @@ from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
+from torch_pruner.tuner.measure.lean import without_torch
 from torch_pruner.tuner.measure.priority import give_way_as_parent
 from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
 from torch_pruner.tuner.measure.timing import CallContext, Reading, Stopwatch, time_together
@@ -281,7 +282,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     options = parser.parse_args(argv)
     module, _, factory = (options.relay or options.builder).partition(":")
-    make = getattr(importlib.import_module(module), factory)
+    with without_torch():
+        make = getattr(importlib.import_module(module), factory)
     worker = make(options.argument) if options.relay else Worker(make())
     reply({"hello": os.getpid(), **getattr(worker, "hello", {})})
     while True:
