@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 SERVICE = "torch_pruner.background.service:make"
-VENDOR = "vendor"  # the argument of a process that may have to time torch's kernels
+VENDOR = "vendor"  # in the argument of a process that may have to time torch's kernels
 ATTEMPTS = 2  # processes that may die over one request
 LOOK_S = 0.5  # between looks at whether anybody still wants the answer
 
@@ -41,7 +41,8 @@ class CompileProcess:
         this request more than once, or was closed.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            process = self._started(VENDOR if request.times_vendor else "")
+            vendor = VENDOR if request.times_vendor else ""
+            process = self._started(f"{request.nice} {vendor}".strip())
             try:
                 return _answer(self._asked(process, request))
             except WorkerDied as err:

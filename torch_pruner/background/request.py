@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch_pruner.compiler.kernels import Choice
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
     from torch_pruner.graph.layout import Order
     from torch_pruner.tuner.measure.protocol import Message
+
+
+NICE: Mapping[str, int] = MappingProxyType({"none": 9, "quick": 5, "full": 13})
+"""By effort. While eager serves, it is to keep 0.8 of its rate; drafted programs are faster, and
+keep more than that beside a search of seconds; one of hours is hardly to be noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,13 @@ class CompileRequest:
         """Whether torch's own kernels may have to be timed for it."""
         config = self.config
         return config.effort != "none" and config.on_miss == "tune" and config.library
+
+    @property
+    def nice(self) -> int:
+        """How much the process gives way, of 0 to 19: see docs/background.md for the figures."""
+        if not self.times_vendor:
+            return NICE["none"]
+        return NICE[self.config.effort]
 
     def to_message(self) -> Message:
         """As a frame for the process; ``from_message`` is the inverse."""

@@ -76,11 +76,12 @@ class _LateVendor:
 def make(argument: str) -> CompileService:
     """What ``worker --relay`` calls, in a process of its own.
 
-    ``argument``: "vendor" where torch's kernels may have to be timed. torch has to be imported
-    before TVM then, and not at all otherwise.
+    ``argument``: how nice it is, and "vendor" where torch's kernels may have to be timed. torch has
+    to be imported before TVM then, and not at all otherwise.
     """
-    give_way()
-    if argument != VENDOR:
+    nice, _, vendor = argument.partition(" ")
+    give_way(int(nice))
+    if vendor != VENDOR:
         with without_torch():
             importlib.import_module("torch_pruner.codegen.build.program")
     return CompileService()

@@ -11,23 +11,18 @@ import contextlib
 import os
 from pathlib import Path
 
-NICE = 19
 _GROUP = Path("/proc/self/autogroup")
 
 
-def give_way() -> None:
-    """Take what nobody else wants of the processor, from now on and for good."""
+def give_way(nice: int) -> None:
+    """Be so nice from now on, for good."""
     with contextlib.suppress(OSError):
-        os.nice(NICE)
-    _let_group_give_way()
+        os.nice(nice)
+    give_way_as_parent()
 
 
 def give_way_as_parent() -> None:
-    """In a process that begins a session: as the one that started it."""
-    if os.nice(0) >= NICE:
-        _let_group_give_way()
-
-
-def _let_group_give_way() -> None:
-    with contextlib.suppress(OSError):
-        _GROUP.write_text(str(NICE))
+    """In a process that begins a session: have its group be as nice as it is itself."""
+    if (nice := os.nice(0)) > 0:
+        with contextlib.suppress(OSError):
+            _GROUP.write_text(str(nice))
