@@ -299,9 +299,9 @@ pid = os.fork()
 if not pid:
     compiled(x)
     done = torch_pruner.wait(100)
-    state = [(g.runs, g.pending) for g in torch_pruner.last_report().graphs]
+    pending = [g.pending for g in torch_pruner.last_report().graphs if g.pending]
     torch.testing.assert_close(compiled(x), net(x))
-    os._exit(0 if done and state == [("drafted", "")] else 1)
+    os._exit(0 if done and not pending else 1)
 assert torch_pruner.wait(100)
 torch.testing.assert_close(compiled(x), net(x))
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -327,7 +327,7 @@ def test_a_forked_child_compiles_for_itself(tmp_path):
     assert done.stdout == "done\n"
 
 
-@pytest.mark.parametrize("after_s", [0.0, 1.5])
+@pytest.mark.parametrize("after_s", [0.0, 1.0])
 def test_an_interpreter_that_ends_in_the_middle(tmp_path, after_s):
     begin = time.monotonic()
     done = run(ENDS, tmp_path, after_s)

@@ -6,7 +6,6 @@ what nobody can call any more is not compiled. In a forked child the jobs that w
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import os
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 IDLE_S = 30.0  # without work for so long, the process is let go
+HOLD_S = 10.0  # that a fork waits for the thread
 JOIN_S = 10.0  # that an interpreter waits at its end for what the thread is in the middle of
-NICE = 10  # of the thread, which loads programs and compares their first results
 
 
 class Job(ABC):
@@ -80,9 +79,11 @@ class JobQueue:
         self._start_over()
         renew_after_fork(self)
         close_at_exit(self)
+        _living.add(self)
 
     def _start_over(self) -> None:
         self._changed = threading.Condition()
+        self._works = threading.Lock()  # held by the thread but where it waits for the process
         self._thread: threading.Thread | None = None
         self._process: CompileProcess | None = None
         self._busy: _Entry | None = None
@@ -93,9 +94,17 @@ class JobQueue:
     def after_fork(self) -> None:
         """In a child the thread and the process are the parent's, the jobs are its own, too."""
         if self._busy is not None:
-            self._entries.append(self._busy)
-            heapq.heapify(self._entries)
+            heapq.heappush(self._entries, self._busy)
         self._start_over()
+
+    def hold(self) -> Callable[[], object]:
+        """Before this process forks: wait until the thread holds nothing that a child may need.
+
+        That is a lock of an import, of a library that is being loaded, of a call that is compared.
+        Returns what lets it go on.
+        """
+        works = self._works
+        return works.release if works.acquire(timeout=HOLD_S) else lambda: None
 
     def submit(self, job: Job) -> None:
         """See to ``job``, which the caller holds on to."""
@@ -153,7 +162,6 @@ class JobQueue:
         self._changed.notify_all()
 
     def _run(self) -> None:
-        _give_way()
         while True:
             with self._changed:
                 if not self._entries and not self._soon:
@@ -167,10 +175,11 @@ class JobQueue:
                         self._process = None
                         break
                     self._busy = heapq.heappop(self._entries)
-            if work is not None:
-                _guarded(work)
-            elif self._busy is not None:
-                self._see_to(self._busy)
+            with self._works:
+                if work is not None:
+                    _guarded(work)
+                elif self._busy is not None:
+                    self._see_to(self._busy)
             with self._changed:
                 self._busy = None
                 self._changed.notify_all()
@@ -211,7 +220,11 @@ class JobQueue:
                 self._process = self._make()
             process = self._process
         request = CompileRequest(config, graph, tuple(inputs), tuple(outputs))
-        return process.compile(request)
+        self._works.release()
+        try:
+            return process.compile(request)
+        finally:
+            self._works.acquire()
 
 
 def _guarded(work: Callable[[], None]) -> None:
@@ -222,11 +235,21 @@ def _guarded(work: Callable[[], None]) -> None:
         log.warning("a step of compiling in the background failed", exc_info=True)
 
 
-def _give_way() -> None:
-    """Where threads have priorities of their own (Linux), this one has a low one."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+_living: weakref.WeakSet[JobQueue] = weakref.WeakSet()
+_held: list[Callable[[], object]] = []
 
+
+def _before_fork() -> None:
+    _held.extend(queue.hold() for queue in list(_living))
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop()()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)
+os.register_at_fork(after_in_child=_held.clear)
 
 _shared: JobQueue | None = None
 _lock = fork_locks.lock()

@@ -143,7 +143,9 @@ class DeferredGraph(Job):
         assert self._finishing is not None
         stage, timer = self._stages[0], PhaseTimer()
         finished = self._finishing.finished(stage.config, timer)
-        del self._stages[0]  # not before: in a forked child the step is begun again
+        del self._stages[
+            0
+        ]  # not before: a child that is forked while it waits begins the step anew
         pending = self._stages[0].name if self._stages else ""
         self._report = replace(finished.report, runs=stage.name, pending=pending)
         self._candidate, self.loaded = finished.call, True
