@@ -164,7 +164,7 @@ class JobQueue:
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not self._entries and not self._soon:
+                if not (self._entries or self._soon or self._closed):
                     self._changed.wait(IDLE_S)
                 if self._closed:
                     return

@@ -182,8 +182,8 @@ class Compiler:
         ``KeyboardInterrupt`` after publishing what an interrupted tuning found.
         """
         lowered = self.lower(graph, inputs, outputs)
-        choices = self._choices(lowered, graph, inputs, outputs)
-        choices = self._kept(lowered, choices, held)
+        chosen = self._choices(lowered, graph, inputs, outputs)
+        choices = self._kept(lowered, dict(chosen), held)
         takes = [
             families.signature_of(k.spec, choices[w].candidate)
             for k, w in zip(lowered.fused.kernels, lowered.workloads, strict=True)

@@ -166,7 +166,8 @@ def test_a_closed_queue_does_nothing_more(queue):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_begins_anew(queue):
+def test_a_forked_child_begins_anew(queue, monkeypatch):
+    monkeypatch.setattr("torch_pruner.background.queue.HOLD_S", 0.05)  # the step is a long one
     gate, log = threading.Event(), []
     busy, waiting = Steps("busy", log, 1, gate.wait), Steps("waiting", log)
     queue.submit(busy)
