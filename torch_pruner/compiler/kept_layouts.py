@@ -3,7 +3,8 @@
 Decoding follows a prompt: the prompt's kernels want packed panels, those of a step would read the
 weights where they lie, and so both would be in memory. A product of few rows takes as long as its
 weights take to come from memory, in whichever order they lie. Where memory is what counts
-(``weights="frozen"``), it therefore reads the copy that is there, and the original can be freed.
+(``weights="frozen"``), it therefore reads the copy that is there, and the original can be freed;
+not where it would read a copy of fewer bytes, as weights in twelve bits are.
 """
 
 from __future__ import annotations
@@ -36,12 +37,23 @@ def keep_to(
     found = dict(choices)
     for task in tasks if held else ():
         chosen = choices[task.workload].candidate
-        packs = [p for p in families.signature_of(task.spec, chosen).packs if p is not None]
+        packs = _packs(task, chosen)
         if packs and all(p in held for p in packs):
             continue
-        if (other := _reading(task, held)) is not None:
-            found[task.workload] = Choice(other, "untuned")
+        other = _reading(task, held)
+        if other is None or (packs and _nbytes(packs) < _nbytes(_packs(task, other))):
+            continue  # nothing to keep to, or weights in fewer bits than that has
+        found[task.workload] = Choice(other, "untuned")
     return found
+
+
+def _packs(task: Task, candidate: Candidate) -> list[PackLayout]:
+    found = families.signature_of(task.spec, candidate).packs
+    return [layout for layout in found if layout is not None]
+
+
+def _nbytes(layouts: Iterable[PackLayout]) -> int:
+    return sum(layout.nbytes for layout in layouts)
 
 
 def _reading(task: Task, held: Collection[PackLayout]) -> Candidate | None:
@@ -58,7 +70,7 @@ def _reading(task: Task, held: Collection[PackLayout]) -> Candidate | None:
         if point is None:
             continue
         candidate = Candidate(sketch.name, tuple(sorted(sketch.named(point).items())))
-        packs = [p for p in families.signature_of(task.spec, candidate).packs if p is not None]
+        packs = _packs(task, candidate)
         seconds = float(sketch.symbols(point[None]).latency_s[0])
         if all(p in held for p in packs) and (best is None or seconds < best[0]):
             best = seconds, candidate

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes import linear_spec
+from torch_pruner.compiler import kept_layouts
 from torch_pruner.compiler.kept_layouts import keep_to
 from torch_pruner.compiler.kernels import Choice, draft
 from torch_pruner.families import signature_of
@@ -63,3 +64,19 @@ def test_other_weights_are_read_as_they_were(held: list[PackLayout]) -> None:
     choices = drafted(step)
     assert keep_to([step], choices, held) == choices
     assert keep_to([step], choices, []) == choices
+
+
+def test_weights_in_fewer_bytes_stay(held: list[PackLayout], monkeypatch) -> None:
+    """A copy of twelve bits is read sooner than panels of sixteen."""
+    step = product(1)
+    choices = drafted(step)
+    found = keep_to([step], choices, held)
+    (few,), (many,) = (kept_layouts._packs(step, found[step.workload].candidate), held)
+    smaller = replace(few, shape=(1, 1, 1, 64))
+    chosen = choices[step.workload].candidate
+    known = kept_layouts._packs
+    monkeypatch.setattr(
+        kept_layouts, "_packs", lambda t, c: [smaller] if c == chosen else known(t, c)
+    )
+    assert smaller.nbytes < many.nbytes
+    assert keep_to([step], choices, held) == choices
