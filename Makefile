@@ -8,6 +8,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 CONSTRAINTS := torch_pruner/constraints.txt
+# One more than there are cores: tests wait for the processes that they start.
+WORKERS := $(shell $(BASE_PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) + 1))')
 
 .PHONY: demo test lint clean
 .DELETE_ON_ERROR:
@@ -16,7 +18,7 @@ demo: $(STAMP)
 	$(PYTHON) -m benchmarks.demo
 
 test: lint
-	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4
+	$(PYTHON) -m pytest --numprocesses $(WORKERS)
 
 lint: $(STAMP)
 	$(PYTHON) -m ruff check .

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_pruner import fork_locks
-from torch_pruner.background.compile_process import CompileProcess
 from torch_pruner.background.request import CompileRequest
 from torch_pruner.cache.fork_hooks import close_at_exit, renew_after_fork
 from torch_pruner.compiler.elsewhere import compiling
@@ -26,6 +25,7 @@ from torch_pruner.log import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch_pruner.background.compile_process import CompileProcess
     from torch_pruner.background.request import Answer
     from torch_pruner.config import Config
     from torch_pruner.graph.ir import Graph
@@ -72,8 +72,8 @@ class _Entry:
 class JobQueue:
     """Jobs and the thread that sees to them. Safe for several threads."""
 
-    def __init__(self, process: Callable[[], CompileProcess] = CompileProcess) -> None:
-        self._make = process
+    def __init__(self, process: Callable[[], CompileProcess] | None = None) -> None:
+        self._make = process or _compile_process
         self._count = itertools.count()
         self._entries: list[_Entry] = []
         self._start_over()
@@ -225,6 +225,13 @@ class JobQueue:
             return process.compile(request)
         finally:
             self._works.acquire()
+
+
+def _compile_process() -> CompileProcess:
+    """Imported when something has to be compiled: who finds everything needs no tuner."""
+    from torch_pruner.background.compile_process import CompileProcess
+
+    return CompileProcess()
 
 
 def _guarded(work: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ reply.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import math
 import os
@@ -282,7 +283,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     options = parser.parse_args(argv)
     module, _, factory = (options.relay or options.builder).partition(":")
-    with without_torch():
+    ours = module.startswith("torch_pruner.")
+    with without_torch() if ours else contextlib.nullcontext():  # others may need it
         make = getattr(importlib.import_module(module), factory)
     worker = make(options.argument) if options.relay else Worker(make())
     reply({"hello": os.getpid(), **getattr(worker, "hello", {})})
