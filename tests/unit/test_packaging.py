@@ -85,7 +85,7 @@ def test_ci_runs_make_test_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("goal", "last"),
     [
-        ("test", "-m pytest --numprocesses auto --maxprocesses 4"),
+        ("test", "-m pytest --numprocesses"),
         ("demo", "-m benchmarks.demo"),
         ("lint", "-m mypy"),
     ],
