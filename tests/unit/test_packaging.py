@@ -85,7 +85,7 @@ def test_ci_runs_make_test_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("goal", "last"),
     [
-        ("test", "-m pytest --numprocesses"),
+        ("test", f"-m pytest --numprocesses {min(4, len(os.sched_getaffinity(0)) + 1)}"),
         ("demo", "-m benchmarks.demo"),
         ("lint", "-m mypy"),
     ],
