@@ -42,7 +42,7 @@ def tune(cache: Path, n: int) -> list[str]:
     x, w = torch.randn(8 + n, 24), torch.randn(24, 16 * (1 + n % 3))
     options = {
         "effort": "quick", "trials": TRIALS, "library": False, "cache_dir": str(cache),
-        "strict": True, "threads": 1,
+        "strict": True, "threads": 1, "time_budget_s": 100.0,  # trials end it, however busy it is
     }  # fmt: skip
     torch._dynamo.reset()  # else another shape is taken for a dynamic one
     compiled = torch.compile(function, backend="pruner", dynamic=False, options=options)
