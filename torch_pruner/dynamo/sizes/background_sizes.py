@@ -95,7 +95,7 @@ class _Sizes(Job):
     def step(self) -> bool:
         if not self._wishes:
             return False
-        key = next(iter(self._wishes))
+        key = list(self._wishes)[0]  # noqa: RUF015  at once: a caller may add one meanwhile
         try:
             self._wishes[key]()
         finally:
