@@ -196,10 +196,12 @@ class _Cat(Rule):
 
 
 class _Take(Rule):
+    """Positions are those of the small graph, and do not count from the end (``graph/bucket.py``):
+    where they count, they name what counts."""
+
     def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
         dim, x, index = node.attr("dim"), operands[0].padding, operands[1].padding
-        # A negative index would count from the wrong end.
-        _refuse(x.along((dim,)), "an index into an axis of varying size")
+        x.padding_last(dim)
         before = _by_axis(x)
         facts = [f for axis in before[:dim] for f in axis]
         facts += [Fact(same=f.same) for f in index.facts]
@@ -210,7 +212,7 @@ class _Take(Rule):
 class _Gather(Rule):
     def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
         x, index = operands[0].padding, operands[1].padding
-        _refuse(x.along((node.attr("dim"),)), "an index into an axis of varying size")
+        x.padding_last(node.attr("dim"))
         for axis in range(len(x.dims)):
             other = axis != node.attr("dim") and x.dims[axis] != index.dims[axis]
             if other and (x.along((axis,)) or index.along((axis,))):

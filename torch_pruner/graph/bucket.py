@@ -13,8 +13,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from torch_pruner.graph._aligned import Alike, Place, aligned
 from torch_pruner.graph._bucket_rules import RULES, Operand
 from torch_pruner.graph._padding import UNKNOWN, Fact, NotAlikeError, Padding, Pair, axis_of
+from torch_pruner.graph.intervals import interval
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
@@ -42,35 +44,14 @@ def bucketed(large: Graph, small: Graph) -> Bucket:
     the outputs the first elements of each axis count. Raises ``NotAlikeError`` if the graphs differ
     in more than extents, or in a way that needs more than masks.
     """
-    writer, left = Writer(large), 0
-    places: list[int] = []  # in the large graph, of each node of the small one
-    for b in small.nodes:
-        inputs = tuple(places[i] for i in b.inputs)
-        a = large.nodes[left] if left < len(large.nodes) else None
-        if b.op == "slice" and (a is None or (a.op, a.inputs) != ("slice", inputs)):
-            # The whole of a table at the large size, where nothing is cut off.
-            writer.add(_whole(b, large.nodes[inputs[0]]), b)
-            places.append(inputs[0])
-            continue
-        if a is None or a.inputs != inputs:
-            raise NotAlikeError("graphs of different operators")
-        writer.add(a, b)
-        places.append(left)
-        left += 1
-    if left < len(large.nodes) or large.outputs != tuple(places[o] for o in small.outputs):
-        raise NotAlikeError("graphs of different operators")
-    outputs = [writer.new[o] for o in small.outputs]
+    writer = Writer(large)
+    for both in aligned(large, small):
+        writer.add(both)
+    outputs = [writer.new[pair] for pair in zip(large.outputs, small.outputs, strict=True)]
     for o in outputs:
         for axis in range(len(writer.known[o].dims)):
             writer.known[o].padding_last(axis)
     return Bucket(writer.builder.finish(outputs), tuple(writer.counts))
-
-
-def _whole(b: Node, source: Node) -> Node:
-    """``b`` as a slice of all of ``source``. Raises ``NotAlikeError`` if it begins elsewhere."""
-    if any(b.attr("starts")) or any(step != 1 for step in b.attr("steps")):
-        raise NotAlikeError("graphs of different operators")
-    return replace(b, shape=source.shape)
 
 
 class Writer:
@@ -79,20 +60,21 @@ class Writer:
     def __init__(self, large: Graph) -> None:
         self.builder = GraphBuilder()
         self.known: dict[int, Padding] = {}
-        self.new: list[int] = []  # by position in the small graph
+        self.new: dict[Place, int] = {}  # of each pair of nodes
         self.counts: dict[Pair, int] = {}
         self._inputs = len(large.inputs)
         self._varying: dict[Pair, None] = {}  # extents of inputs
 
-    def add(self, a: Node, b: Node) -> None:
-        """A node of the large graph, ``b`` being the same of the small one, whose turn it is."""
+    def add(self, both: Alike) -> None:
+        """A node of the large graph that is one of the small graph, after its operands."""
+        a, b, at = both.large, both.small, both.place
         if (a.op, a.dtype, len(a.shape)) != (b.op, b.dtype, len(b.shape)):
             raise NotAlikeError(f"{a.op} beside {b.op}")
         pairs = tuple(zip(a.shape, b.shape, strict=True))
         if any(x < y or y < 1 for x, y in pairs):
             raise NotAlikeError("an extent that is larger at the small size, or empty")
         if a.op == "const":
-            self.new.append(self._const(a, b))
+            self.new[at] = self._const(a, b)
             return
         if a.op != "slice" and a.attrs != b.attrs:
             raise NotAlikeError(f"{a.op} with attributes that depend on the size")
@@ -100,16 +82,18 @@ class Writer:
             if a.attr("static") and any(x != y for x, y in pairs):
                 raise NotAlikeError("a parameter of varying size")
             self._varying.update(dict.fromkeys(p for p in pairs if p[0] != p[1]))
-        operands = [self.new[i] for i in b.inputs]
+        operands = [self.new[i] for i in both.operands]
         if a.op == "slice":
             a, operands = self._without_tails(a, b, operands[0])
+        if a.op in ("take", "gather"):
+            operands[1] = self._from_the_front(operands[0], operands[1], a.attr("dim"))
         for k, (numbers, value) in RULES[a.op].masks(a, self._operands(operands)).items():
             operands[k] = self.masked(operands[k], frozenset(numbers), value)
-            self.new[b.inputs[k]] = operands[k]  # who reads it later reads what is masked
+            self.new[both.operands[k]] = operands[k]  # who reads it later reads what is masked
         between = a.op == "cat" and any(
             self.known[i].along((a.attr("dim"),)) for i in operands[:-1]
         )
-        self.new.append(self._joined(a, operands) if between else self.emit(a, operands, pairs))
+        self.new[at] = self._joined(a, operands) if between else self.emit(a, operands, pairs)
 
     def _operands(self, at: Sequence[int]) -> list[Operand]:
         return [Operand(i, self.builder.dtype(i), self.known[i]) for i in at]
@@ -257,7 +241,7 @@ class Writer:
 
     def _of_extent(self, pair: Pair, large: float, small: float, dtype: str) -> int | None:
         """The number that is ``large`` and ``small`` at the two extents: a multiple of the extent
-        or of its reciprocal, or as much more or less than it."""
+        or of its reciprocal, or a number and the extent added to it or taken from it."""
         if dtype == "bool":
             return None
         if dtype in FLOATS and math.isclose(large * pair[0], small * pair[1], rel_tol=1e-12):
@@ -266,6 +250,8 @@ class Writer:
             return self._scalar("mul", self.const(large / pair[0], dtype), pair, dtype)
         if large - small == pair[0] - pair[1]:
             return self._scalar("add", self.const(large - pair[0], dtype), pair, dtype)
+        if small - large == pair[0] - pair[1]:
+            return self._scalar("sub", self.const(large + pair[0], dtype), pair, dtype)
         return None
 
     def _scalar(self, op: str, number: int, pair: Pair, dtype: str) -> int:
@@ -273,6 +259,17 @@ class Writer:
         if dtype != COUNT_DTYPE:
             extent = self.make("cast", [extent], (), dtype)
         return self.make(op, [number, extent], (), dtype)
+
+    def _from_the_front(self, x: int, index: int, axis: int) -> int:
+        """Positions along an axis of ``x``: negative ones count from the end of what counts."""
+        pair = self.known[x].pairs[axis]
+        if pair[0] == pair[1] or interval(self.builder.nodes, index)[0] >= 0:
+            return index
+        pairs, dtype = self.known[index].pairs, self.builder.dtype(index)
+        end = self._scalar("add", self.const(0, dtype), pair, dtype)
+        back = self.make("add", [index, end], pairs, dtype)
+        test = self.make("lt", [index, self.const(0, dtype)], pairs, "bool")
+        return self.make("where", [test, back, index], pairs, dtype)
 
     def _without_tails(self, a: Node, b: Node, x: int) -> tuple[Node, list[int]]:
         """A slice that begins at the same place at both sizes, and its operand.

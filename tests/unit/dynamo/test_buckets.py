@@ -128,6 +128,7 @@ def test_where_nothing_serves_all_is_as_before():
     [
         ((8, (8, 3)), (4, (4, 3)), 2.0),
         ((8, 6), (4, 3), 4.0),
+        ((32, 31), (8, 7), 31 / 7),
         ((8,), (8,), 1.0),
         ((8, 2), (4, 3), float("inf")),
         (((8, 2),), ((8,),), float("inf")),
@@ -145,6 +146,20 @@ def test_rounded_up():
     assert [a for a in up if isinstance(a, int)] == [
         16 if a == 11 else a for a in args if isinstance(a, int)
     ]
+
+
+def test_what_grows_together_keeps_its_distance():
+    """A mask is one longer than the cache; a length that stays is left alone."""
+
+    def fn(cache, mask, other):
+        return cache * 2, mask * 2, other * 2
+
+    def args(n):
+        return arguments(gm, inputs, torch.rand(n, 8), torch.rand(n + 1, 1), torch.rand(7))
+
+    gm, inputs = captured_one(fn, torch.rand(5, 8), torch.rand(6, 1), torch.rand(7))
+    up = symbolic.rounded_up(gm, args(12), args(11))
+    assert [a.shape[0] for a in up if hasattr(a, "shape")] == [15, 16, 7]
 
 
 class Placed(torch.nn.Module):

@@ -241,6 +241,13 @@ INDEXING = {
     "two_indices": lambda v, i: v[:, i % 5, (i + 1) % 6],
     "apart_indices": lambda v, i: v[i % 4, :, i % 6],
     "broadcast_indices": lambda v, i: v[(i % 4)[:, None], (i % 5)[None]],
+    "rows and columns": lambda v, i: v[:, i[:, :1] % 5, i[:1] - 4],
+    "columns before rows": lambda v, i: v[(i[:, :1] % 4)[None], i[0] % 5],
+    "interleaved indices": lambda v, i: v[i[:, None, :] % 4, (i[:2, 0] % 5)[:, None], 2],
+    "a line and everything": lambda v, i: v[torch.arange(4)[:, None], i[0] - 2],
+    "all positions of two axes": lambda v, i: (
+        v[torch.arange(4), torch.arange(5)[:, None]] + i[0, 0]
+    ),
     "gather": lambda v, i: v[:, :, 0].gather(1, i % 5),
     "slice_scatter": lambda v, i: torch.slice_scatter(v, v[:2] * 2, 0, 0, 4, 2) + i.sum(),
     "select_scatter": lambda v, i: torch.select_scatter(v, v[0] * 2, 0, 1) + i.sum(),

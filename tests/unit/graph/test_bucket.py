@@ -326,12 +326,74 @@ def test_embeddings_and_positions():
     agree(build, counts=0)
 
 
-def test_an_index_into_what_varies_is_refused():
+@pytest.mark.parametrize("negative", [False, True])
+def test_an_index_into_what_varies(negative):
+    """What counts is named from the front; from the end, whose place is computed, too."""
+
     def build(b, n):
-        x, at = b.input(0, (n, 3), "float32"), b.input(1, (2,), "int64")
-        return b.append("take", (x, at), (2, 3), "float32", dim=0)
+        x = b.input(0, (2, n, 3), "float32")
+        at = b.pointwise("minimum", b.input(1, (4,), "int64"), b.const(SMALL - 1, "int64"))
+        at = b.pointwise("neg", at) if negative else b.pointwise("maximum", at, b.const(0, "int64"))
+        return b.append("take", (x, at), (2, 4, 3), "float32", dim=1)
+
+    agree(build, counts=int(negative))
+
+
+def test_as_many_indices_as_vary():
+    def build(b, n):
+        x, line = b.input(0, (n, 3), "float32"), b.append("iota", (), (n,), "int64", dim=0)
+        back = b.pointwise("sub", b.const(n - 1, "int64"), line)
+        return b.append("take", (x, back), (n, 3), "float32", dim=0)
+
+    # From a larger size on positions of padding are negative or beyond; they name anything.
+    agree(build, counts=1)
+
+
+def test_an_index_into_an_axis_with_padding_in_the_middle_is_refused():
+    def build(b, n):
+        x, at = b.input(0, (3, n), "float32"), b.input(1, (2,), "int64")
+        return b.append("take", (b.reshape(x, (3 * n,)), at), (2,), "float32", dim=0)
 
     refused(build)
+
+
+def test_gather_along_what_varies():
+    def build(b, n):
+        x, at = b.input(0, (n, 3), "float32"), b.input(1, (2, 3), "int64")
+        at = b.pointwise("minimum", b.pointwise("abs", at), b.const(SMALL - 1, "int64"))
+        return b.append("gather", (x, at), (2, 3), "float32", dim=0)
+
+    agree(build)
+
+
+def test_a_mask_that_is_read_by_position():
+    """transformers looks a padding mask up at every key, and lets it hide what is before."""
+
+    def build(b, n):
+        scores, mask = b.input(0, (2, n), "float32"), b.input(1, (2, n), "int64")
+        at = b.pointwise("add", b.append("iota", (), (n,), "int64", dim=0), b.const(0, "int64"))
+        end = b.pointwise("add", at, b.const(n, "int64"))
+        at = b.pointwise("where", b.pointwise("lt", at, b.const(0, "int64")), end, at)
+        shown = b.append("take", (mask, at), (2, n), "int64", dim=1)
+        shown = b.pointwise("gt", shown, b.const(0, "int64"))
+        hidden = b.const(-math.inf, "float32")
+        return softmax(b, b.pointwise("where", shown, scores, hidden))
+
+    agree(build)
+
+
+def test_what_is_one_node_at_one_size_only():
+    """Two numbers that are equal at the small size, and another two at the large one."""
+
+    def build(b, n):
+        x = b.input(0, (n,), "int64")
+        numbers = (n, SMALL, LARGE, -n)
+        return [b.pointwise("mul", x, b.const(k, "int64")) for k in numbers]
+
+    large, small = graphs(build, LARGE, SMALL)
+    assert len(large.nodes) == len(small.nodes)
+    agree(build, counts=1)
+    agree(build, 20, 9, counts=1)
 
 
 def test_gather_beside_what_varies():

@@ -205,14 +205,19 @@ def patience(times: float) -> float:
 def times_larger(large: Sizes, small: Sizes) -> float:
     """How many times more one size is to compute than another; infinite if it is not larger.
 
-    Extents that vary together count once, and the work is taken to be proportional to each.
+    Extents that vary together (they are as much larger) count once, and the work is taken to be
+    proportional to each.
     """
     flat = [
         [d for k in key for d in (k if isinstance(k, tuple) else (k,))] for key in (large, small)
     ]
     if len(flat[0]) != len(flat[1]) or any(a < b for a, b in zip(*flat, strict=True)):
         return math.inf
-    return math.prod((a / b for a, b in set(zip(*flat, strict=True))), start=1.0)
+    times: dict[int, float] = {}
+    for a, b in zip(*flat, strict=True):
+        if a > b:
+            times[a - b] = max(times.get(a - b, 1.0), a / b if b else math.inf)
+    return math.prod(times.values(), start=1.0)
 
 
 def given_of(args: SizedArguments) -> list[SizedArgument]:

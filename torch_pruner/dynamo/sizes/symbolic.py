@@ -100,20 +100,21 @@ def rounded_up(
     """``args`` with every size that varies rounded up to a power of two.
 
     If there were arguments ``before`` (of tensors the shapes will do, and None for those without
-    new symbols), only sizes that are one more than they were, and to the next power above. No
-    further than Dynamo found that a size goes (a table of positions). None where some are not
-    computed from sizes that an argument has.
+    new symbols), only sizes that are one more than they were, by as much as takes the largest of
+    them to the next power above. No further than Dynamo found that a size goes (a table of
+    positions). None where some are not computed from sizes that an argument has.
     """
     values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
     now, then = _symbols(values, args), _symbols(values, before or ())
-    known: dict[Hashable, int] = {}
-    most = _most(values)
-    for symbol, number in now.items():
-        if before is None:
-            known[symbol] = 1 << (number - 1).bit_length()
-        else:
-            known[symbol] = 1 << number.bit_length() if number - then[symbol] == 1 else number
-        known[symbol] = max(number, min(known[symbol], most.get(symbol, known[symbol])))
+    most, known = _most(values), dict(now)
+    for symbol, number in now.items() if before is None else ():
+        known[symbol] = max(number, min(1 << (number - 1).bit_length(), most.get(symbol, 1 << 62)))
+    # What grows together keeps its distance: a mask is one longer than the cache was.
+    grown = [] if before is None else [s for s, n in now.items() if n - then[s] == 1]
+    if grown:
+        top = max(now[s] for s in grown)
+        room = [(1 << top.bit_length()) - top, *(most[s] - now[s] for s in grown if s in most)]
+        known |= {s: now[s] + max(min(room), 0) for s in grown}
     expressions = [
         v for v in tree_leaves([_extents(v) for v in values]) if isinstance(v, _SYMBOLIC)
     ]

@@ -75,6 +75,8 @@ def unsafe_index(_call: OpCall, x: Value, indices: Sequence[Value | None]) -> Va
     if any(index.dtype in ("bool", "uint8") for index in tensors):
         raise arguments("indexing with a mask, whose result has a data-dependent shape")
     adjacent = axes == list(range(axes[0], axes[-1] + 1))
+    if adjacent and len(axes) > 1 and (one_by_one := _taken_apart(x, axes[0], tensors)) is not None:
+        return one_by_one
     front = axes[0] if adjacent else 0
     rest = [i for i in range(x.ndim) if i not in axes]
     moved = x.permute([*rest[:front], *axes, *rest[front:]])
@@ -84,6 +86,39 @@ def unsafe_index(_call: OpCall, x: Value, indices: Sequence[Value | None]) -> Va
         total *= size
     merged = moved.reshape((*moved.shape[:front], total, *moved.shape[front + len(axes) :]))
     return merged.take(front, _flat_index(tensors, sizes))
+
+
+def _taken_apart(x: Value, first: int, tensors: Sequence[Value]) -> Value | None:
+    """What several tensors name along axes from ``first`` on, one axis after the other.
+
+    None unless each axis of the result belongs to one of the tensors, as rows and columns do. So no
+    position depends on how long the axes are.
+    """
+    rank = max(tensor.ndim for tensor in tensors)
+    shapes = [(1,) * (rank - tensor.ndim) + tensor.shape for tensor in tensors]
+    owned = [[axis for axis, n in enumerate(shape) if n != 1] for shape in shapes]
+    order = [axis for axes in owned for axis in axes]
+    if len(set(order)) < len(order):
+        return None
+    for k, tensor in enumerate(tensors):
+        line = tensor.reshape((_count(tensor),))
+        if not _is_everything(line, x.shape[first + k]):
+            x = x.take(first + k, line)
+    head, tail = x.shape[:first], x.shape[first + len(tensors) :]
+    apart = [shape[axis] for shape, axes in zip(shapes, owned, strict=True) for axis in axes]
+    found = x.reshape((*head, *apart, *tail))
+    places = [first + order.index(axis) for axis in sorted(order)]
+    behind = range(first + len(order), found.ndim)
+    shape: tuple[int, ...] = ()
+    for one in shapes:
+        shape = broadcast_shapes(shape, one)
+    return found.permute([*range(first), *places, *behind]).reshape((*head, *shape, *tail))
+
+
+def _is_everything(index: Value, size: int) -> bool:
+    """Whether an index of one axis names all of ``size`` positions in their order."""
+    node = index.builder.nodes[index.id]
+    return node.op == "iota" and node.shape == (size,)
 
 
 def _flat_index(tensors: Sequence[Value], sizes: Sequence[int]) -> Value:
