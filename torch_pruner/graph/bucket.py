@@ -64,6 +64,7 @@ class Writer:
         self.counts: dict[Pair, int] = {}
         self._inputs = len(large.inputs)
         self._varying: dict[Pair, None] = {}  # extents of inputs
+        self._twins: dict[tuple[int, tuple[tuple[Pair, ...], ...]], int] = {}
 
     def add(self, both: Alike) -> None:
         """A node of the large graph that is one of the small graph, after its operands."""
@@ -104,8 +105,19 @@ class Writer:
         if padding.pairs != tuple(pairs):
             raise NotAlikeError(f"{node.op}: its extents are not those of its operands")
         at = self.builder.append(node.op, operands, node.shape, node.dtype, **dict(node.attrs))
-        self.known.setdefault(at, padding)
-        return at
+        return self.kept(at, padding)
+
+    def kept(self, at: int, padding: Padding) -> int:
+        """A node with what is known of it: another one like it, where it is known to vary
+        otherwise. So positions along an axis that happens to be as long at the large size stay
+        apart from those along one that varies."""
+        if self.known.setdefault(at, padding).dims == padding.dims:
+            return at
+        twin = self._twins.setdefault((at, padding.dims), len(self.builder.nodes))
+        if twin == len(self.builder.nodes):
+            self.builder.nodes.append(self.builder.nodes[at])
+            self.known[twin] = padding
+        return twin
 
     def make(
         self, op: str, operands: Sequence[int], pairs: Sequence[Pair], dtype: str, **attrs: object
@@ -175,8 +187,7 @@ class Writer:
         shape = [large for large, _ in known.pairs]
         full = self.builder.broadcast(test, shape)
         facts = tuple(UNKNOWN if i == k else Fact(same=True) for i in range(len(known.facts)))
-        self.known.setdefault(full, Padding(known.dims, facts))
-        return full
+        return self.kept(full, Padding(known.dims, facts))
 
     # Numbers and places that depend on the size
 
@@ -217,17 +228,15 @@ class Writer:
         padding = replace(plain, facts=(UNKNOWN,) * len(plain.varying))
         hi = tuple(last + 1 if d == dim else 0 for d in range(len(shape)))
         ends = {"lo": (0,) * len(shape), "hi": hi, "value": 0}
-        early = self.builder.append("pad", (left,), shape, dtype, **ends)
+        early = self.kept(self.builder.append("pad", (left,), shape, dtype, **ends), padding)
         late = self.builder.append("take", (right, at), shape, dtype, dim=dim)
+        late = self.kept(late, padding)
         test = self.make("lt", [place, first], line, "bool")
         alone = [pairs[dim] if d == dim else (1, 1) for d in range(len(shape))]
         if len(alone) > 1:
             test = self.make("reshape", [test], alone, "bool")
-        test = self.builder.broadcast(test, shape)
-        result = self.builder.append("where", (test, early, late), shape, dtype)
-        for made in (early, late, test, result):
-            self.known.setdefault(made, padding)
-        return result
+        test = self.kept(self.builder.broadcast(test, shape), padding)
+        return self.kept(self.builder.append("where", (test, early, late), shape, dtype), padding)
 
     def _const(self, a: Node, b: Node) -> int:
         """A number; one that varies is what it is of an extent of an input."""
@@ -303,5 +312,4 @@ class Writer:
         taken = self.builder.append("take", (x, at), shape, self.builder.dtype(x), dim=axis)
         facts = [f for k, f in enumerate(known.facts) if k not in known.along((axis,))]
         dims = [axis_of(*line) if d == axis else f for d, f in enumerate(known.dims)]
-        self.known.setdefault(taken, Padding(tuple(dims), tuple(facts), value=known.value))
-        return taken
+        return self.kept(taken, Padding(tuple(dims), tuple(facts), value=known.value))

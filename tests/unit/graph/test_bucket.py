@@ -382,6 +382,21 @@ def test_a_mask_that_is_read_by_position():
     agree(build)
 
 
+def test_an_axis_that_is_as_long_at_the_large_size():
+    """A prompt as long as a cache may become: positions along both are other ones."""
+
+    def build(b, n):
+        found = []
+        for k, length in enumerate((LARGE, n, LARGE)):
+            x = b.input(k, (2, length), "float32")
+            line = b.append("iota", (), (length,), "int64", dim=0)
+            line = b.reshape(b.cast(b.pointwise("abs", line), "float32"), (1, length))
+            found.append(b.reduce("sum", b.pointwise("mul", x, line), (1,)))
+        return found
+
+    agree(build, counts=1)
+
+
 def test_what_is_one_node_at_one_size_only():
     """Two numbers that are equal at the small size, and another two at the large one."""
 
