@@ -171,3 +171,66 @@ def test_what_is_compiled_is_what_is_explained_and_ready(backend, net, tmp_path)
     report = tp.last_report()
     assert report is not None
     assert known == {t.workload for g in report.graphs for t in g.tasks}
+
+
+class Across(nn.Module):
+    """A product whose weight's columns are neighbours, as transformers' Conv1D has it."""
+
+    def __init__(self, depth: int, columns: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(depth, columns))
+        self.bias = nn.Parameter(torch.randn(columns))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def filled(weight: torch.Tensor, dtype: torch.dtype) -> None:
+    """Normal numbers of a dtype, with denormals in a column and infinities and NaN in others."""
+    words = weight.to(dtype).view(torch.int16)
+    words[:, 3] = torch.randint(-(1 << 15), 1 << 15, words[:, 3].shape).to(torch.int16) & ~0x7F80
+    last = -32768 if dtype is torch.bfloat16 else 1
+    words[:4, 7] = torch.tensor([last, 1, 0x0040, -32767], dtype=torch.int16)
+    if dtype is torch.bfloat16:  # a NaN does not come back from float16
+        words[5, 9], words[6, 9], words[7, 11] = 0x7F80, -128, 0x7FC1
+    weight.copy_(words.view(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("depth", [496, 512])
+@torch.no_grad()
+def test_columns_that_are_neighbours(backend, dtype, depth, copies):
+    """Bit for bit what a linear layer of the same numbers gives; kept once, and in no panels."""
+    net = Across(depth, 256).eval()
+    filled(net.weight, dtype)
+    line = nn.Linear(depth, 256).eval()
+    line.weight.copy_(net.weight.T)
+    line.bias.copy_(net.bias)
+    x = torch.randn(1, depth)
+    compiled, straight = backend.compile(net), backend.compile(line)
+    for _ in range(2):
+        assert torch.equal(compiled(x).view(torch.int32), straight(x).view(torch.int32))
+        report = tp.last_report()
+        assert report is not None
+        assert {t.sketch for g in report.graphs for t in g.tasks} <= {"coded_rows", "in_place"}
+        assert_equal(compiled(x), net(x))
+        net.weight.data[8:, 20:] *= 2  # of which torch says nothing
+        line.weight.copy_(net.weight.T)
+    net.weight[17, 19] = 1 / 3  # no longer narrow
+    assert_equal(compiled(x), net(x))
+    assert set(copies) == {str(dtype).removeprefix("torch.")}
+
+
+@torch.no_grad()
+def test_a_prompt_and_a_step_of_columns_that_are_neighbours(backend):
+    """The prompt packs what the step reads turned; both see a weight that changes."""
+    net = nn.Sequential(Across(128, 512), nn.ReLU(), Across(512, 128)).eval()
+    net.to(torch.bfloat16).float()
+    compiled = backend.compile(net, dynamic=False)
+    for change in (1.0, 0.5, 0.7):
+        for p in net.parameters():
+            p.data *= change
+        for rows in (40, 1, 3):
+            x = torch.randn(rows, 128)
+            assert_equal(compiled(x), net(x))

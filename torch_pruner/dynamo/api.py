@@ -320,8 +320,8 @@ def _explain_graph(
         ]
         shown = [spec.order for spec in flag_spec(step.flags)]
         reads = [arguments.get(n, -1) for n in step.inputs]
-        graph, _ = as_narrow(step.graph, compiler, held_by(reads, holds))
-        lowered = compiler.lower(graph, orders[0], orders[1] + shown)
+        graph, lie, _ = as_narrow(step.graph, orders[0], compiler, held_by(reads, holds))
+        lowered = compiler.lower(graph, lie, orders[1] + shown)
         partitions.append(
             f"compiled: {len(step.nodes)} operators in {len(lowered.fused.kernels)} kernel calls"
         )

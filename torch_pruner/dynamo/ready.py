@@ -41,6 +41,7 @@ def missing_of(
     holds = narrow_weights.holds(example_inputs, config)
     for step in program.steps:
         if isinstance(step.does, RegionStep):
-            orders = [[s.order for s in specs] for specs in (step.does.inputs, step.does.outputs)]
-            graph, _ = as_narrow(step.does.graph, compiler, held_by(step.reads, holds))
-            yield from compiler.missing(graph, orders[0], orders[1])
+            lie = [s.order for s in step.does.inputs]
+            held = held_by(step.reads, holds)
+            graph, orders, _ = as_narrow(step.does.graph, lie, compiler, held)
+            yield from compiler.missing(graph, orders, [s.order for s in step.does.outputs])

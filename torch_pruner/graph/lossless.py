@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.simplify import simplify
+from torch_pruner.graph.strided import axis_below
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
+
+    from torch_pruner.graph.layout import Order
 
 NARROWER = ("bfloat16", "float16")
 """What float32 may be narrowed to, first choice first."""
@@ -75,6 +78,51 @@ def narrowed(graph: Graph, holds: Mapping[int, str]) -> tuple[Graph, dict[int, s
             new.append(b.append(node.op, inputs, node.shape, dtype, **dict(node.attrs)))
     result = b.finish([new[o] for o in small.outputs])
     return result, {small.nodes[i].attr("index"): dtype for i, dtype in found.items()}
+
+
+def orders_of_copies(graph: Graph, narrow: Collection[int], orders: Sequence[Order]) -> list[Order]:
+    """Memory orders of the inputs of ``graph``, of which those of indices ``narrow`` are copies.
+
+    ``orders`` are those of the tensors themselves. A copy lies as products of few rows read it
+    fastest and in fewest bytes, along the reduction: where the columns of the weight are neighbours
+    (``Conv1D``), and only such products read it, it is turned.
+    """
+    small = simplify(graph)
+    users, found = small.users(), list(orders)
+    for i in small.inputs:
+        index = small.nodes[i].attr("index")
+        if index in narrow and _is_read_across(small, users, i, orders[index][-1]):
+            found[index] = tuple(reversed(orders[index]))
+    return found
+
+
+def _is_read_across(graph: Graph, users: list[list[int]], start: int, innermost: int) -> bool:
+    """Whether columns of all products that read an input are neighbours, and their rows are few.
+
+    ``innermost``: the axis of the input along which neighbours lie.
+    """
+    stack = [start]
+    while stack:
+        x = stack.pop()
+        for u in users[x]:
+            node = graph.nodes[u]
+            if node.kind is OpKind.VIEW:
+                stack.append(u)
+                continue
+            few = node.op == "matmul" and node.numel // node.shape[-1] <= FEW_ROWS
+            if not few or _axis_of_input(graph, x, -1) != innermost:
+                return False
+    return True
+
+
+def _axis_of_input(graph: Graph, at: int, axis: int) -> int | None:
+    """The axis of the input that a node is views of, for one of its own; None: it has none."""
+    found: int | None = axis % len(graph.nodes[at].shape)
+    while found is not None and graph.nodes[at].op != "input":
+        node = graph.nodes[at]
+        at = node.inputs[0]
+        found = axis_below(node, found, graph.nodes[at].shape)
+    return found
 
 
 def _allowed(node: Node, holds: Mapping[int, str]) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from torch_pruner.graph.hoist import hoist_static
 from torch_pruner.graph.ir import Graph, GraphBuilder
-from torch_pruner.graph.lossless import CODED, narrowed
+from torch_pruner.graph.lossless import CODED, narrowed, orders_of_copies
 from torch_pruner.graph.reference import evaluate, numpy_dtype
 from torch_pruner.graph.simplify import simplify
 
@@ -91,3 +91,36 @@ def test_small_changing_and_other_parameters_stay() -> None:
     w += [b.input(3, (128, 64), "float64", static=True)]
     graph = b.finish([b.matmul(x, b.cast(v, "float32")) for v in w])
     assert narrowed(graph, dict.fromkeys((0, 1, 2, 3), "bfloat16")) == (graph, {})
+
+
+@pytest.mark.parametrize(("rows", "turned"), [(1, True), (16, True), (17, False)])
+def test_copies_lie_as_few_rows_read_them(rows: int, turned: bool) -> None:
+    """Weights of Conv1D (3) are turned; those of Linear (2) and of an embedding (0) are not."""
+    made, narrow = narrowed(tied(rows), dict.fromkeys((0, 2, 3), "bfloat16"))
+    plain = [(0, 1), (0,), (0, 1), (0, 1), (0,)]
+    expected = [*plain]
+    if turned:
+        expected[3] = (1, 0)
+    assert orders_of_copies(made, narrow, plain) == expected
+    assert orders_of_copies(made, [0, 2], plain) == plain
+    lies_across = [(0, 1), (0,), (1, 0), (1, 0), (0,)]  # as its caller has the tensors
+    expected = [(0, 1), (0,), (0, 1) if turned else (1, 0), (1, 0), (0,)]
+    assert orders_of_copies(made, narrow, lies_across) == expected
+
+
+def test_what_is_read_both_ways_is_not_turned() -> None:
+    b = GraphBuilder()
+    x, w = b.input(0, (1, 64), "float32"), b.input(1, (64, 64), "float32", static=True)
+    made, narrow = narrowed(
+        b.finish([b.matmul(b.matmul(x, w), b.permute(w, (1, 0)))]), {1: "bfloat16"}
+    )
+    assert narrow
+    assert orders_of_copies(made, narrow, [(0, 1)] * 2) == [(0, 1)] * 2
+    b = GraphBuilder()
+    x, w = b.input(0, (1, 64), "float32"), b.input(1, (64, 256), "float32", static=True)
+    parts = [
+        b.append("slice", (w,), (64, 64), "float32", starts=(0, at), steps=(1, 1)) for at in (0, 64)
+    ]
+    made, narrow = narrowed(b.finish([b.matmul(x, p) for p in parts]), {1: "bfloat16"})
+    assert orders_of_copies(made, narrow, [(0, 1)] * 2) == [(0, 1), (1, 0)]
+    assert orders_of_copies(made, narrow, [(0, 1), (1, 0)]) == [(0, 1), (1, 0)]

@@ -17,7 +17,7 @@ from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
 from torch_pruner.dynamo.run.packed_inputs import layouts_held
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep, RegionCall, profiled
 from torch_pruner.graph.coded import NotCodedError
-from torch_pruner.graph.lossless import narrowed
+from torch_pruner.graph.lossless import narrowed, orders_of_copies
 from torch_pruner.report import GraphReport
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import StepCall
     from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.layout import Order
     from torch_pruner.report import Tuning
 
 
@@ -129,12 +130,14 @@ def held_by(reads: Sequence[int], holds: Mapping[int, str]) -> dict[int, str]:
 
 
 def as_narrow(
-    graph: Graph, compiler: Compiler, holds: Mapping[int, str]
-) -> tuple[Graph, dict[int, str]]:
-    """The graph that is compiled for one whose inputs hold so much, and which became narrow."""
+    graph: Graph, orders: Sequence[Order], compiler: Compiler, holds: Mapping[int, str]
+) -> tuple[Graph, list[Order], dict[int, str]]:
+    """What is compiled for a graph whose inputs hold so much: a graph, the memory orders of its
+    inputs, and which of them became narrow. ``orders``: those of the tensors."""
     if not holds or not compiler.capabilities.mixed_operands:
-        return graph, {}
-    return narrowed(graph, holds)
+        return graph, list(orders), {}
+    made, narrow = narrowed(graph, holds)
+    return made, orders_of_copies(made, narrow, orders), narrow
 
 
 def built_region(
@@ -145,15 +148,16 @@ def built_region(
     holds: Mapping[int, str] = MappingProxyType({}),
 ) -> RegionCall:
     """A region, compiled; ``holds`` as for ``build_graph``, by positions of the region's inputs."""
-    graph, narrow = as_narrow(region.graph, compiler, holds)
-    orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
+    lie = [s.order for s in region.inputs]
+    graph, orders, narrow = as_narrow(region.graph, lie, compiler, holds)
     held = layouts_held() if compiler.config.weights == "frozen" else ()
-    compiled = compiler.compile(graph, orders[0], orders[1], held)
+    compiled = compiler.compile(graph, orders, [s.order for s in region.outputs], held)
     nodes = region.graph.nodes
     static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
     if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
         static = []
-    specs = (region.inputs, region.outputs)
+    inputs = [replace(s, order=o) for s, o in zip(region.inputs, orders, strict=True)]
+    specs = (inputs, region.outputs)
     if not narrow:
         return RegionCall(name, compiled, *specs, static, device)
     # In the middle of a run nobody waits for tuning.

@@ -120,9 +120,10 @@ class Buckets:
         steps = self._captured(args)[1].steps
         regions = [(s.does, s.reads) for s in steps if isinstance(s.does, RegionStep)]
         for region, reads in regions:
-            orders = [[s.order for s in specs] for specs in (region.inputs, region.outputs)]
-            graph, _ = as_narrow(region.graph, compiler, held_by(reads, self._holds))
-            tasks = compiler.lower(graph, *orders).tasks
+            lie = [s.order for s in region.inputs]
+            held = held_by(reads, self._holds)
+            graph, orders, _ = as_narrow(region.graph, lie, compiler, held)
+            tasks = compiler.lower(graph, orders, [s.order for s in region.outputs]).tasks
             found = kernels.look_up(tasks, compiler.config, compiler.store, compiler.context)
             if len(found) < len(tasks):
                 return False
