@@ -181,7 +181,7 @@ def _failure(row: dict[str, Any]) -> str:
 
 def _plans(options: argparse.Namespace) -> list[Plan]:
     plans = []
-    for name in options.only or [name for name in NETWORKS if name != "resnet18"]:
+    for name in options.only or [n.name for n in NETWORKS.values() if n.in_papers]:
         network = NETWORKS[name]
         for precision in options.precision or network.precisions:
             job = Job(

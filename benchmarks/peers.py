@@ -147,11 +147,15 @@ def _contestants(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(n for n in chosen if n != "pruner-quick" or options.effort != "quick")
 
 
+def _of_papers() -> list[str]:
+    return [network.name for network in models.NETWORKS.values() if network.in_papers]
+
+
 def _plans(options: argparse.Namespace) -> list[Plan]:
     ours = backend_options(options)
     ours.pop("threads", None)
     plans = []
-    for name in options.networks or [name for name in models.NETWORKS if name != "resnet18"]:
+    for name in options.networks or _of_papers():
         contest = Contest(
             network=name,
             contestants=_contestants(options),

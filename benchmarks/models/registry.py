@@ -1,4 +1,4 @@
-"""Every network of the papers' tables by name, with its inputs.
+"""Every network of the papers' tables by name, and others, with their inputs.
 
 In: a name, a precision and a batch size. Out: a module in evaluation mode and inputs for it, both
 a function of the seed alone.
@@ -6,7 +6,7 @@ a function of the seed alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ from benchmarks.models import (
     mobilenet,
     resnet,
     transformer,
+    unet,
+    vision,
 )
 from benchmarks.models.init import randomise
 
@@ -42,6 +44,7 @@ class Network:
     out, ``depth`` is None. ``default_layers`` is less than ``depth`` where the full network does
     not fit in the memory of a small machine: layers repeat, so the tuning tasks are the same.
     ``kind``: ``language`` models, ``convolution`` networks, and ``vision`` transformers.
+    ``in_papers``: whether it is a row of the papers' tables.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Network:
     depth: int | None = None
     default_layers: int | None = None
     kind: str = "vision"
+    in_papers: bool = True
 
     def build(self, layers: int | None = None, attention: str = "sdpa") -> nn.Module:
         """The network with weights from torch's global generator."""
@@ -108,6 +112,15 @@ def call(module: Callable[..., object], inputs: Inputs) -> object:
     return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
 
 
+def _whole(builder: Callable[[], nn.Module]) -> Callable[[int, str], nn.Module]:
+    """A network without layers to leave out, with the weights that its modules begin with."""
+
+    def factory(_layers: int, _attention: str) -> nn.Module:
+        return builder()
+
+    return factory
+
+
 def _convolutional(builder: Callable[[], nn.Module]) -> Callable[[int, str], nn.Module]:
     def factory(_layers: int, _attention: str) -> nn.Module:
         network = builder()
@@ -136,6 +149,12 @@ def _pixels(size: int) -> Callable[[int, torch.dtype], Inputs]:
         return {"pixel_values": torch.randn(batch, 3, size, size).to(dtype)}
 
     return inputs
+
+
+def _latents(batch: int, dtype: torch.dtype) -> Inputs:
+    """What a step of Stable Diffusion takes: latents, the time step, and a text of 77 tokens."""
+    latents, text = torch.randn(batch, 4, 32, 32), torch.randn(batch, 77, 768)
+    return latents.to(dtype), torch.full((batch,), 500.0), text.to(dtype)
 
 
 def _image_network(name: str, title: str, builder: Callable[[], nn.Module], *shape: int) -> Network:
@@ -204,6 +223,27 @@ NETWORKS: dict[str, Network] = {
         ),
         Network("vit", "ViT", transformer.vit, _pixels(256), depth=12),
         Network("detr", "DeTR", transformer.detr, _pixels(256), depth=6),
-        _image_network("resnet18", "ResNet-18", resnet.resnet18, 3, 224, 224),
+        *(
+            replace(network, in_papers=False)
+            for network in (
+                _image_network("resnet18", "ResNet-18", resnet.resnet18, 3, 224, 224),
+                Network(
+                    "efficientnet_b7",
+                    "EfficientNet-B7",
+                    _whole(vision.efficientnet_b7),
+                    _pixels(600),
+                    kind="convolution",
+                ),
+                Network("swin_t", "Swin-T", _whole(vision.swin_t), _pixels(224)),
+                Network("convnext_t", "ConvNeXt-T", _whole(vision.convnext_t), _pixels(224)),
+                Network(
+                    "unet",
+                    "Stable Diffusion's UNet (small)",
+                    _whole(unet.UNet),
+                    _latents,
+                    kind="convolution",
+                ),
+            )
+        ),
     )
 }

@@ -107,7 +107,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def networks() -> list[str]:
     from benchmarks import models
 
-    return list(models.NETWORKS)
+    return [*(n.name for n in models.NETWORKS.values() if n.in_papers), "resnet18"]
 
 
 def main(arguments: list[str] | None = None) -> int:

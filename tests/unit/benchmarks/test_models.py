@@ -27,6 +27,9 @@ PARAMETERS = {  # at full depth: what the literature and the public implementati
     "llama": 137_841_408,
     "opt_1_3b": 1_315_758_080,
     "mistral_7b": 7_110_660_096,
+    "efficientnet_b7": 66_347_960,
+    "swin_t": 28_288_354,
+    "convnext_t": 28_589_128,
 }
 
 OUTPUTS = {  # shape of the first output at batch 1
@@ -36,6 +39,7 @@ OUTPUTS = {  # shape of the first output at batch 1
     "bert_tiny": (1, 128, 512),
     "vit": (1, 257, 768),
     "detr": (1, 100, 92),
+    "unet": (1, 4, 32, 32),
 }
 
 TOO_BIG_TO_RUN = {"opt_1_3b", "mistral_7b"}

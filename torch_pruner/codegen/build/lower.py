@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from torch_pruner import exc
 from torch_pruner.codegen.build.load import bound
+from torch_pruner.codegen.build.passes import PLAIN
 from torch_pruner.codegen.build.region import Part, Step, parts_of, region
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.tir.builders import (
@@ -165,13 +166,9 @@ def _pointer(table: Buffer, argument: Place, dtype: str, thread: Expr | None) ->
 def compile_module(module: IRModule, target: TargetSpec) -> Compiled:
     """Machine code for a module, in memory. Raises ``CompileError`` with TVM's message."""
     try:
-        # Storage rewrite would merge the accumulators into one block too large for the stack;
-        # common subexpressions are LLVM's to find (TVM 0.27 uses variables before their
-        # definition).
-        config = {"tirx.disable_storage_rewrite": True, "tirx.disable_cse_tir": True}
-        with tvm.transform.PassContext(config=config):
+        with tvm.transform.PassContext():
             built: Compiled = tvm.tirx.build(
-                spill(module), tvm.target.Target(target.tvm_target() | _LLVM_OPTIONS)
+                spill(module), tvm.target.Target(target.tvm_target() | _LLVM_OPTIONS), PLAIN
             )
             return built
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
