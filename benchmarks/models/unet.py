@@ -78,7 +78,9 @@ class TransformerBlock(nn.Module):
 class Stage(nn.Module):
     """A residual block, and a transformer block where there is attention."""
 
-    def __init__(self, inputs: int, outputs: int, time: int, context: int, *, attends: bool):
+    def __init__(
+        self, inputs: int, outputs: int, time: int, context: int, *, attends: bool
+    ) -> None:
         super().__init__()
         self.block = ResidualBlock(inputs, outputs, time)
         self.attention = TransformerBlock(outputs, context) if attends else None
