@@ -21,7 +21,7 @@ from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 __all__ = ["Bucket", "NotAlikeError", "bucketed"]
 
@@ -37,14 +37,22 @@ class Bucket:
     counts: tuple[Pair, ...]
 
 
-def bucketed(large: Graph, small: Graph) -> Bucket:
+def bucketed(
+    large: Graph,
+    small: Graph,
+    zeroed: Collection[int] = (),
+    written: Collection[int] = (),
+) -> Bucket:
     """``large`` so that it also computes ``small``, the same graph at smaller extents.
 
-    Inputs are padded at the end of each axis by anything (what kernels index with is clamped); of
-    the outputs the first elements of each axis count. Raises ``NotAlikeError`` if the graphs differ
-    in more than extents, or in a way that needs more than masks.
+    Inputs are padded at the end of each axis by anything (what kernels index with is clamped), and
+    those with the indices ``zeroed`` by zeros. Of the outputs the first elements of each axis
+    count. Of ``zeroed`` inputs those ``written`` may be written into: to a cache that is given with
+    room for what comes behind it, which then is an input with a longer axis than in ``large``.
+    Raises ``NotAlikeError`` if the graphs differ in more than extents, or in a way that needs more
+    than masks.
     """
-    writer = Writer(large)
+    writer = Writer(large, zeroed, written)
     for both in aligned(large, small):
         writer.add(both)
     outputs = [writer.new[pair] for pair in zip(large.outputs, small.outputs, strict=True)]
@@ -54,10 +62,29 @@ def bucketed(large: Graph, small: Graph) -> Bucket:
     return Bucket(writer.builder.finish(outputs), tuple(writer.counts))
 
 
+def _extended(large: Graph, written: Collection[int]) -> dict[int, tuple[int, int]]:
+    """Inputs that nothing reads but a concatenation with one more operand, which comes behind
+    them: by position the axis, and the other operand's extent."""
+    found = {}
+    users = large.users() if written else []
+    for at in (i for i in large.inputs if large.nodes[i].attr("index") in written):
+        readers = [large.nodes[i] for i in users[at]]
+        if len(readers) == 1 and readers[0].op == "cat" and at not in large.outputs:
+            first, *others = readers[0].inputs
+            if first == at and len(others) == 1 and others[0] != at:
+                dim = readers[0].attr("dim")
+                found[at] = dim, large.nodes[others[0]].shape[dim]
+    return found
+
+
 class Writer:
     """Writes the graph of a bucket, node by node, and keeps the book on padding."""
 
-    def __init__(self, large: Graph) -> None:
+    def __init__(
+        self, large: Graph, zeroed: Collection[int] = (), written: Collection[int] = ()
+    ) -> None:
+        self._zeroed, self._extended = zeroed, _extended(large, written)
+        self._room: dict[int, Pair] = {}  # extents of inputs before they were made longer
         self.builder = GraphBuilder()
         self.known: dict[int, Padding] = {}
         self.new: dict[Place, int] = {}  # of each pair of nodes
@@ -83,6 +110,8 @@ class Writer:
             if a.attr("static") and any(x != y for x, y in pairs):
                 raise NotAlikeError("a parameter of varying size")
             self._varying.update(dict.fromkeys(p for p in pairs if p[0] != p[1]))
+            self.new[at] = self._input(a, pairs, self._extended.get(at[0]))
+            return
         operands = [self.new[i] for i in both.operands]
         if a.op == "slice":
             a, operands = self._without_tails(a, b, operands[0])
@@ -94,7 +123,26 @@ class Writer:
         between = a.op == "cat" and any(
             self.known[i].along((a.attr("dim"),)) for i in operands[:-1]
         )
-        self.new[at] = self._joined(a, operands) if between else self.emit(a, operands, pairs)
+        if a.op == "cat" and operands[0] in self._room:
+            self.new[at] = self._written(operands, a.attr("dim"), pairs)
+        else:
+            self.new[at] = self._joined(a, operands) if between else self.emit(a, operands, pairs)
+
+    def _input(self, a: Node, pairs: Sequence[Pair], more: tuple[int, int] | None) -> int:
+        """An input, if it varies there with ``more``: an axis, and what that has room for."""
+        before = None
+        if more is not None and pairs[more[0]][0] != pairs[more[0]][1]:
+            axis, length = more
+            before = pairs[axis]
+            longer = before[0] + length, before[1]
+            pairs = [longer if d == axis else p for d, p in enumerate(pairs)]
+        at = self.emit(replace(a, shape=tuple(n for n, _ in pairs)), (), pairs)
+        if before is not None:
+            self._room[at] = before
+        if a.attr("index") in self._zeroed:
+            known = self.known[at]
+            self.known[at] = replace(known, facts=(Fact(0.0),) * len(known.facts))
+        return at
 
     def _operands(self, at: Sequence[int]) -> list[Operand]:
         return [Operand(i, self.builder.dtype(i), self.known[i]) for i in at]
@@ -204,6 +252,28 @@ class Writer:
             else:
                 left = self.make("cat", [left, right], pairs, a.dtype, dim=dim)
         return left
+
+    def _written(self, operands: Sequence[int], dim: int, pairs: Sequence[Pair]) -> int:
+        """The second operand in the room of the first, behind what counts of it."""
+        left, right = operands
+        known, other = self.known[left], self.known[right]
+        if any(
+            a != b for d, (a, b) in enumerate(zip(known.dims, other.dims, strict=True)) if d != dim
+        ):
+            raise NotAlikeError("operands of cat that vary along other factors")
+        line = (other.pairs[dim],)
+        place = self.make("iota", [], line, "int64", dim=0)
+        first = self.make("cast", [self.count(self._room[left])], (), "int64")
+        at = self.make("add", [place, first], line, "int64")
+        shape, dtype = [large for large, _ in pairs], self.builder.dtype(left)
+        result = self.builder.append(
+            "update", (left, right, at), shape, dtype, dim=dim, in_place=True
+        )
+        dims = tuple(axis_of(pairs[dim]) if d == dim else f for d, f in enumerate(known.dims))
+        plain = Padding(dims)
+        # The rows are written where they count: behind them is what was there.
+        facts = [Fact(0.0) if axis == dim else UNKNOWN for axis, _ in plain.varying]
+        return self.kept(result, replace(plain, facts=tuple(facts)))
 
     def _behind(self, left: int, right: int, dim: int, pairs: Sequence[Pair]) -> int:
         """``right`` behind what counts of ``left`` along an axis: a cache that grows by a token.

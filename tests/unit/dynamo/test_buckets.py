@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from tests.unit.dynamo.test_symbolic import Builds, arguments, attend, captured_one
+from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.lower.tensors import TensorSpec
-from torch_pruner.dynamo.sizes import sized_call, symbolic
-from torch_pruner.dynamo.sizes.buckets import padded
+from torch_pruner.dynamo.sizes import padded_region, sized_call, symbolic
+from torch_pruner.dynamo.sizes.padded_region import PaddedRegion, Spare
 from torch_pruner.dynamo.sizes.sized_call import times_larger
 
 
@@ -184,17 +185,81 @@ def test_no_further_than_a_table_goes():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_padding_repeats_what_comes_last(order):
-    x = torch.arange(24.0).view(2, 3, 4)
-    like = (
-        torch.empty(4, 3, 6)
-        .permute(order)
-        .contiguous()
-        .permute(torch.tensor(order).argsort().tolist())
-    )
-    spec = TensorSpec.make(like.shape, like.stride(), like.dtype)
-    y = padded(x, spec, ((0, 2), (2, 4)))
-    assert y.stride() == like.stride()
-    assert torch.equal(y[:2, :, :4], x)
-    assert torch.equal(y[:2, :, 4:], x[:, :, 3:].expand(2, 3, 2))
-    assert torch.equal(y[2:], y[1:2].expand(2, 3, 6))
+def test_behind_what_is_padded_are_zeros(order):
+    back = torch.tensor(order).argsort().tolist()
+    like = torch.empty(4, 3, 6).permute(order).contiguous().permute(back)
+    spec, spare = TensorSpec.make(like.shape, like.stride(), like.dtype), Spare()
+    for shape in ((2, 3, 4), (4, 3, 2), (1, 3, 6), (3, 3, 3)):
+        x = torch.rand(shape) + 1
+        y = spare.take(spec, x)
+        assert y.stride() == like.stride()
+        assert torch.equal(y[tuple(map(slice, shape))], x)
+        assert y.count_nonzero() == x.numel()
+        spare.give(spec, y, shape)
+    assert sum(map(len, spare._kept.values())) == 1
+
+
+def region(*shapes, outputs):
+    """A step that reads and makes tensors of these shapes; its graph is never looked at."""
+    specs = [TensorSpec.make(s, torch.empty(s).stride(), torch.float32) for s in shapes]
+    made = [TensorSpec.make(s, torch.empty(s).stride(), torch.float32) for s in outputs]
+    return RegionStep(None, tuple(specs), tuple(made))
+
+
+def test_a_result_that_lies_in_a_padded_input_is_nobody_elses():
+    """One row is a view of what was written into; two rows are a copy, and the memory is spare."""
+    spare, given = Spare(), []
+
+    def run(inputs):
+        x, count = inputs
+        given.append(x)
+        x[:, int(count)] = 7.0
+        return [x]
+
+    for rows in (1, 2):
+        large = region((rows, 6), outputs=[(rows, 6)])
+        small = region((rows, 4), outputs=[(rows, 5)])
+        call = PaddedRegion(run, large, small, [torch.tensor(4)], spare)
+        given.clear()
+        results = [call([torch.full((rows, 4), float(k))]) for k in range(3)]
+        assert len({x.data_ptr() for x in given}) == (3 if rows == 1 else 1)
+        for k, (y,) in enumerate(results):
+            assert y.is_contiguous()
+            assert y.tolist() == [[k] * 4 + [7.0]] * rows
+
+
+def test_what_was_written_behind_an_input_is_zeros_again():
+    spare, seen = Spare(), []
+
+    def run(inputs):
+        x, count = inputs
+        seen.append(x.clone())
+        x[:, int(count)] = 7.0
+        return [x]
+
+    for n in (4, 2, 3):
+        small = region((2, n), outputs=[(2, n + 1)])
+        call = PaddedRegion(run, region((2, 6), outputs=[(2, 6)]), small, [torch.tensor(n)], spare)
+        (y,) = call([torch.ones(2, n)])
+        assert y.tolist() == [[1.0] * n + [7.0]] * 2
+        assert seen[-1].tolist() == [[1.0] * n + [0.0] * (6 - n)] * 2
+
+
+def test_calls_at_once_have_memory_of_their_own():
+    spare, x = Spare(), torch.rand(2, 3)
+    spec = TensorSpec.make((2, 6), (6, 1), torch.float32)
+    a, b = (spare.take(spec, x) for _ in range(2))
+    assert a.data_ptr() != b.data_ptr()
+    spare.give(spec, a, x.shape)
+    assert spare.take(spec, x) is a
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+def test_copies_that_torch_would_divide(monkeypatch, dtype):
+    monkeypatch.setattr(padded_region, "GRAIN", 8)
+    spare = Spare()
+    for shape in ((1, 2, 30, 4), (5, 1, 1, 7), (1, 1, 3, 1), (9, 2, 2, 2)):
+        most = tuple(n + 1 for n in shape)
+        spec = TensorSpec.make(most, torch.empty(most).stride(), dtype)
+        x = (torch.rand(shape) * 100 - 50).to(dtype)
+        assert torch.equal(spare.take(spec, x)[tuple(map(slice, shape))], x)

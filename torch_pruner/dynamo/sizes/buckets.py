@@ -9,10 +9,9 @@ comes is captured (a tenth of a second) and compared with it, operator by operat
 from __future__ import annotations
 
 import functools
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,7 +36,8 @@ from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import one_at_a_time
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep
 from torch_pruner.dynamo.sizes import symbolic
-from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError, bucketed
+from torch_pruner.dynamo.sizes.padded_region import PaddedRegion, Spare, bucket_of, with_room
+from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError
 from torch_pruner.log import PhaseTimer, logger
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
-    from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue, StepCall
+    from torch_pruner.dynamo.lower.calls import BoxedCall, StepCall
     from torch_pruner.dynamo.run.runtime import RegionCall
     from torch_pruner.dynamo.sizes.symbolic import SizedArguments
 
     _Sizes = tuple[object, ...]  # of each argument its shape, or what it is
 
 
-__all__ = ["Buckets", "PaddedRegion"]
+__all__ = ["Buckets"]
 
 log = logger(__name__)
 MOST_PROGRAMS = 8  # programs for several sizes that a graph has
@@ -82,6 +82,7 @@ class Buckets:
         self._gm, self._metadata, self._config, self._label = gm, metadata, config, label
         self._large: dict[_Sizes, Program] = {}  # by the sizes of the arguments
         self._runs: dict[tuple[Sequence[object], ...], list[StepCall]] = {}
+        self._spare = Spare()
         self._latest: tuple[_Sizes, fx.GraphModule, Program] | None = None
         self._refused = 0
 
@@ -135,9 +136,7 @@ class Buckets:
         name = f"{self._label}[..{text}]"
         if _wiring(small) != _wiring(wide) or not small.regions:
             raise NotAlikeError("programs of different steps")
-        buckets = [
-            bucketed(a.graph, b.graph) for a, b in zip(wide.regions, small.regions, strict=True)
-        ]
+        buckets = [bucket_of(a, b) for a, b in zip(wide.regions, small.regions, strict=True)]
         key = (_key(large), *(bucket.graph.digest() for bucket in buckets))
         new = key not in self._runs
         if new:
@@ -173,7 +172,8 @@ class Buckets:
                     torch.tensor(n, dtype=COUNT, device=small.device) for _, n in bucket.counts
                 ]
                 checks = step.does.checks if self._device.checks_indices else ()
-                padding = PaddedRegion(inner, large, step.does, counts)
+                roomy = with_room(large, bucket.graph)
+                padding = PaddedRegion(inner, roomy, step.does, counts, self._spare)
                 run = guarded(padding, checks, step.does.flags)
             else:
                 run = eager_call(step.does, self._config.fallback)
@@ -211,6 +211,7 @@ class Buckets:
             does = step.does
             if isinstance(does, RegionStep):
                 bucket = next(left)
+                does = with_room(does, bucket.graph)
                 inputs = (*does.inputs, *(count,) * len(bucket.counts))
                 does = replace(does, graph=bucket.graph, inputs=inputs, checks=(), flags=())
                 mine = held_by(step.reads, self._holds)
@@ -225,83 +226,11 @@ class Buckets:
         return runs
 
 
-@dataclass(frozen=True, slots=True)
-class _Pad:
-    """An input of a region that is padded: its number, and what it becomes."""
-
-    input: int
-    spec: TensorSpec
-    axes: tuple[tuple[int, int], ...]  # which are longer, and how long they are
-
-
-class PaddedRegion:
-    """A region at one size as a function of its inputs, by the region of a larger one."""
-
-    def __init__(
-        self, run: StepCall, large: RegionStep, small: RegionStep, counts: Sequence[torch.Tensor]
-    ) -> None:
-        """``counts`` are the inputs that ``run`` has besides those of ``large``."""
-        self._run, self._counts = run, tuple(counts)
-        self._pads = tuple(
-            _Pad(i, new, _longer(new, old))
-            for i, (new, old) in enumerate(zip(large.inputs, small.inputs, strict=True))
-            if new.shape != old.shape
-        )
-        self._cuts = tuple(zip(large.outputs, small.outputs, strict=True))
-
-    def __call__(self, inputs: Sequence[RuntimeValue]) -> list[torch.Tensor]:
-        given = [*cast("Sequence[torch.Tensor]", inputs), *self._counts]
-        for pad in self._pads:
-            given[pad.input] = padded(given[pad.input], pad.spec, pad.axes)
-        made = cast("Sequence[torch.Tensor]", self._run(given))
-        return [_cut(m, old, new) for m, (old, new) in zip(made, self._cuts, strict=True)]
-
-
-def padded(tensor: torch.Tensor, spec: TensorSpec, axes: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """``tensor`` in the first elements of a larger one; others repeat the last along each axis.
-
-    What is repeated is as finite as what counts, and a valid index where that is one.
-    """
-    large = torch.empty_strided(
-        spec.shape, spec.kernel_strides, dtype=spec.dtype, device=tensor.device
-    )
-    inner = large
-    for axis, size in axes:
-        inner = inner.narrow(axis, 0, size)
-    inner.copy_(tensor.detach())
-    for k, (axis, size) in enumerate(axes):
-        part = large
-        for other, length in axes[k + 1 :]:
-            part = part.narrow(other, 0, length)
-        rest = spec.shape[axis] - size
-        part.narrow(axis, size, rest).copy_(part.narrow(axis, size - 1, 1))
-    return large
-
-
 def _inner(call: RegionCall, region: RegionStep, device: Device) -> StepCall:
     """A region that others call: it asks itself whether ``torch.profiler`` is on."""
     run, named = region_calls(call, region, device)
     profiler = torch.autograd.profiler
     return lambda inputs: (named if profiler._is_profiler_enabled else run)(inputs)
-
-
-def _longer(new: TensorSpec, old: TensorSpec) -> tuple[tuple[int, int], ...]:
-    pairs = enumerate(zip(new.shape, old.shape, strict=True))
-    return tuple((axis, small) for axis, (large, small) in pairs if large != small)
-
-
-def _cut(made: torch.Tensor, old: TensorSpec, new: TensorSpec) -> torch.Tensor:
-    """What counts of a result, as eager lays it out."""
-    if old.shape == new.shape:
-        return made
-    for axis, size in enumerate(new.shape):
-        made = made.narrow(axis, 0, size)
-    pairs = zip(new.shape, made.stride(), new.strides, strict=True)
-    wasteful = math.prod(old.shape) > 2 * math.prod(new.shape)  # to keep alive for a view of it
-    if not wasteful and all(size == 1 or mine == wanted for size, mine, wanted in pairs):
-        return made.as_strided(new.shape, new.strides)
-    result = torch.empty_strided(new.shape, new.strides, dtype=new.dtype, device=made.device)
-    return result.copy_(made)
 
 
 def _wiring(program: Program) -> tuple[tuple[object, ...], tuple[int, ...]]:

@@ -1,0 +1,165 @@
+"""A region at one size, computed by kernels for a larger one: what goes in, and what comes out.
+
+Inputs are copied into the first elements of larger tensors, results are cut. The larger tensors
+are kept for the next call, whatever its size, so that few zeros are written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from torch_pruner.dynamo.lower.tensors import TensorSpec, dense_strides
+from torch_pruner.graph.bucket import Bucket, bucketed
+from torch_pruner.graph.updates import written_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
+    from torch_pruner.dynamo.lower.program import RegionStep
+    from torch_pruner.graph.ir import Graph
+
+__all__ = ["PaddedRegion", "Spare", "bucket_of", "with_room"]
+
+GRAIN = 32768  # elements from which on torch divides a copy among threads
+MUCH = 64 * GRAIN
+
+
+def bucket_of(large: RegionStep, small: RegionStep) -> Bucket:
+    """The graph that computes both; padded inputs are copies that end with zeros.
+
+    Raises ``NotAlikeError``.
+    """
+    pairs = zip(large.inputs, small.inputs, strict=True)
+    zeroed = [k for k, (a, b) in enumerate(pairs) if a.shape != b.shape]
+    written = [k for k in zeroed if _row_major(large.inputs[k])]
+    bucket = bucketed(large.graph, small.graph, zeroed, written)
+    if all(_row_major(large.outputs[j]) for j in written_inputs(bucket.graph)):
+        return bucket
+    return bucketed(large.graph, small.graph, zeroed)
+
+
+def _row_major(spec: TensorSpec) -> bool:
+    return spec.dense and spec.order == tuple(range(len(spec.shape)))
+
+
+def with_room(region: RegionStep, graph: Graph) -> RegionStep:
+    """``region`` with its inputs as large as those of a bucket's ``graph``."""
+    shapes = [graph.nodes[i].shape for i in graph.inputs]
+    inputs = [
+        spec
+        if spec.shape == shape
+        else TensorSpec.make(shape, dense_strides(shape, spec.order), spec.dtype)
+        for spec, shape in zip(region.inputs, shapes, strict=False)
+    ]
+    return replace(region, inputs=tuple(inputs))
+
+
+class Spare:
+    """Tensors that padded inputs lay in, to be used again: as many as calls had at one time.
+
+    Safe for several threads.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], list[tuple[torch.Tensor, tuple[int, ...]]]] = {}
+
+    def take(self, spec: TensorSpec, given: torch.Tensor) -> torch.Tensor:
+        """A tensor as ``spec`` says that begins with ``given`` along each axis; zeros follow."""
+        kept = self._kept.get(_kind(spec, given), [])
+        try:
+            large, filled = kept.pop()
+        except IndexError:
+            large = torch.empty_strided(
+                spec.shape, spec.kernel_strides, dtype=spec.dtype, device=given.device
+            ).zero_()
+            filled = given.shape
+        inner = large
+        for axis, (size, most) in enumerate(zip(given.shape, spec.shape, strict=True)):
+            if filled[axis] > size:
+                large.narrow(axis, size, filled[axis] - size).zero_()
+            if size < most:
+                inner = inner.narrow(axis, 0, size)
+        _copy(inner, given.detach())
+        return large
+
+    def give(self, spec: TensorSpec, tensor: torch.Tensor, filled: Sequence[int]) -> None:
+        """Nobody reads or writes ``tensor`` any more; what is not zeros lies in its first elements,
+        ``filled`` along each axis."""
+        if tensor.device.type == "cpu":  # elsewhere kernels may still be running
+            self._kept.setdefault(_kind(spec, tensor), []).append((tensor, tuple(filled)))
+
+
+def _kind(spec: TensorSpec, like: torch.Tensor) -> tuple[object, ...]:
+    return spec.shape, spec.kernel_strides, spec.dtype, like.device
+
+
+class PaddedRegion:
+    """A region at one size as a function of its inputs, by the region of a larger one."""
+
+    def __init__(
+        self,
+        run: StepCall,
+        large: RegionStep,
+        small: RegionStep,
+        counts: Sequence[torch.Tensor],
+        spare: Spare,
+    ) -> None:
+        """``counts`` are the inputs that ``run`` has besides those of ``large``."""
+        self._run, self._counts, self._spare = run, tuple(counts), spare
+        pairs = enumerate(zip(large.inputs, small.inputs, strict=True))
+        self._pads = tuple((i, new) for i, (new, old) in pairs if new.shape != old.shape)
+        self._cuts = tuple(zip(large.outputs, small.outputs, strict=True))
+
+    def __call__(self, inputs: Sequence[RuntimeValue]) -> list[torch.Tensor]:
+        given = [*cast("Sequence[torch.Tensor]", inputs), *self._counts]
+        filled = {}
+        for i, spec in self._pads:
+            tensor = given[i]
+            given[i] = large = self._spare.take(spec, tensor)
+            filled[large.data_ptr()] = spec, large, tuple(tensor.shape)
+        made = cast("Sequence[torch.Tensor]", self._run(given))
+        results = []
+        for m, (old, new) in zip(made, self._cuts, strict=True):
+            result = _cut(m, old, new)
+            if (address := m.data_ptr()) in filled:  # a padded input, written into
+                spec, large, _ = filled[address]
+                filled[address] = spec, large, new.shape
+                if result.data_ptr() == address:
+                    del filled[address]
+            results.append(result)
+        for spec, large, shape in filled.values():
+            self._spare.give(spec, large, shape)
+        return results
+
+
+def _cut(made: torch.Tensor, old: TensorSpec, new: TensorSpec) -> torch.Tensor:
+    """What counts of a result, as eager lays it out."""
+    if old.shape == new.shape:
+        return made
+    for axis, size in enumerate(new.shape):
+        if made.shape[axis] != size:
+            made = made.narrow(axis, 0, size)
+    pairs = zip(new.shape, made.stride(), new.strides, strict=True)
+    wasteful = math.prod(old.shape) > 2 * math.prod(new.shape)  # to keep alive for a view of it
+    if not wasteful and all(size == 1 or mine == wanted for size, mine, wanted in pairs):
+        return made.as_strided(new.shape, new.strides)
+    result = torch.empty_strided(new.shape, new.strides, dtype=new.dtype, device=made.device)
+    _copy(result, made)
+    return result
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies on this thread, unless it is much: torch's other threads go on waiting for work for a
+    while after they had some, where those of our kernels want to run."""
+    if not GRAIN <= source.numel() <= MUCH or source.device.type != "cpu":
+        target.copy_(source)
+        return
+    if source.dtype == torch.bfloat16:  # which numpy has not
+        target, source = target.view(torch.int16), source.view(torch.int16)
+    np.copyto(target.numpy(), source.numpy())
