@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from benchmarks import tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
 from benchmarks.background_job import ServingJob
-from benchmarks.job import launch
+from benchmarks.job import launch_cold
 
 WAYS = ("aot_eager", "inductor", "blocking", "background")
 
@@ -30,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         for number in range(1, options.rounds + 1):
             for way in options.ways:
                 print(f"{name}, round {number}, {way} ...", end=" ", flush=True)
-                runs[way].append(run := cold(_job(name, way, options), options.time_limit))
+                runs[way].append(run := _cold(_job(name, way, options), options))
                 print(f"{run['status']} {run['error']}".rstrip(), flush=True)
         results[name] = runs
     print("\n" + render(results))
@@ -39,15 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def cold(job: ServingJob, time_limit_s: float) -> dict[str, Any]:
-    """Runs a job with cache directories that nobody has used."""
-    with tempfile.TemporaryDirectory(prefix="cold-") as folder:
-        environment = {
-            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
-            "TORCH_PRUNER_CACHE_DIR": str(Path(folder) / "pruner"),
-        }
-        module = "benchmarks.background_job"
-        return launch(job, time_limit_s=time_limit_s, environment=environment, module=module)
+def _cold(job: ServingJob, options: argparse.Namespace) -> dict[str, Any]:
+    return launch_cold(job, time_limit_s=options.time_limit, module="benchmarks.background_job")
 
 
 def render(results: dict[str, Any]) -> str:

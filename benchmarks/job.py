@@ -130,6 +130,18 @@ def launch(
         return {"error": "", **outcome, "process_s": time.perf_counter() - start}
 
 
+def launch_cold(
+    job: Launchable, *, time_limit_s: float, module: str = "benchmarks.job"
+) -> dict[str, Any]:
+    """``launch`` with cache directories that nobody has used."""
+    with tempfile.TemporaryDirectory(prefix="cold-") as folder:
+        environment = {
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
+            "TORCH_PRUNER_CACHE_DIR": str(Path(folder) / "pruner"),
+        }
+        return launch(job, time_limit_s=time_limit_s, environment=environment, module=module)
+
+
 def _outcome(exit_status: int, answer: Path, errors: str) -> dict[str, Any]:
     if exit_status == 0 and answer.exists():
         return json.loads(answer.read_text())
@@ -161,6 +173,7 @@ def run(job: Job) -> dict[str, Any]:
     with torch.no_grad():
         function = compiled(module, job.backend, job.options)
         output, result["first_call_s"] = timed(lambda: models.call(function, inputs))
+        result["tracing_s"], result["compiling_s"] = reports.dynamo_seconds()
         report = reports.last(job.backend)
         result["report"] = reports.summary(report) if report else None
         if job.check:

@@ -25,6 +25,15 @@ def last(backend: str) -> Report | None:
     return torch_pruner.last_report()
 
 
+def dynamo_seconds() -> tuple[float, float]:
+    """What Dynamo took for itself in this process so far, and all that compiling took with it."""
+    from torch._dynamo.utils import compilation_time_metrics as spent
+
+    whole = sum(spent.get("_compile.compile_inner", [0.0]))
+    backend = sum(spent.get("OutputGraph.call_user_compiler", [0.0]))
+    return whole - backend, whole
+
+
 def summary(report: Report) -> dict[str, Any]:
     """The numbers that the tables show."""
     measured = [task for task in report.tasks if task.source != "cache"]

@@ -539,7 +539,7 @@ def test_a_failure_inside_falls_back_with_one_warning(cold, monkeypatch, caplog)
     def fails(*args, **kwargs):
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("torch_pruner.codegen.build.program.build_program", fails)
+    monkeypatch.setattr("torch_pruner.compiler.building.library.build_library", fails)
     x, w = torch.randn(4, 6), torch.randn(6, 5)
     compiled = torch.compile(mlp, backend="pruner", options=cold.options(strict=False))
     with caplog.at_level(logging.WARNING, logger="torch_pruner"):

@@ -73,7 +73,7 @@ class FamilyContract:
         for candidate in candidates:
             if family.serial(dict(candidate.decisions)):
                 parts = parts_of(family.schedule(task.spec, candidate, task.target))
-                assert all(part.tasks is None and not part.alone for part in parts)
+                assert all(part.tasks is None and not part.alone for _, part in parts)
 
     def test_packed_inputs_have_the_size_of_their_layout(self, family, task, candidates) -> None:
         for candidate in candidates:

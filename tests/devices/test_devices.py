@@ -99,7 +99,9 @@ class TestHostToolchain(ToolchainContract):
 
     @pytest.fixture
     def without_compiler(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-        return lambda: without("torch_pruner.codegen.build.program", "build_program", monkeypatch)
+        return lambda: without(
+            "torch_pruner.compiler.building.library", "build_library", monkeypatch
+        )
 
 
 class TestAten(VendorContract):

@@ -98,8 +98,8 @@ def test_every_part_runs_once(kinds: tuple[object, ...]) -> None:
 
 def test_a_kernel_is_divided_at_its_parallel_loops() -> None:
     both = made(lambda b: seq([increment(SERIAL)(b), increment(PARALLEL)(b)]))
-    assert [(p.tasks, p.alone) for p in parts_of(both)] == [(None, False), (N, False)]
-    (plain,) = parts_of(made(increment(SERIAL)))
+    assert [(p.tasks, p.alone) for _, p in parts_of(both)] == [(None, False), (N, False)]
+    ((_, plain),) = parts_of(made(increment(SERIAL)))
     assert (plain.tasks, plain.alone) == (None, False)
 
 
@@ -108,7 +108,7 @@ def test_a_kernel_with_a_parallel_loop_deeper_launches_by_itself() -> None:
         return loop(2, lambda _: increment(PARALLEL)(buf), name="twice")
 
     odd = made(nested)
-    assert [p.alone for p in parts_of(odd)] == [True]
+    assert [p.alone for _, p in parts_of(odd)] == [True]
     array = aligned((N,), "float32")
     array[...] = 0
     kernels = {"odd": odd, "plain": made(increment(PARALLEL))}
@@ -124,7 +124,7 @@ def test_definitions_before_a_parallel_loop_stay_with_it() -> None:
         return seq([define, fill])
 
     kernel = made(body)
-    assert [p.alone for p in parts_of(kernel)] == [True]
+    assert [p.alone for _, p in parts_of(kernel)] == [True]
     array = aligned((N,), "float32")
     array[...] = 0
     program({"k": kernel}, [KernelCall("k", (Place(0),))], [array])()

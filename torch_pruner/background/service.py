@@ -50,7 +50,8 @@ def compiled(request: CompileRequest) -> Answer:
     timer, config = PhaseTimer(), request.config
     threads = config.threads or os.cpu_count() or 1
     compiler = Compiler(
-        config, store_for(config), Context.make(config, threads), HostToolchain(threads),
+        config, store_for(config), Context.make(config, threads),
+        HostToolchain(threads, beside=False),
         executor=lambda: local_executor(threads, config.seed),
         vendor=_LateVendor(threads) if request.times_vendor else None, timer=timer,
     )  # fmt: skip

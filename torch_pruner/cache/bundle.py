@@ -239,7 +239,10 @@ def _selected(
     found = [e for e in mine if isinstance(e, KernelEntry)]
     kernels = [e for e in found if e.shippable]
     absent = {e.key.workload for e in found if not e.shippable}
-    artifacts = [e for e in mine if isinstance(e, ArtifactEntry)]
+    # What kernels' machine code is good for, new graphs, can be built; libraries have it linked.
+    artifacts = [
+        e for e in mine if isinstance(e, ArtifactEntry) and e.kind is not ArtifactKind.KERNEL
+    ]
     artifacts = [e for e in artifacts if absent.isdisjoint(_workloads(e))]
     if workloads is not None:
         wanted = set(workloads)

@@ -101,7 +101,8 @@ class KernelEntry:
 class ArtifactKind(StrEnum):
     """The kinds of artifacts that the store keeps of a graph."""
 
-    LIBRARY = "library"  # the machine code of its kernels
+    LIBRARY = "library"  # the machine code of its kernels, linked
+    KERNEL = "kernel"  # the machine code of one kernel, which other graphs may have as well
     CAPTURED = "captured"  # the program that capturing it gave, as text
     VERDICT = "verdict"  # that it gave eager's results; there are no bytes to it
 

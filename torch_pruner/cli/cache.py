@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _NOUNS = {
     ArtifactKind.VERDICT: "graphs compared with eager",
     ArtifactKind.CAPTURED: "captured graphs",
+    ArtifactKind.KERNEL: "built kernels",
 }
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (0.0, "s"))
 

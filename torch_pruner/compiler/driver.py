@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner import exc, families
 from torch_pruner.cache import Artifact, ArtifactKind
 from torch_pruner.compiler import elsewhere, kernels
+from torch_pruner.compiler.building.kept import KeptKernels, code_of
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.dump import dump_graph, dump_turns
 from torch_pruner.compiler.kept_layouts import keep_to
@@ -302,7 +303,7 @@ class Compiler:
         if turns is not None:
             described.append([list(astuple(t)) for t in turns])
         text = json.dumps(described, sort_keys=True, separators=(",", ":"))
-        parts = sorted({f"{w}:{_code_of(choices[w])}" for w in lowered.workloads})
+        parts = sorted({f"{w}:{code_of(choices[w].candidate)}" for w in lowered.workloads})
         return self.context.graph_key(text, parts)
 
     def _library(
@@ -339,7 +340,8 @@ class Compiler:
                     names, (s for s in segments if not isinstance(s, int)), strict=True
                 )
             }
-            library = toolchain.build(distinct, calls, len(plan.slots), self.context.target)
+            kept = KeptKernels(self.store, self.context)
+            library = toolchain.build(distinct, calls, len(plan.slots), self.context.target, kept)
             digest = self._publish(key, library, choices)
             known = self._loaded(key, names) if digest else None
             return known or (list(library.entries()), library.keep, digest)
@@ -383,12 +385,6 @@ def _demanded(graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -
     for i in graph.inputs[len(inputs) :]:
         fixed.pop(i, None)
     return fixed | {i: tuple(o) for i, o in zip(graph.inputs, inputs, strict=False)}
-
-
-def _code_of(choice: Choice) -> str:
-    """What the code of a kernel depends on beside its graph."""
-    version = families.named(choice.sketch).version
-    return choice.digest if version == 1 else f"{choice.digest} v{version}"
 
 
 def _segments(lowered: Lowered, choices: Mapping[str, Choice]) -> list[int | tuple[int, ...]]:

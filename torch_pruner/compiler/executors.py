@@ -1,4 +1,4 @@
-"""Measurement executors shared by the compilations of this process.
+"""Processes that time or build kernels, shared by the compilations of this process.
 
 They are slow to start, so they outlive one graph.
 """
@@ -8,43 +8,68 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from torch_pruner import fork_locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch_pruner.compiler.building.pool import BuildPool
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 IDLE_S = 30.0  # workers hold memory; without work for this long they are let go
 
+MOST_BUILDERS = 8  # processes that build side by side, of 150 MB each
+
+
+class Shared(Protocol):
+    """Something that has processes."""
+
+    def start(self) -> None:
+        """Begin to start them, in the background."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+SharedT = TypeVar("SharedT", bound=Shared)
+
 _lock = fork_locks.rlock()
-_running: dict[tuple[object, ...], MeasureExecutor] = {}
+_running: dict[tuple[object, ...], Shared] = {}
 _timer: threading.Timer | None = None
 
 
-def shared_executor(
-    key: tuple[object, ...], make: Callable[[], MeasureExecutor]
-) -> MeasureExecutor:
-    """The executor of that key, its workers starting in the background; else one is made."""
+def shared_executor(key: tuple[object, ...], make: Callable[[], SharedT]) -> SharedT:
+    """What has that key, its processes starting in the background; else it is made."""
     with _lock:
         _cancel()
         if key not in _running:
             _running[key] = make()
             _running[key].start()
-        return _running[key]
+        return cast("SharedT", _running[key])
 
 
 def local_executor(threads: int, seed: int) -> MeasureExecutor:
     """Workers on the CPU of this machine, for kernels that run on ``threads``."""
     from torch_pruner.tuner.measure.local import LocalExecutor
 
-    return shared_executor(("local", threads, seed), lambda: LocalExecutor(threads, seed=seed))
+    made: MeasureExecutor = shared_executor(
+        ("local", threads, seed), lambda: LocalExecutor(threads, seed=seed)
+    )
+    return made
+
+
+def build_pool(threads: int) -> BuildPool:
+    """Processes that build kernels, at most as many as ``threads``."""
+    from torch_pruner.compiler.building.pool import BuildPool
+
+    count = min(threads, MOST_BUILDERS)
+    return shared_executor(("build", count), lambda: BuildPool(count))
 
 
 def release_later() -> None:
-    """Close the executors unless somebody asks for one again soon."""
+    """Close all unless somebody asks for one again soon."""
     global _timer
     with _lock:
         _cancel()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
-from torch_pruner.compiler.toolchain import Library, Toolchain
+from torch_pruner.compiler.executors import build_pool, release_later
+from torch_pruner.compiler.toolchain import NOTHING, Kept, Library, Toolchain
+from torch_pruner.config import c_compiler
 from torch_pruner.graph.memory import CHECKSUMS
+from torch_pruner.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,18 +20,55 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.toolchain import Calls, Kernels
     from torch_pruner.target import TargetSpec
 
+log = logger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class HostToolchain(Toolchain):
-    """Shared libraries by TVM and a C compiler, run on TVM's threads."""
+    """Shared libraries by TVM and a C compiler, run on TVM's threads.
+
+    ``beside``: other processes may build for this one.
+    """
 
     threads: int
+    beside: bool = True
     own: tuple[str, ...] = CHECKSUMS
 
     def prepare(self) -> None:
         set_threads(self.threads)
 
-    def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
+    def expect(self) -> None:
+        if self.beside and "tvm" not in sys.modules and c_compiler() is not None:
+            build_pool(self.threads)
+            release_later()
+
+    def build(
+        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept = NOTHING
+    ) -> Library:
+        if c_compiler() is not None:
+            try:
+                return self._linked(kernels, calls, slots, target, kept)
+            except OSError as err:
+                log.info("kernels are built in memory, files cannot be written: %s", err)
+        return self._in_memory(kernels, calls, slots, target)
+
+    def _linked(
+        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept
+    ) -> Library:
+        from torch_pruner.compiler.building.library import build_library
+
+        library = build_library(
+            kernels, calls, slots, target, self.threads, kept, beside=self.beside
+        )
+
+        def entries() -> tuple[Entry, ...]:
+            path = library.folder / "graph.so"
+            library.link(path)
+            return tuple(load_entries(path, [*calls, *self.own]))
+
+        return Library(entries, library.link, library)
+
+    def _in_memory(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
         from torch_pruner.codegen.build.program import build_program, link
 
         library = build_program(kernels, calls, slots, target, self.threads)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from torch_pruner.codegen.build.kernel_object import KernelObject
     from torch_pruner.codegen.build.load import Entry
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.memory import KernelCall
@@ -39,6 +40,29 @@ class Library:
     keep: Any = None
 
 
+class Kept(Protocol):
+    """Kernels as machine code that were built for graphs before, under the same keys."""
+
+    def find(self, workload: str, candidate: Candidate | None) -> KernelObject | None:
+        """The code of a kernel with its decisions; without, of what is no kernel."""
+
+    def keep(self, workload: str, candidate: Candidate | None, made: KernelObject) -> None:
+        """Keep it for graphs that come."""
+
+
+class NothingKept:
+    """``Kept`` of who builds everything anew."""
+
+    def find(self, workload: str, candidate: Candidate | None) -> KernelObject | None:
+        return None
+
+    def keep(self, workload: str, candidate: Candidate | None, made: KernelObject) -> None:
+        pass
+
+
+NOTHING = NothingKept()
+
+
 class Toolchain(ABC):
     """Builds and loads libraries for one kind of device.
 
@@ -53,9 +77,17 @@ class Toolchain(ABC):
     def prepare(self) -> None:
         """Called before entries are loaded or built. Default: nothing to do."""
 
+    def expect(self) -> None:
+        """Called where something will probably be built in a second. Default: nothing to do."""
+
     @abstractmethod
-    def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
-        """``slots`` is the length of the table of addresses. Raises ``CompileError``."""
+    def build(
+        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept = NOTHING
+    ) -> Library:
+        """``slots`` is the length of the table of addresses. Raises ``CompileError``.
+
+        What is ``kept`` need not be built, and what is built may be kept.
+        """
 
     @abstractmethod
     def load(self, path: Path, names: Sequence[str]) -> list[Entry]:

@@ -17,7 +17,7 @@ from torch_pruner.compiler.bundles import BundleDevice
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.executors import shared_executor
-from torch_pruner.compiler.toolchain import Library, Toolchain
+from torch_pruner.compiler.toolchain import NOTHING, Kept, Library, Toolchain
 from torch_pruner.devices.aten import AtenVendor
 from torch_pruner.devices.base import Device, parsed
 from torch_pruner.devices.cpu import EagerDevice
@@ -69,7 +69,9 @@ class CudaToolchain(Toolchain):
         """For a GPU of this process; see ``CudaDriver``. Raises ``OSError`` without a driver."""
         return CudaToolchain(CudaDriver(current_stream, entered))
 
-    def build(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
+    def build(
+        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept = NOTHING
+    ) -> Library:
         from torch_pruner.codegen.build.gpu.program import build_gpu_program
 
         card = target.card

@@ -95,6 +95,7 @@ class GraphCompilation:
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         lower, timer = self.lower, self._timer
+        self._expect_to_build(example_inputs)
         with (
             timer.phase("capture"),
             torch_cache.riding(serialization.version(), self._restore) as kept,
@@ -108,6 +109,16 @@ class GraphCompilation:
                 keep_inference_input_mutations=not _learns(example_inputs),
             )(gm, list(example_inputs))
         return compiled if self._takeover is None else self._takeover.around(compiled)
+
+    def _expect_to_build(self, example_inputs: Sequence[RuntimeValue]) -> None:
+        """Have who builds get ready meanwhile, where nothing is tuned before."""
+        config = self._config
+        tunes = config.effort != "none" and config.on_miss == "tune"
+        if tunes or config.on_miss == "error" or self._takeover is not None:
+            return
+        devices = {v.device for v in example_inputs if isinstance(v, torch.Tensor)}
+        if len(devices) == 1:
+            device_for(devices.pop(), config).compiler(config).toolchain.expect()
 
     def lower(
         self,

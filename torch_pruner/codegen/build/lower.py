@@ -7,8 +7,7 @@ aligned to ``ALIGNMENT``.
 
 from __future__ import annotations
 
-import os
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_pruner import exc
+from torch_pruner.codegen.build.kernel_object import Division, function_name
+from torch_pruner.codegen.build.link import make_room
 from torch_pruner.codegen.build.load import bound
 from torch_pruner.codegen.build.passes import PLAIN
-from torch_pruner.codegen.build.region import Part, Step, parts_of, region
+from torch_pruner.codegen.build.region import Step, parts_of, region
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.tir.builders import (
     Buffer,
@@ -39,7 +40,7 @@ from torch_pruner.config import COMPILERS, c_compiler
 from torch_pruner.graph.memory import ALIGNMENT, KernelCall, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch_pruner.codegen.parts.kernel import ScheduledKernel
@@ -47,11 +48,15 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_ROOM = 16 << 20  # bytes that object files and libraries stay below
 # TVM tags each access with a type per buffer variable. Once two kernels are inlined into one
 # program, what the first writes and what the second reads are the same memory under two such types,
 # and LLVM would swap the two.
 _LLVM_OPTIONS = {"cl-opt": ["-enable-tbaa:bool=false"]}
+_AS_IT_IS = (
+    1  # any calling convention but TVM's default, which packs the arguments of what is public
+)
+
+Function = Callable[[list[Expr]], Expr]  # the call of a part with its arguments
 
 
 class Compiled(Protocol):
@@ -60,6 +65,8 @@ class Compiled(Protocol):
     def __getitem__(self, name: str) -> Callable[[int], None]: ...
 
     def export_library(self, path: str, *, cc: str) -> None: ...
+
+    def write_to_file(self, path: str, fmt: str) -> None: ...
 
 
 def program_module(
@@ -72,24 +79,65 @@ def program_module(
 
     ``threads``: for how many the calls' turns and places were planned.
     """
+    functions: dict[GlobalVar, PrimFunc] = {}
+    parts: dict[str, list[tuple[Function, Division]]] = {}
+    for name, kernel in kernels.items():
+        parts[name] = []
+        for i, (func, division) in enumerate(parts_of(kernel)):
+            functions[var := GlobalVar(function_name(name, i))] = func
+            parts[name].append((_private(var), division))
+    functions |= _entries(parts, programs, slots, threads)
+    return IRModule(functions)
+
+
+def kernel_module(name: str, kernel: ScheduledKernel) -> tuple[IRModule, tuple[Division, ...]]:
+    """An IRModule with the parts of a kernel as public functions, for ``entry_module`` to call."""
+    parts = parts_of(kernel)
+    functions = {}
+    for i, (func, _) in enumerate(parts):
+        symbol = function_name(name, i)
+        # A convention that is said is left as it is: plain pointers and numbers.
+        attributes = {"global_symbol": symbol, "calling_conv": _AS_IT_IS}
+        functions[GlobalVar(symbol)] = func.with_attr(attributes)
+    return IRModule(functions), tuple(division for _, division in parts)
+
+
+def entry_module(
+    kernels: Mapping[str, Sequence[Division]],
+    programs: Mapping[str, Sequence[KernelCall]],
+    slots: int,
+    threads: int = 1,
+) -> IRModule:
+    """An IRModule with a public function per program, which call kernels that lie elsewhere."""
     parts = {
-        name: [(GlobalVar(f"{name}_{i}"), part) for i, part in enumerate(parts_of(kernel))]
-        for name, kernel in kernels.items()
+        name: [(_extern(function_name(name, i)), part) for i, part in enumerate(divisions)]
+        for name, divisions in kernels.items()
     }
-    functions: dict[GlobalVar, PrimFunc] = {
-        var: part.func for of in parts.values() for var, part in of
-    }
+    return IRModule(_entries(parts, programs, slots, threads))
+
+
+def _private(var: GlobalVar) -> Function:
+    return lambda given: tvm.ir.Call(var, given, ret_ty=tvm.ir.PrimType("int32"))
+
+
+def _extern(symbol: str) -> Function:
+    return lambda given: T.call_extern("int32", symbol, *given)
+
+
+def _entries(
+    parts: Mapping[str, Sequence[tuple[Function, Division]]],
+    programs: Mapping[str, Sequence[KernelCall]],
+    slots: int,
+    threads: int,
+) -> dict[GlobalVar, PrimFunc]:
+    functions = {}
     for entry, calls in programs.items():
         table, begin, address = _table(slots)
-        steps = [
-            step
-            for call in calls
-            for step in _steps(table, call, kernels[call.kernel], parts[call.kernel])
-        ]
+        steps = [step for call in calls for step in _steps(table, call, parts[call.kernel])]
         body = seq([*begin, region(steps, threads)] if steps else begin)
         func = T.PrimFunc([address], body)
         functions[GlobalVar(entry)] = func.with_attr({"global_symbol": entry})
-    return IRModule(functions)
+    return functions
 
 
 def _table(slots: int) -> tuple[Buffer, list[Stmt], Var]:
@@ -105,22 +153,19 @@ def _table(slots: int) -> tuple[Buffer, list[Stmt], Var]:
 
 
 def _steps(
-    table: Buffer,
-    call: KernelCall,
-    kernel: ScheduledKernel,
-    parts: Sequence[tuple[GlobalVar, Part]],
+    table: Buffer, call: KernelCall, parts: Sequence[tuple[Function, Division]]
 ) -> list[Step]:
     turn = call.turn
     if turn is None:
-        return [Step(part, _called(table, call, kernel, var)) for var, part in parts]
+        return [Step(part, _called(table, call, function)) for function, part in parts]
     own = any(place.apart for place in call.args)
     steps: list[Step] = []
-    for var, part in parts:
+    for function, part in parts:
         ends = turn.epilogue and len(steps) == len(parts) - 1
         steps.append(
             Step(
                 part,
-                _called(table, call, kernel, var),
+                _called(table, call, function),
                 phase=turn.phase - 1 if turn.epilogue and not ends else turn.phase,
                 everywhere=turn.everywhere or ends or (turn.prologue and not steps),
                 joins=all(before.everywhere for before in steps),
@@ -132,35 +177,25 @@ def _steps(
 
 
 def _called(
-    table: Buffer, call: KernelCall, kernel: ScheduledKernel, function: GlobalVar
+    table: Buffer, call: KernelCall, function: Function
 ) -> Callable[[Expr | None, Expr | None], Stmt]:
     """The call of a part by a thread, whose number says which copies are its own."""
 
     def statement(thread: Expr | None, number: Expr | None) -> Stmt:
-        pointers = [
-            _pointer(table, a, dtype, thread)
-            for a, dtype in zip(call.args, _dtypes(kernel), strict=True)
-        ]
+        pointers = [_pointer(table, place, thread) for place in call.args]
         given = pointers if number is None else [*pointers, number]
-        return S.Evaluate(tvm.ir.Call(function, given, ret_ty=tvm.ir.PrimType("int32")))
+        return S.Evaluate(function(given))
 
     return statement
 
 
-def _dtypes(kernel: ScheduledKernel) -> list[str]:
-    return [
-        "uint16" if b.dtype == "bfloat16" else b.dtype
-        for b in (*kernel.inputs, *kernel.outputs, *kernel.scratch)
-    ]
-
-
-def _pointer(table: Buffer, argument: Place, dtype: str, thread: Expr | None) -> Expr:
+def _pointer(table: Buffer, argument: Place, thread: Expr | None) -> Expr:
     address = table[argument.slot]
     if argument.apart and thread is not None:
         address = address + thread.astype("int64") * T.const(argument.apart, "int64")
     if argument.offset:
         address = address + T.const(argument.offset, "int64")
-    return as_pointer(address, dtype)
+    return as_pointer(address, "uint8")
 
 
 def compile_module(module: IRModule, target: TargetSpec) -> Compiled:
@@ -183,17 +218,18 @@ def export_library(library: Compiled, path: Path) -> None:
     compiler = c_compiler()
     if compiler is None:
         raise exc.CompileError.no_compiler("the kernel library", COMPILERS)
-    _make_room(path)
+    make_room(path)
     try:
         library.export_library(str(path), cc=compiler)
     except RuntimeError as err:
         raise exc.CompileError("the kernel library", f"{compiler} failed", log=str(err)) from err
 
 
-def _make_room(path: Path) -> None:
-    """Raise OSError unless ``_ROOM`` bytes fit beside ``path``: LLVM ends the process if not."""
-    with tempfile.TemporaryFile(dir=path.parent) as file:
-        os.posix_fallocate(file.fileno(), 0, _ROOM)
+def object_code(module: IRModule, target: TargetSpec, path: Path) -> None:
+    """Write a module as an object file. Raises ``CompileError``, ``OSError`` without room."""
+    built = compile_module(module, target)
+    make_room(path)
+    built.write_to_file(str(path), "o")
 
 
 @dataclass(slots=True)

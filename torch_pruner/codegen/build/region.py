@@ -1,10 +1,10 @@
 """One parallel launch for many kernels: threads meet between them instead of being called anew.
 
-A kernel is a sequence of parts: parallel loops, and what one thread does. Each becomes a private
-function. The parts of consecutive kernels run within one launch, with barriers in between; what
-follows one another on one thread needs none, nor do kernels of one phase (``graph/phases.py``). A
-launch and its join cost 4 to 5 us, a barrier less than 0.1. How many threads there are is known
-when the launch runs: each takes its share of every loop.
+A kernel is a sequence of parts: parallel loops, and what one thread does. Each becomes a function.
+The parts of consecutive kernels run within one launch, with barriers in between; what follows one
+another on one thread needs none, nor do kernels of one phase (``graph/phases.py``). A launch and
+its join cost 4 to 5 us, a barrier less than 0.1. How many threads there are is known when the
+launch runs: each takes its share of every loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import tvm_ffi
 
+from torch_pruner.codegen.build.kernel_object import Division
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,
@@ -38,28 +39,18 @@ if TYPE_CHECKING:
 _LAUNCH, _BARRIER = "pragma_parallel_launch_point", "pragma_parallel_barrier_when_finish"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A private function of a kernel's pointers that returns a status.
+def parts_of(kernel: ScheduledKernel) -> list[tuple[PrimFunc, Division]]:
+    """The parts of a kernel in order; a kernel that cannot be divided is one part, alone.
 
-    It does one of ``tasks`` tasks and takes its number as well; all of the work where that is None.
-    ``alone``: it launches threads by itself.
+    Each is a function of the kernel's pointers, and of a task's number, that returns a status.
     """
-
-    func: PrimFunc
-    tasks: int | None = None
-    alone: bool = False
-
-
-def parts_of(kernel: ScheduledKernel) -> list[Part]:
-    """The parts of a kernel in order; a kernel that cannot be divided is one part, alone."""
     pieces = _pieces(kernel.func.body, lambda body: body)
     if pieces is None:
-        return [Part(_function(kernel, kernel.func.body), alone=True)]
+        return [(_function(kernel, kernel.func.body), Division(alone=True))]
     return [
-        Part(_function(kernel, piece), None)
+        (_function(kernel, piece), Division())
         if loop is None
-        else Part(_function(kernel, piece, loop.loop_var), int(loop.extent))
+        else (_function(kernel, piece, loop.loop_var), Division(int(loop.extent)))
         for piece, loop in pieces
     ]
 
@@ -130,7 +121,7 @@ class Step:
     the first thread that does a task more where they cannot be divided evenly.
     """
 
-    part: Part
+    part: Division
     call: Called
     phase: int | None = None
     everywhere: bool = False

@@ -1,0 +1,106 @@
+"""What is to be built, as messages: for a process that builds, or for this one.
+
+Answers have ``ok``, and ``parts`` (of a kernel) or ``error`` and ``log``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner import exc
+from torch_pruner.codegen.build.kernel_object import Division, divisions
+from torch_pruner.graph.ir import Graph
+from torch_pruner.graph.memory import KernelCall, Place
+from torch_pruner.graph.phases import Turn
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.tuner.measure.protocol import Message
+
+MAX_LOG = 20000  # characters of an answer's
+
+
+def kernel_job(
+    name: str, spec: Graph, candidate: Candidate, target: TargetSpec, path: Path
+) -> Message:
+    """Write the object file of a kernel."""
+    return {
+        "cmd": "kernel", "name": name, "spec": spec.to_json(), "candidate": candidate.to_json(),
+        "target": target.to_json(), "path": str(path),
+    }  # fmt: skip
+
+
+def checksums_job(target: TargetSpec, path: Path) -> Message:
+    """Write the object file of the entries that look at weights."""
+    return {"cmd": "checksums", "target": target.to_json(), "path": str(path)}
+
+
+def entries_job(
+    kernels: Mapping[str, Sequence[Division]],
+    programs: Mapping[str, Sequence[KernelCall]],
+    slots: int,
+    threads: int,
+    target: TargetSpec,
+    path: Path,
+) -> Message:
+    """Write the object file of the entries of a graph."""
+    calls = {
+        entry: [
+            [call.kernel, [list(astuple(p)) for p in call.args],
+             None if call.turn is None else list(astuple(call.turn))]
+            for call in sequence
+        ]
+        for entry, sequence in programs.items()
+    }  # fmt: skip
+    parts = {name: [[part.tasks, part.alone] for part in of] for name, of in kernels.items()}
+    return {
+        "cmd": "entries", "kernels": parts, "programs": calls, "slots": slots, "threads": threads,
+        "target": target.to_json(), "path": str(path),
+    }  # fmt: skip
+
+
+def answer(message: Message) -> Message:
+    """Do a job in this process, which imports TVM. No exception leaves it."""
+    try:
+        return {"ok": True, "parts": _built(message)}
+    except exc.CompileError as err:
+        return {"ok": False, "what": err.what, "error": err.reason, "log": err.log[-MAX_LOG:]}
+    except Exception as err:
+        return {"ok": False, "what": "kernels", "error": f"{type(err).__name__}: {err}", "log": ""}
+
+
+def parts_of(reply: Message) -> tuple[Division, ...]:
+    """What an answer says about the parts of a kernel. Raises the ``CompileError`` that it is."""
+    if not reply["ok"]:
+        raise exc.CompileError(reply["what"], reply["error"], log=reply["log"])
+    return divisions(reply["parts"])
+
+
+def _built(message: Message) -> list[list[int | bool | None]]:
+    from torch_pruner.codegen.build.objects import write_checksums, write_entries, write_kernel
+
+    target, path = TargetSpec.from_json(message["target"]), Path(message["path"])
+    if message["cmd"] == "checksums":
+        write_checksums(target, path)
+        return []
+    if message["cmd"] == "entries":
+        kernels = {name: divisions(parts) for name, parts in message["kernels"].items()}
+        programs = {name: _calls(calls) for name, calls in message["programs"].items()}
+        slots, threads = message["slots"], message["threads"]
+        write_entries(kernels, programs, slots, threads, target, path)
+        return []
+    spec, candidate = Graph.from_json(message["spec"]), Candidate.from_json(message["candidate"])
+    parts = write_kernel(message["name"], spec, candidate, target, path)
+    return [[part.tasks, part.alone] for part in parts]
+
+
+def _calls(listed: list[list[Any]]) -> list[KernelCall]:
+    return [
+        KernelCall(kernel, tuple(Place(*p) for p in places), None if turn is None else Turn(*turn))
+        for kernel, places, turn in listed
+    ]

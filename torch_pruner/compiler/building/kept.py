@@ -1,0 +1,53 @@
+"""Kernels that were built, in the store: machine code that any graph may link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner import families
+from torch_pruner.cache import Artifact, ArtifactKind
+from torch_pruner.codegen.build.kernel_object import KernelObject
+from torch_pruner.log import logger
+
+if TYPE_CHECKING:
+    from torch_pruner.cache import GraphKey, KernelStore
+    from torch_pruner.compiler.context import Context
+    from torch_pruner.task import Candidate
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKernels:
+    """``toolchain.Kept`` of one device and configuration, in a store."""
+
+    store: KernelStore
+    context: Context
+
+    def find(self, workload: str, candidate: Candidate | None) -> KernelObject | None:
+        key = self._key(workload, candidate)
+        if (found := self.store.get(ArtifactKind.KERNEL, key)) is None:
+            return None
+        try:
+            return KernelObject.from_bytes(found[1].read_bytes())
+        except (OSError, TypeError, ValueError) as err:
+            log.warning("building a kernel again, what was kept of it is damaged: %s", err)
+            self.store.drop(ArtifactKind.KERNEL, key)
+            return None
+
+    def keep(self, workload: str, candidate: Candidate | None, made: KernelObject) -> None:
+        key = self._key(workload, candidate)
+        self.store.put(Artifact(ArtifactKind.KERNEL, key, made.to_bytes()))
+
+    def _key(self, workload: str, candidate: Candidate | None) -> GraphKey:
+        if candidate is None:
+            return self.context.graph_key(workload, [])
+        code = code_of(candidate)
+        return self.context.graph_key("kernel", [f"{workload}:{code}"])
+
+
+def code_of(candidate: Candidate) -> str:
+    """What the code of a kernel depends on beside its graph."""
+    version = families.named(candidate.sketch).version
+    return candidate.digest if version == 1 else f"{candidate.digest} v{version}"
