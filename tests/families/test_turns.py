@@ -29,7 +29,7 @@ from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.phases import Turn
@@ -66,7 +66,10 @@ def layer(rows: int, dtype: str = "float32") -> Graph:
 
 
 def planned(
-    graph: Graph, threads: int, choose: Callable[[Task], Candidate]
+    graph: Graph,
+    threads: int,
+    choose: Callable[[Task], Candidate],
+    arrays: Sequence[np.ndarray] = (),
 ) -> tuple[tuple[Turn, ...], Callable[[], list[np.ndarray]]]:
     """The turns of a graph's kernels, and its program on inputs that are always the same."""
     target = TargetSpec.detect(threads)
@@ -87,7 +90,7 @@ def planned(
     scheduled = {w: schedule(*way) for w, way in ways.items()}
     module = program_module(scheduled, {"main": calls}, len(plan.slots), threads)
     library = compile_module(module, target)
-    arrays = inputs_for(graph)
+    arrays = arrays or inputs_for(graph)
 
     def run() -> list[np.ndarray]:
         memory = []

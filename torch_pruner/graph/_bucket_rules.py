@@ -30,6 +30,7 @@ from torch_pruner.graph.ops import (
     CONTRACT,
     FLOATS,
     INJECTIVE,
+    PARTIAL,
     PREPARED,
     REDUCE,
     TERNARY,
@@ -374,7 +375,7 @@ def _refuse(found: Iterable[object], why: str) -> None:
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("input", "iota"), _Leaf()),
-    **dict.fromkeys((*UNARY, *BINARY, *TERNARY), Rule()),
+    **dict.fromkeys((*UNARY, *BINARY, *TERNARY, *PARTIAL), Rule()),
     **dict(zip(VIEWS, (_Reshape(), _Permute(), _Broadcast(), _Slice(), _Flip()), strict=True)),
     **dict(zip(INJECTIVE, (_Pad(), _Cat(), _Take(), _Gather()), strict=True)),
     **dict.fromkeys(REDUCE, _Reduce()),

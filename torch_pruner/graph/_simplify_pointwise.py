@@ -30,6 +30,8 @@ _BITS = {"int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint8": 8, "bool": 1
 
 def rewrite(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
     """The position of a node equal to the pointwise ``node`` of ``inputs``."""
+    if node.op == "within":  # speaks of positions in this very shape
+        return b.append(node.op, inputs, node.shape, node.dtype, **dict(node.attrs))
     args = tuple(_scalar(b, x) for x in inputs)
     if all(b.nodes[x].op == "const" for x in args):
         return b.broadcast(_fold(b, node, args), node.shape)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner.graph.contraction import accumulator
+from torch_pruner.graph.extents import false_beyond
 from torch_pruner.graph.ir import Graph, GraphBuilder, Shape, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
@@ -294,6 +295,21 @@ def _is_causal(graph: Graph, masked: int, shape: Shape) -> bool:
     rank = len(test.shape)
     places = [n.attr("dim") if n.op == "iota" and len(n.shape) == rank else -1 for n in sides]
     return places == [rank - 1, rank - 2]
+
+
+def counted_keys(graph: Graph, att: Attention) -> int | None:
+    """The number of keys that count, the others being masked and their values zero: an input that
+    says so of itself (``Node.is_count``). None: all count."""
+    node = graph.nodes[att.masked]
+    if node.op != "where" or graph.nodes[node.inputs[0]].shape != att.shape:
+        return None
+    fill = graph.nodes[node.inputs[2]]
+    if fill.op != "const" or const_value(fill) != -math.inf:
+        return None
+    for stride, extent, count in sorted(false_beyond(graph)[node.inputs[0]]):
+        if (stride, extent) == (1, att.keys) and graph.nodes[count].is_count:
+            return count
+    return None
 
 
 def shared_masks(graph: Graph, att: Attention) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph._aligned import Alike, Place, aligned
 from torch_pruner.graph._bucket_rules import RULES, Operand
 from torch_pruner.graph._padding import UNKNOWN, Fact, NotAlikeError, Padding, Pair, axis_of
+from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.intervals import interval
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
@@ -55,10 +56,8 @@ def bucketed(
     writer = Writer(large, zeroed, written)
     for both in aligned(large, small):
         writer.add(both)
-    outputs = [writer.new[pair] for pair in zip(large.outputs, small.outputs, strict=True)]
-    for o in outputs:
-        for axis in range(len(writer.known[o].dims)):
-            writer.known[o].padding_last(axis)
+    ends = zip(large.outputs, small.outputs, strict=True)
+    outputs = [writer.ended(writer.new[pair]) for pair in ends]
     return Bucket(writer.builder.finish(outputs), tuple(writer.counts))
 
 
@@ -183,9 +182,22 @@ class Writer:
         """The input that says how much of an extent counts."""
         if pair not in self.counts:
             index = self._inputs + len(self.counts)
-            self.counts[pair] = self.builder.input(index, (), COUNT_DTYPE)
+            self.counts[pair] = self.builder.input(index, (), COUNT_DTYPE, counts=True)
             self.known[self.counts[pair]] = Padding(())
         return self.counts[pair]
+
+    def ended(self, output: int) -> int:
+        """An output, of which what counts comes first along each axis, and the rest is nothing."""
+        known = self.known[output]
+        stride, bounds = 1, []
+        for axis in reversed(range(len(known.dims))):
+            known.padding_last(axis)
+            if known.along((axis,)):
+                pair = known.dims[axis][0]
+                inner = known.pairs[axis][0] // pair[0]
+                bounds.append(Bound(stride * inner, pair[0], self.count(pair)))
+            stride *= known.pairs[axis][0]
+        return bounded(self.builder, output, bounds)
 
     # Masks
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group, widens
 from torch_pruner.graph.attention import any_attention, attentions, no_attention
+from torch_pruner.graph.extents import Bound, bounded, unneeded
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.layout import Order, identity, storage_orders
 from torch_pruner.graph.ops import EXPENSIVE, OpKind
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_pruner.graph.attention import Takes
+    from torch_pruner.graph.extents import Bounds
 
     Orders = Mapping[int, Order]
 
@@ -84,10 +86,11 @@ def fuse(
         for o in group.outputs:
             if o not in demanded and state.node(o).kind is not OpKind.CONTRACT:
                 orders[o] = _order_of(state, orders, o)
-    kernels = [_kernel(state, g.members, g.outputs, orders) for g in state.groups]
+    bounds = unneeded(graph)
+    kernels = [_kernel(state, g.members, g.outputs, orders, bounds) for g in state.groups]
     grouped = {o for g in state.groups for o in g.outputs}
     singles = sorted(b for b in state.buffers - grouped if graph.nodes[b].op != "input")
-    kernels += [_kernel(state, {b}, (b,), orders) for b in singles]
+    kernels += [_kernel(state, {b}, (b,), orders, bounds) for b in singles]
     return FusedGraph(graph, tuple(_in_order(kernels)), {b: orders[b] for b in state.buffers})
 
 
@@ -188,8 +191,17 @@ def _order_of(state: State, orders: Orders, output: int) -> Order:
     return orders[output] if len(orders[output]) == rank else identity(rank)
 
 
-def _kernel(state: State, members: set[int], outputs: Sequence[int], orders: Orders) -> Kernel:
-    """The kernel graph: what the outputs need down to buffers, which are inputs in memory order."""
+def _kernel(
+    state: State,
+    members: set[int],
+    outputs: Sequence[int],
+    orders: Orders,
+    bounds: Sequence[Bounds],
+) -> Kernel:
+    """The kernel graph: what the outputs need down to buffers, which are inputs in memory order.
+
+    ``bounds``: what no reader needs of a node.
+    """
     graph = state.graph
     builder = GraphBuilder()
     new: dict[int, int] = {}
@@ -217,7 +229,12 @@ def _kernel(state: State, members: set[int], outputs: Sequence[int], orders: Ord
             stack.pop()
         return new[root]
 
-    results = [builder.permute(visit(o), orders[o]) for o in outputs]
+    def result(o: int) -> int:
+        made = visit(o)
+        counts = [Bound(stride, extent, visit(count)) for stride, extent, count in bounds[o]]
+        return builder.permute(bounded(builder, made, counts), orders[o])
+
+    results = [result(o) for o in outputs]
     return Kernel(builder.finish(results), tuple(inputs), tuple(outputs))
 
 
@@ -231,7 +248,9 @@ def _views_member(state: State, node: int, members: set[int]) -> bool:
 def _load(builder: GraphBuilder, node: Node, order: Order, index: int) -> int:
     static = node.op == "input" and bool(node.attr("static"))
     shape = (node.shape[k] for k in order)
-    buffer = builder.input(index, shape, node.dtype, static=static, coded=node.is_coded)
+    buffer = builder.input(
+        index, shape, node.dtype, static=static, coded=node.is_coded, counts=node.is_count
+    )
     inverse = [0] * len(order)
     for position, k in enumerate(order):
         inverse[k] = position

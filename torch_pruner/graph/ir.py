@@ -50,6 +50,12 @@ class Node:
         """Whether it is an input that needs no more than twelve bits (see ``graph.coded``)."""
         return ("coded", True) in self.attrs
 
+    @property
+    def is_count(self) -> bool:
+        """Whether it is an input that says how much of an extent counts: what lies behind is masked
+        wherever it would be summed, both operands of a product included (``graph.bucket``)."""
+        return ("counts", True) in self.attrs
+
     def attr(self, name: str) -> Any:
         for key, value in self.attrs:
             if key == name:
@@ -179,8 +185,9 @@ class GraphBuilder:
         *,
         static: bool = False,
         coded: bool = False,
+        counts: bool = False,
     ) -> int:
-        known = {"coded": True} if coded else {}
+        known = ({"coded": True} if coded else {}) | ({"counts": True} if counts else {})
         return self.append("input", (), shape, dtype, index=index, static=static, **known)
 
     def const(self, value: float | bool, dtype: str) -> int:

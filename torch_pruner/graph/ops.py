@@ -27,7 +27,8 @@ class OpKind(StrEnum):
 
 
 # Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes) and perhaps
-#          coded (True: twelve bits are enough for what it holds, see ``graph.coded``)
+#          coded (True: twelve bits are enough for what it holds, see ``graph.coded``) or
+#          counts (True: see ``Node.is_count``)
 #          const: attr value (number, or a string: "nan", "inf", "-inf", "-0.0"); shape is always ()
 #          iota:  attr dim; element = index along that dim (integer dtype)
 LEAVES = ("input", "const", "iota")
@@ -54,6 +55,11 @@ BINARY = (
 )  # fmt: skip
 
 TERNARY = ("where",)  # (bool condition, a, b)
+
+# within: (x, count), attrs stride, extent: x, of which the elements at row-major positions p count
+#   where (p // stride) % extent < count, an integer of shape (); the others may be anything (see
+#   ``graph.extents``)
+PARTIAL = ("within",)
 
 # Views.  reshape: same number of elements, row-major
 #         permute: attr perm (output dim i is input dim perm[i])
@@ -109,7 +115,7 @@ UPDATE = ("update",)
 
 KINDS: dict[str, OpKind] = {
     **dict.fromkeys(LEAVES, OpKind.LEAF),
-    **dict.fromkeys((*UNARY, *BINARY, *TERNARY), OpKind.POINTWISE),
+    **dict.fromkeys((*UNARY, *BINARY, *TERNARY, *PARTIAL), OpKind.POINTWISE),
     **dict.fromkeys(VIEWS, OpKind.VIEW),
     **dict.fromkeys(INJECTIVE, OpKind.INJECTIVE),
     **dict.fromkeys(REDUCE, OpKind.REDUCE),

@@ -58,6 +58,8 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
     match node.kind:
         case OpKind.LEAF:
             return _leaf(node, inputs, dtype)
+        case OpKind.POINTWISE if node.op == "within":
+            return _within(node, *args)
         case OpKind.POINTWISE:
             result = pointwise.apply(node.op, [widen(a) for a in args])
             return np.broadcast_to(pointwise.convert(result, dtype), node.shape)
@@ -87,6 +89,14 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
             updated[(*(slice(None),) * node.attr("dim"), *index)] = rows
             return updated
     raise AssertionError(node.op)
+
+
+def _within(node: Node, x: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """What does not count is NaN here, or zero: nobody may depend on it."""
+    places = np.arange(node.numel).reshape(node.shape) // node.attr("stride")
+    counts = places % node.attr("extent") < count
+    other = 0 if x.dtype.kind in "iub" else np.nan
+    return np.where(counts, x, np.asarray(other).astype(x.dtype))
 
 
 def widen(x: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.graph.attention import Attention, AttentionPlan
+    from torch_pruner.graph.extents import Bounds
     from torch_pruner.graph.ir import Graph
 
 
@@ -58,11 +59,13 @@ class Nest:
     group: Expr
     first: Expr  # query of lane 0
     end: Expr  # keys that some query of the tile sees
+    unwritten: Bounds = frozenset()  # of the result: what nobody needs of it
+    counted: Expr | None = None  # keys that count, where they are fewer than there are
 
     @property
     def bounded(self) -> bool:
         """Whether a tile may end before the last key."""
-        return self.att.causal or self.hiding is not None
+        return self.att.causal or self.hiding is not None or self.counted is not None
 
     @property
     def lanes(self) -> int:
@@ -146,9 +149,10 @@ def pack_values(nest: Nest, copy: Buffer, *, every: bool) -> Stmt:
 
 def _copied_keys(nest: Nest, body: Callable[[Expr], Stmt], every: bool) -> Stmt:
     """``body`` for every key, or for those of the tiles of scores that the open unit makes."""
-    if every or not nest.bounded:
+    end = nest.counted if every else nest.end
+    if end is None or not nest.bounded:
         return loop(nest.att.keys, body, name="key")
-    tiles = T.floordiv(nest.end + (nest.tm - 1), nest.tm)
+    tiles = T.floordiv(end + (nest.tm - 1), nest.tm)
     return counted(T.min(tiles * nest.tm, imm(nest.att.keys)), body, "key")
 
 

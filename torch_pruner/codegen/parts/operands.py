@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.graph.contraction import Contraction
+    from torch_pruner.graph.extents import Bounds
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.strided import Strided
 
@@ -52,6 +53,8 @@ class Nest:
     out: Buffer
     kb: int = 1  # blocks of the reduction
     near: Buffer | None = None  # a block of a narrow panel as float32
+    unwritten: Bounds = frozenset()  # of the contraction's result: nobody needs what it becomes
+    unneeded: Bounds = frozenset()  # of the same: nobody needs it itself
 
     @property
     def block_depth(self) -> int:

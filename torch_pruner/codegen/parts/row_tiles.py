@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import beyond, unless
 from torch_pruner.codegen.parts.operands import a_at, b_at
 from torch_pruner.codegen.parts.output import along, anchor_index, output_path
 from torch_pruner.codegen.tir.builders import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.codegen.parts.operands import Nest
+    from torch_pruner.graph.extents import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +129,46 @@ def register_tile(nest: Nest, traversal: TileTraversal, place: TilePosition) -> 
 
         return each(step)
 
-    begin, end = [rows.bind, stack(acc)], write_tile(nest, place, rows, acc)
+    end = write_tile(nest, place, rows, acc)
     if (sums := nest.sums) is not None:
         first = place.number * (nest.tm * bn)
         more = add(acc, sums, first)
         kept = each(lambda i, j, v: _keep(sums, acc, first, i * bn + j * vl + v))
         end = seq([when(place.kb > 0, more), when(place.kb == nest.kb - 1, end, kept)])
+    needless = _beyond(nest, place, rows, nest.unneeded - nest.unwritten)
+
+    def products(part: Callable[[Stmt], Stmt] | None = None) -> Stmt:
+        return unless(needless, traversal.passing(place, rows, update, part))
+
     if not traversal.parts:
-        return seq([*begin, clear(acc), traversal.passing(place, rows, update, None), end])
-    total = buffer(nest.tm * bn, con.acc_dtype, "total", scope="local")
+        body = [clear(acc), products(), end]
+    else:
+        total = buffer(nest.tm * bn, con.acc_dtype, "total", scope="local")
 
-    def part(body: Stmt) -> Stmt:
-        return seq([clear(acc), body, add(total, acc, imm(0))])
+        def part(body: Stmt) -> Stmt:
+            return seq([clear(acc), body, add(total, acc, imm(0))])
 
-    products = [clear(total), traversal.passing(place, rows, update, part)]
-    whole = each(lambda i, j, v: store(acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
-    return seq([*begin, stack(total), *products, whole, end])
+        whole = each(lambda i, j, v: store(acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
+        body = [stack(total), clear(total), products(part), whole, end]
+    tile = unless(_beyond(nest, place, rows, nest.unwritten), seq([stack(acc), *body]))
+    return seq([rows.bind, tile])
 
 
 def _keep(sums: Buffer, acc: Buffer, first: Expr, at: Expr) -> Stmt:
     """Leaves a sum of one block to the next."""
     return store(sums, first + at, acc[at])
+
+
+def _beyond(nest: Nest, place: TilePosition, rows: Rows, bounds: Bounds) -> Expr | None:
+    """Whether nobody needs the tile; ``bounds`` speak of the contraction's result."""
+    if not bounds:
+        return None
+    node, column = nest.spec.nodes[nest.con.anchor], place.nb * nest.bn
+    first, last = (
+        linear(anchor_index(nest.con, place.g, rows.at(imm(i)), column), node.shape)
+        for i in (0, nest.tm - 1)
+    )
+    return beyond(nest.reader, bounds, node.numel, first, last)
 
 
 def write_tile(

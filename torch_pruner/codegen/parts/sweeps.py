@@ -36,12 +36,16 @@ def store_outputs(spec: Graph, reader: Reader, outputs: Sequence[Buffer], index:
 
 
 Block = Callable[[Callable[[Expr], Index], int], Stmt]
+Around = Callable[[Index, Stmt], Stmt]
 
 
-def over_blocks(shape: Shape, vl: int, chunk: int, parallel: int, block: Block) -> Stmt:
+def over_blocks(
+    shape: Shape, vl: int, chunk: int, parallel: int, block: Block, around: Around | None = None
+) -> Stmt:
     """Loops over ``shape`` in vectors of ``vl`` elements along the innermost axis.
 
-    ``chunk`` vectors make a task, where tasks are ``parallel``.
+    ``chunk`` vectors make a task, where tasks are ``parallel``. ``around`` puts a condition around
+    a line, by the position of its first element; lines are dealt in turns then.
 
     ``block(index, lanes)`` emits one vector: ``index(v)`` is the position of lane v. Remainders are
     blocks of one lane.
@@ -71,15 +75,27 @@ def over_blocks(shape: Shape, vl: int, chunk: int, parallel: int, block: Block) 
 
     def one_line(p: Expr) -> Stmt:
         line = unlinear(p, lead)
-        return seq(
+        body = seq(
             [loop(whole, lambda o: vector(line, o), name="o") if whole else None, tail(line)]
         )
+        return body if around is None else around((*line, imm(0)), body)
 
-    return blocked(math.prod(lead), max(1, chunk // max(whole, 1)), parallel, one_line)
+    lines = max(1, chunk // max(whole, 1))
+    return blocked(math.prod(lead), lines, parallel, one_line, turns=around is not None)
 
 
-def blocked(extent: int, chunk: int, parallel: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """A loop over ``extent`` cut into parallel tasks of ``chunk`` iterations."""
+def blocked(
+    extent: int,
+    chunk: int,
+    parallel: int,
+    body: Callable[[Expr], Stmt],
+    *,
+    turns: bool = False,
+) -> Stmt:
+    """A loop over ``extent`` cut into parallel tasks of ``chunk`` iterations.
+
+    With ``turns`` task p of n does iterations p, p + n, p + 2 n and so on, else a run of them.
+    """
     if not parallel:
         return loop(extent, body, SERIAL, "p")
     chunk = max(1, min(chunk, extent))
@@ -87,7 +103,7 @@ def blocked(extent: int, chunk: int, parallel: int, body: Callable[[Expr], Stmt]
 
     def task(p: Expr) -> Stmt:
         def step(q: Expr) -> Stmt:
-            at = p * chunk + q
+            at = q * tasks + p if turns else p * chunk + q
             return body(at) if extent % chunk == 0 else when(at < extent, body(at))
 
         return loop(chunk, step, SERIAL, "q")

@@ -163,6 +163,8 @@ class Reader:
         if n.op == "iota":
             dim: int = n.attr("dim")
             return index[dim].astype(n.dtype)
+        if n.op == "within":
+            return self.at(n.inputs[0], index)
         if n.kind is OpKind.POINTWISE:
             args = [self.at(i, index if self.graph.nodes[i].shape else ()) for i in n.inputs]
             value = apply(n.op, args, value_dtype(n.dtype))

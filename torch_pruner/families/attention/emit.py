@@ -29,6 +29,7 @@ from torch_pruner.codegen.parts.attention_tile import (
     value_at,
     value_of,
 )
+from torch_pruner.codegen.parts.beyond import beyond, counts, unless
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
 from torch_pruner.codegen.parts.reductions import combine, identity
@@ -50,7 +51,14 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.families.attention.visible import end, see
-from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan, hiding_mask
+from torch_pruner.graph.attention import (
+    AttentionPlan,
+    attention_of,
+    attention_plan,
+    counted_keys,
+    hiding_mask,
+)
+from torch_pruner.graph.extents import unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +79,7 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
     values, keys, masks = rest[0] if pack else None, rest[1] if pack > 1 else None, rest[pack:]
     hiding = hiding_mask(spec, att)
     hiding = hiding if hiding in plan.masks else None
+    number = counted_keys(spec, att)
     seen = None if hiding is None else masks.pop()
     lanes, dtype = plan.lanes, str(scores.dtype)
     nest = Nest(
@@ -103,7 +112,10 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         group=imm(0),
         first=imm(0),
         end=imm(att.keys),
+        unwritten=unwritten(spec, output_path(spec, att.out)),
     )
+    if number is not None:
+        nest.counted = T.min(counts(nest.reader, number), imm(att.keys))
     return Emitted(_tasks(nest, decisions.order), inputs, [out], scratch)
 
 
@@ -112,7 +124,8 @@ def _tasks(nest: Nest, order: int) -> Stmt:
     att, plan = nest.att, nest.plan
     heads = att.batch[-1] if att.batch else 1
     # Tiles that see fewer keys are done sooner: each task takes all of them, for some of the heads.
-    parts = math.gcd(heads, plan.tasks) if nest.hiding is not None else 1
+    uneven = nest.hiding is not None or nest.unwritten
+    parts = math.gcd(heads, plan.tasks) if uneven else 1
 
     def task(p: Expr) -> Stmt:
         def step(t: Expr) -> Stmt:
@@ -126,15 +139,28 @@ def _tasks(nest: Nest, order: int) -> Stmt:
                 nest.group = (outer * parts + part) * (heads // parts) + head
                 copying, masks = None, _first_or(head, t, plan)
             nest.task, nest.first = p, tile * nest.lanes
-            nest.end = imm(att.keys)
+            nest.end = imm(att.keys) if nest.counted is None else nest.counted
             if att.causal:
-                nest.end = T.min(nest.first + nest.lanes, imm(att.keys))
-            body = _unit(nest, copying, masks)
+                nest.end = T.min(nest.first + nest.lanes, nest.end)
+            body = unless(_beyond(nest), _unit(nest, copying, masks))
             return body if plan.units % plan.per_task == 0 else when(unit < plan.units, body)
 
         return loop(plan.per_task, step, name="t")
 
     return loop(plan.tasks, task, PARALLEL if plan.tasks > 1 else SERIAL, name="p")
+
+
+def _beyond(nest: Nest) -> Expr | None:
+    """Whether nobody needs the open unit."""
+    if not nest.unwritten:
+        return None
+    node = nest.spec.nodes[nest.att.out]
+
+    def at(query: Expr) -> Expr:
+        return linear((*unlinear(nest.group, node.shape[:-2]), query, imm(0)), node.shape)
+
+    first, last = at(nest.first), at(nest.query_at(imm(nest.lanes - 1)))
+    return beyond(nest.reader, nest.unwritten, node.numel, first, last)
 
 
 def _first_or(position: Expr, turn: Expr, plan: AttentionPlan) -> Expr | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.copies import copy_first, pack_panel, widen_block
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, panel_fetcher
+from torch_pruner.codegen.parts.output import output_path
 from torch_pruner.codegen.parts.row_tiles import (
     Rows,
     TilePosition,
@@ -35,6 +36,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.graph.contraction import contraction_of, copies_first, is_widened
+from torch_pruner.graph.extents import unneeded, unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +72,8 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
         sums,
         out,
         decisions.kb,
+        unwritten=unwritten(spec, output_path(spec, con.anchor)),
+        unneeded=unneeded(spec)[con.anchor],
     )
     if widened and constant is not None:
         nest.near = buffer(nest.block_depth * nest.bn, con.acc_dtype, "near")
@@ -86,6 +90,7 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
     """The loops over tasks and tiles; ``widen(group, panel, block)`` fills ``nest.near``."""
     con, near, traversal = nest.con, nest.near, _traversal(nest)
     chunks, per_chunk = con.chunked(nest.tm, chunks)
+    turns = bool(nest.unwritten or nest.unneeded)
 
     def task(p: Expr) -> Stmt:
         if order == 0:
@@ -95,7 +100,7 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
 
         def panel(vectors: int) -> Stmt:
             def tile(block: Expr, t: Expr) -> Stmt:
-                at = chunk * per_chunk + t
+                at = t * chunks + chunk if turns else chunk * per_chunk + t
                 turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
                 place = TilePosition(g, nb, vectors, block, at, turn, p * per_chunk + t)
                 body = register_tile(nest, traversal, place)

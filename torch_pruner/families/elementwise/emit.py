@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import around_lines
 from torch_pruner.codegen.parts.concatenation import joined_innermost, over_parts
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.sweeps import blocked, over_blocks, store_outputs
@@ -40,5 +41,7 @@ def emit(spec: Graph, decisions: ElementwiseDecisions[int], signature: Signature
         return Emitted(
             over_parts(spec, reader, cat, decisions.vl, one, lines), inputs, outputs, scratch
         )
-    body = over_blocks(shape, decisions.vl, decisions.chunk, decisions.par, block)
+    body = over_blocks(
+        shape, decisions.vl, decisions.chunk, decisions.par, block, around_lines(spec, reader)
+    )
     return Emitted(body, inputs, outputs, scratch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import some_needed
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.row_passes import forward, newly_kept, row_index
 from torch_pruner.codegen.parts.sweeps import blocked
@@ -30,6 +31,7 @@ from torch_pruner.codegen.tir.reader import (
 )
 from torch_pruner.codegen.tir.values import load, store
 from torch_pruner.families.rows.form import row_tasks
+from torch_pruner.graph.extents import unspecified
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.rows import RowDomain, full_node, row_domain
 
@@ -78,11 +80,17 @@ def emit(spec: Graph, decisions: RowsDecisions[int], signature: Signature) -> Em
         set(),
     )
 
-    def row(p: Expr) -> Stmt:
-        state.task = T.floordiv(p, chunk) if tasks > 1 else imm(0)
-        return _emit_row(state, unlinear(p, tuple(domain.shape[a] for a in domain.kept)))
+    turns = all(unspecified(spec, o) for o in spec.outputs)
 
-    body = blocked(domain.rows, chunk, decisions.par, row)
+    def row(p: Expr) -> Stmt:
+        state.task = imm(0)
+        if tasks > 1:
+            state.task = T.floormod(p, tasks) if turns else T.floordiv(p, chunk)
+        at = unlinear(p, tuple(domain.shape[a] for a in domain.kept))
+        body = _emit_row(state, at)
+        return some_needed(spec, reader, _begins(state, at), body) if turns else body
+
+    body = blocked(domain.rows, chunk, decisions.par, row, turns=turns)
     return Emitted(body, inputs, outputs, scratch)
 
 
@@ -227,6 +235,21 @@ def _across(acc: Buffer, lanes: int, vl: int, node: Node, result: Buffer) -> lis
         name="lane",
     )
     return [*parts, total]
+
+
+def _begins(state: _Row, row: Index) -> list[tuple[int, Index]]:
+    """Every output, and where a row begins in it."""
+    spec, domain = state.spec, state.domain
+    start = state.index(row, tuple(imm(0) for _ in domain.axes))
+    return [
+        (
+            o,
+            row_index(spec, o, domain, row)
+            if full_node(spec, o, domain.shape) is None
+            else forward(spec, o, start),
+        )
+        for o in spec.outputs
+    ]
 
 
 def _finish(state: _Row, row: Index) -> Stmt:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_pruner.graph.extents import Bound, false_beyond, unneeded, unspecified
 from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.graph.reference import numpy_dtype
 
@@ -77,6 +78,7 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
     limits = _index_limits(spec)
     positive = set(_sources(spec, (n.inputs[0] for n in spec.nodes if n.op in _POSITIVE)))
     positive |= set(_sources(spec, (n.inputs[1] for n in spec.nodes if n.op == "div")))
+    counts = {count: extent for _, extent, count in _bounds(spec)}
     words = {n.inputs[1] for n in spec.nodes if n.op == "matmul_grouped"}
     arrays = []
     for position in spec.inputs:
@@ -87,6 +89,8 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
             value = rng.standard_normal(node.shape, dtype=np.float32)
             if position in positive:
                 value = np.abs(value) + np.float32(0.1)
+        elif position in counts:
+            value = np.full(node.shape, counts[position])
         elif position in words:
             value = rng.integers(-(2**31), 2**31, size=node.shape)
         else:
@@ -95,6 +99,12 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
             np.ascontiguousarray(value, dtype=numpy_dtype(node.dtype)).reshape(node.shape)
         )
     return arrays
+
+
+def _bounds(spec: Graph) -> set[Bound]:
+    """Whatever ``spec`` says of the extents of values: all of each is computed and compared."""
+    known = (*unneeded(spec), *false_beyond(spec), *(unspecified(spec, o) for o in spec.outputs))
+    return set().union(*known)
 
 
 def _index_limits(spec: Graph) -> dict[int, int]:

@@ -1,0 +1,85 @@
+"""The numbers of a graph as functions of its symbols.
+
+A graph that was captured for all sizes names its extents by expressions. Written down for the sizes
+of a call (``sizes/symbolic.py``) it has numbers, and so has all that is made of it. Which
+expression a number came from is found again by its values at several sizes; then it is known at
+every size, without writing the graph down once more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import sympy
+import torch
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from torch import fx
+
+    Values = tuple[int, ...]
+
+__all__ = ["Formulas", "UnknownNumberError", "expressions_of"]
+
+
+class UnknownNumberError(ValueError):
+    """A number that no expression of the graph explains, or more than one does."""
+
+
+def expressions_of(gm: fx.GraphModule) -> set[sympy.Expr] | None:
+    """The expressions of all extents and numbers of a graph; None if some is no polynomial.
+
+    Polynomials make a graph do the same at every size at which its extents are at least one. A
+    minimum, a quotient or a condition may make it another graph at some.
+    """
+    found: set[sympy.Expr] = set()
+    for node in gm.graph.nodes:
+        for value in tree_leaves(node.meta.get("val")):
+            if isinstance(value, (torch.SymFloat, torch.SymBool)):
+                return None
+            numbers: tuple[object, ...] = (value,)
+            if isinstance(value, torch.Tensor):
+                numbers = (*value.shape, *value.stride())
+            found |= {n.node.expr for n in numbers if isinstance(n, torch.SymInt)}
+    plain = all(e.is_polynomial(*e.free_symbols) for e in found)
+    return found if plain else None
+
+
+class Formulas:
+    """Expressions by their values at ``samples``, which give every symbol a number."""
+
+    def __init__(
+        self, expressions: set[sympy.Expr], samples: Sequence[Mapping[Hashable, int]]
+    ) -> None:
+        self._symbols = tuple(samples[0])
+        self._n_samples = len(samples)
+        self._known: dict[Values, sympy.Expr] = {}
+        for expression in expressions:
+            values = tuple(int(cast("int", expression.xreplace(dict(s)))) for s in samples)
+            other = self._known.setdefault(values, expression)
+            if sympy.expand(other - expression) != 0:
+                self._known[values] = sympy.nan  # one of them, but which
+        self._wanted: dict[sympy.Expr, int] = {}
+
+    def number(self, values: Sequence[int]) -> int:
+        """The place in what ``compiled`` gives of a number that has these values at the samples.
+
+        Raises ``UnknownNumberError``.
+        """
+        key = tuple(int(v) for v in values)
+        constant = sympy.Integer(key[0]) if len(set(key)) == 1 else None
+        expression = self._known.get(key, constant)
+        if expression is None or expression is sympy.nan:
+            raise UnknownNumberError(f"{key} are values of no expression, or of several")
+        return self._wanted.setdefault(expression, len(self._wanted))
+
+    def compiled(self) -> Callable[[Mapping[Hashable, int]], Values]:
+        """A function of the symbols' numbers that gives all numbers that were asked for."""
+        function = sympy.lambdify(self._symbols, list(self._wanted), modules="math", cse=True)
+
+        def values(known: Mapping[Hashable, int]) -> Values:
+            return tuple(function(*(known[s] for s in self._symbols)))
+
+        return values

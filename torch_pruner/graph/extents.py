@@ -1,0 +1,242 @@
+"""Which elements of a value nobody needs, where a number that is known at run time says so.
+
+Programs for several sizes compute at the largest (``graph/bucket.py``). What lies behind the size
+that counts is needed by nobody, or by a mask that puts another number there. A ``Bound`` says so of
+one axis, or of a factor of one; ``unneeded`` finds it for every node, from the readers backwards,
+and kernels leave out what lies behind (``codegen/parts/beyond.py``). Positions are counted in
+row-major order, in which a reshape changes nothing. No torch, no TVM.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_pruner.graph.ops import OpKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch_pruner.graph.ir import Graph, GraphBuilder, Node, Shape
+
+__all__ = ["Bound", "Bounds", "bounded", "false_beyond", "unneeded", "unspecified", "unwritten"]
+
+
+class Bound(NamedTuple):
+    """An element at row-major position ``p`` is not needed if ``(p // stride) % extent >= number``.
+
+    ``number`` is the position in the graph of a node of shape (), an integer.
+    """
+
+    stride: int
+    extent: int
+    number: int
+
+
+Bounds = frozenset[Bound]
+_NONE: Bounds = frozenset()
+
+
+def bounded(builder: GraphBuilder, x: int, bounds: Iterable[Bound]) -> int:
+    """``x``, of which a kernel that makes it may leave out what lies behind the bounds.
+
+    The counts are nodes of the graph that is built.
+    """
+    shape, dtype = builder.shape(x), builder.dtype(x)
+    for stride, extent, count in sorted(bounds):
+        attrs = {"stride": stride, "extent": extent}
+        x = builder.append("within", (x, count), shape, dtype, **attrs)
+    return x
+
+
+def permuted(bounds: Bounds, shape: Shape, perm: Sequence[int]) -> Bounds:
+    """Bounds of a value of ``shape`` as those of its permutation."""
+    result = [shape[p] for p in perm]
+    return _moved(bounds, shape, result, lambda axis: perm.index(axis))
+
+
+def unspecified(graph: Graph, output: int) -> Bounds:
+    """What of an output of ``graph`` holds anything: nobody writes it."""
+    node = graph.nodes[output]
+    if node.op == "within":
+        return unspecified(graph, node.inputs[0]) | {_bound_of(node)}
+    if node.op == "reshape":
+        return unspecified(graph, node.inputs[0])
+    if node.op == "permute":
+        source = node.inputs[0]
+        return permuted(unspecified(graph, source), graph.nodes[source].shape, node.attr("perm"))
+    return _NONE
+
+
+def unwritten(graph: Graph, path: Sequence[int]) -> Bounds:
+    """What ``unspecified`` says of the output at the end of ``path``, said of its first node.
+
+    Each node of the path reads the one before, elementwise or through a reshape or permutation.
+    """
+    found = _NONE
+    for at in reversed(path[1:]):
+        node = graph.nodes[at]
+        if node.op == "within":
+            found |= {_bound_of(node)}
+        elif node.op == "permute":
+            perm = node.attr("perm")
+            source = graph.nodes[node.inputs[0]].shape
+            found = _moved(found, node.shape, source, perm.__getitem__)
+    return found
+
+
+def unneeded(graph: Graph) -> list[Bounds]:
+    """For every node what none of its readers needs of it. All of an output is needed."""
+    found: list[Bounds | None] = [None] * len(graph.nodes)
+    for output in graph.outputs:
+        found[output] = _NONE
+    hidden = false_beyond(graph)
+    for i in reversed(range(len(graph.nodes))):
+        node, own = graph.nodes[i], found[i]
+        if own is None:  # nobody reads it
+            own = found[i] = _NONE
+        for k, x in enumerate(node.inputs):
+            bounds = _of_operand(graph, node, k, own, hidden)
+            before = found[x]
+            found[x] = bounds if before is None else before & bounds
+    return [b or _NONE for b in found]
+
+
+def false_beyond(graph: Graph) -> list[Bounds]:
+    """For every node of type bool behind which bounds it is false everywhere."""
+    found: list[Bounds] = []
+    for node in graph.nodes:
+        found.append(_false_beyond(graph, node, found) if node.dtype == "bool" else _NONE)
+    return found
+
+
+def _false_beyond(graph: Graph, node: Node, known: Sequence[Bounds]) -> Bounds:
+    operands = [known[x] for x in node.inputs]
+    if node.op in ("lt", "gt"):
+        place, count = node.inputs if node.op == "lt" else reversed(node.inputs)
+        line, number = graph.nodes[place], graph.nodes[count]
+        if line.op == "iota" and number.op == "input" and number.shape == ():
+            dim = line.attr("dim")
+            return frozenset((Bound(math.prod(line.shape[dim + 1 :]), line.shape[dim], count),))
+    elif node.op in ("logical_and", "logical_or"):
+        full = all(graph.nodes[x].shape == node.shape for x in node.inputs)
+        left, right = operands
+        return ((left | right) if node.op == "logical_and" else (left & right)) if full else _NONE
+    elif node.op == "reshape":
+        return operands[0]
+    elif node.op == "permute":
+        return permuted(operands[0], graph.nodes[node.inputs[0]].shape, node.attr("perm"))
+    elif node.op == "broadcast":
+        source = graph.nodes[node.inputs[0]].shape
+        lead = len(node.shape) - len(source)
+        return _moved(operands[0], source, node.shape, lambda axis: axis + lead)
+    return _NONE
+
+
+def _bound_of(node: Node) -> Bound:
+    return Bound(node.attr("stride"), node.attr("extent"), node.inputs[1])
+
+
+def _of_operand(graph: Graph, node: Node, k: int, own: Bounds, hidden: Sequence[Bounds]) -> Bounds:
+    """What a reader does not need of its operand ``k``, ``own`` not being needed of itself."""
+    source = graph.nodes[node.inputs[k]].shape
+    if node.op == "within":
+        return own | {_bound_of(node)} if k == 0 else _NONE
+    if node.kind is OpKind.POINTWISE:
+        if source != node.shape:
+            return _NONE
+        condition = node.inputs[0]
+        masked = node.op == "where" and k == 1 and graph.nodes[condition].shape == node.shape
+        return own | hidden[condition] if masked else own
+    if node.op == "reshape":
+        return own
+    table = _axes(graph, node, k)
+    return _moved(own, node.shape, source, table)
+
+
+def _axes(graph: Graph, node: Node, k: int) -> Callable[[int], int | None]:
+    """For an axis of a result the axis of operand ``k`` from which alone it is made, element for
+    element, or None."""
+    source = graph.nodes[node.inputs[k]].shape
+    rank = len(node.shape)
+    match node.op:
+        case "permute":
+            return lambda axis: int(node.attr("perm")[axis])
+        case "broadcast":
+            lead = rank - len(source)
+            return lambda axis: axis - lead if axis >= lead else None
+        case "sum" | "prod" | "max" | "min" | "any" | "all" | "argmax" | "argmin":
+            kept = [a for a in range(len(source)) if a not in node.attr("axes")]
+            return lambda axis: kept[axis]
+        case "matmul":
+            own = rank - 2 if k == 0 else rank - 1
+            return lambda axis: axis if axis < rank - 2 or axis == own else None
+        case "matmul_grouped":
+            return lambda axis: 0 if axis == 0 and k == 0 else None
+        case "conv" | "conv_transpose":
+            return lambda axis: 0 if axis == 0 and k == 0 else None
+        case "window_max" | "window_sum":
+            whole = rank - len(node.attr("kernel"))
+            return lambda axis: axis if axis < whole else None
+        case "slice":
+            return lambda axis: axis if _is_whole(node, axis) else None
+        case "flip":
+            return lambda axis: None if axis in node.attr("dims") else axis
+        case "cat":
+            return lambda axis: None if axis == node.attr("dim") else axis
+        case "pad":
+            added = [lo or hi for lo, hi in zip(node.attr("lo"), node.attr("hi"), strict=True)]
+            return lambda axis: None if added[axis] else axis
+        case "take":
+            return _of_take(graph, node, k)
+    return lambda _: None
+
+
+def _is_whole(node: Node, axis: int) -> bool:
+    return bool(node.attr("starts")[axis] == 0 and node.attr("steps")[axis] == 1)
+
+
+def _of_take(graph: Graph, node: Node, k: int) -> Callable[[int], int | None]:
+    dim, rank = node.attr("dim"), len(graph.nodes[node.inputs[1]].shape)
+    if k == 1:
+        return lambda axis: axis - dim if dim <= axis < dim + rank else None
+
+    def of_source(axis: int) -> int | None:
+        return axis if axis < dim else None if axis < dim + rank else axis - rank + 1
+
+    return of_source
+
+
+def _moved(
+    bounds: Bounds, shape: Shape, target: Sequence[int], axes: Callable[[int], int | None]
+) -> Bounds:
+    """Bounds of a value of ``shape`` as those of one of shape ``target``, axis by axis.
+
+    Those of axes that have none there are left out. An axis that is longer there, of which the
+    first elements are read, has its bound where that is all of the axis.
+    """
+    found = set()
+    for stride, extent, count in bounds:
+        if (place := _place(stride, extent, shape)) is None:
+            continue
+        axis, inner = place
+        if (other := axes(axis)) is None:
+            continue
+        outer = math.prod(target[other + 1 :])
+        if target[other] == shape[axis]:
+            found.add(Bound(inner * outer, extent, count))
+        elif target[other] > shape[axis] and (inner, extent) == (1, shape[axis]):
+            found.add(Bound(outer, target[other], count))
+    return frozenset(found)
+
+
+def _place(stride: int, extent: int, shape: Sequence[int]) -> tuple[int, int] | None:
+    """The axis of which a bound is a factor, and how many elements of it lie within one."""
+    step = 1
+    for axis in reversed(range(len(shape))):
+        end = step * shape[axis]
+        if step <= stride and stride * extent <= end and extent > 1:
+            fits = stride % step == 0 and end % (stride * extent) == 0
+            return (axis, stride // step) if fits else None
+        step = end
+    return None
