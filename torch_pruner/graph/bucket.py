@@ -22,7 +22,7 @@ from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 __all__ = ["Bucket", "NotAlikeError", "bucketed"]
 
@@ -114,8 +114,11 @@ class Writer:
         operands = [self.new[i] for i in both.operands]
         if a.op == "slice":
             a, operands = self._without_tails(a, b, operands[0])
+            fixed = [axis for axis, (large, small) in enumerate(pairs) if large == small]
+            operands[0] = self._counted(operands[0], fixed)
         if a.op in ("take", "gather"):
             operands[1] = self._from_the_front(operands[0], operands[1], a.attr("dim"))
+            operands[0] = self._counted(operands[0], [a.attr("dim")])
         for k, (numbers, value) in RULES[a.op].masks(a, self._operands(operands)).items():
             operands[k] = self.masked(operands[k], frozenset(numbers), value)
             self.new[both.operands[k]] = operands[k]  # who reads it later reads what is masked
@@ -188,16 +191,33 @@ class Writer:
 
     def ended(self, output: int) -> int:
         """An output, of which what counts comes first along each axis, and the rest is nothing."""
-        known = self.known[output]
-        stride, bounds = 1, []
-        for axis in reversed(range(len(known.dims))):
-            known.padding_last(axis)
-            if known.along((axis,)):
-                pair = known.dims[axis][0]
-                inner = known.pairs[axis][0] // pair[0]
-                bounds.append(Bound(stride * inner, pair[0], self.count(pair)))
-            stride *= known.pairs[axis][0]
-        return bounded(self.builder, output, bounds)
+        axes = range(len(self.known[output].dims))
+        for axis in axes:
+            self.known[output].padding_last(axis)
+        return bounded(self.builder, output, self._bounds(output, axes))
+
+    def _bounds(self, x: int, axes: Iterable[int]) -> list[Bound]:
+        """What counts of ``x`` along those of these axes whose padding comes last."""
+        known, bounds = self.known[x], []
+        for axis in axes:
+            first, *rest = known.dims[axis] or ((1, 1),)
+            if first[0] != first[1] and all(large == small for large, small in rest):
+                inner = math.prod(n for n, _ in known.pairs[axis + 1 :])
+                stride = inner * math.prod(n for n, _ in rest)
+                bounds.append(Bound(stride, first[0], self.count(first)))
+        return bounds
+
+    def _counted(self, x: int, axes: Iterable[int]) -> int:
+        """``x`` for a reader that reads nothing but what counts along these axes: kernels need not
+        make the rest for it."""
+        axes = list(axes)
+        if self.builder.nodes[x].op == "input" or not (bounds := self._bounds(x, axes)):
+            return x
+        known, unknown = self.known[x], self.known[x].along(axes)
+        facts = [UNKNOWN if k in unknown else fact for k, fact in enumerate(known.facts)]
+        at = bounded(self.builder, x, bounds)
+        self.known.setdefault(at, replace(known, facts=tuple(facts), index=None, value=None))
+        return at
 
     # Masks
 
@@ -386,6 +406,7 @@ class Writer:
         end of what counts."""
         known, line = self.known[x], ((length, length),)
         known.padding_last(axis)
+        x = self._counted(x, [axis])
         first = self._scalar("add", self.const(start, COUNT_DTYPE), known.pairs[axis], COUNT_DTYPE)
         at = self.make("iota", [], line, COUNT_DTYPE, dim=0)
         at = self.make("mul", [at, self.const(step, COUNT_DTYPE)], line, COUNT_DTYPE)

@@ -17,14 +17,20 @@ class Serves:
     """Computes any size in one that is larger, in eager, and notes which in which."""
 
     def __init__(self, gm, *, ready=(), refuses=False):
-        self.gm, self.served, self.known, self.refuses = gm, [], set(ready), refuses
+        self.gm, self.served, self.cached, self.refuses = gm, [], set(ready), refuses
+
+    def known(self, args):
+        return None
+
+    def shared(self, args):
+        return None
 
     def call(self, args, large, text):
         self.served.append((sizes_of(args), text))
         return None if self.refuses else Builds(self.gm)(args, text)
 
     def ready(self, args):
-        return sizes_of(args) in self.known
+        return sizes_of(args) in self.cached
 
 
 def sizes_of(args):

@@ -26,6 +26,7 @@ from torch_pruner.dynamo.lower.aten import (
     Value,
     dtype_name,
 )
+from torch_pruner.dynamo.lower.aten.registry import VARIES
 from torch_pruner.dynamo.lower.aten.value import DTYPE_NAMES, Number
 from torch_pruner.dynamo.lower.bounds import watched
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
@@ -196,7 +197,14 @@ def import_node(
         return value
     assert isinstance(node.target, torch._ops.OpOverload)
     asked = [] if demands is None else demands
-    call = OpCall(builder, output_fakes(node), used_outputs(node), asked, in_place)
+    call = OpCall(
+        builder,
+        output_fakes(node),
+        used_outputs(node),
+        asked,
+        in_place,
+        bool(node.meta.get(VARIES)),
+    )
 
     def replaced(arg: fx.Node) -> Values:
         return env[arg] if arg in env else _unread(builder, arg)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
-    from torch_pruner.dynamo.sizes.sized_call import Build, Larger, Sizes
+    from torch_pruner.dynamo.sizes.sized_call import Build, Larger, Share, Sizes
     from torch_pruner.dynamo.sizes.symbolic import SizedArgument, SizedArguments
 
 _log = log.logger(__name__)
@@ -55,6 +55,9 @@ class BackgroundSizes(SizedCall):
             self._latest = key
             return call(args)
         near = self._near.get(key)
+        if near is None and self._larger is not None:
+            call = self._larger.known(args)
+            near = None if call is None else (1.0, self._serve(key, 1.0, call))
         if near is None or near[0] > CLOSE:
             given = given_of(args)
             self._wish(key, partial(self._decide, key, given, self._latest))
@@ -62,10 +65,10 @@ class BackgroundSizes(SizedCall):
         run = self._other or self._eager if near is None else near[1]
         return run(args)
 
-    def prepare(self, args: SizedArguments, build: Build) -> None:
+    def prepare(self, args: SizedArguments, build: Build, share: Share | None = None) -> None:
         key = self._latest = self._sizes(args)
         given = given_of(args)
-        self._wish((key, build), partial(self._prepare, key, given, build))
+        self._wish((key, build), partial(self._prepare, key, given, build, share))
 
     def _wish(self, name: object, work: Callable[[], object]) -> None:
         """Have ``work`` done, unless what has this ``name`` is waiting already."""
@@ -74,9 +77,11 @@ class BackgroundSizes(SizedCall):
             wishes[name] = work
             self._queue.submit(self._job)
 
-    def _prepare(self, key: Sizes, given: list[SizedArgument], build: Build) -> None:
+    def _prepare(
+        self, key: Sizes, given: list[SizedArgument], build: Build, share: Share | None
+    ) -> None:
         with self._lock:
-            self._made(key, given, build)
+            self._prepared(key, given, build, share)
 
     def _decide(self, key: Sizes, given: list[SizedArgument], before: Sizes) -> None:
         """What a blocking call would have done, with nobody waiting."""

@@ -9,11 +9,13 @@ comes is captured (a tenth of a second) and compared with it, operator by operat
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner import exc
 from torch_pruner.compiler import kernels
@@ -36,13 +38,17 @@ from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import one_at_a_time
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep
 from torch_pruner.dynamo.sizes import symbolic
+from torch_pruner.dynamo.sizes.every_size import EverySize, Sample
+from torch_pruner.dynamo.sizes.formulas import Formulas, expressions_of
 from torch_pruner.dynamo.sizes.padded_region import PaddedRegion, Spare, bucket_of, with_room
+from torch_pruner.dynamo.sizes.varying import samples_of, ways_to_vary
 from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError
 from torch_pruner.log import PhaseTimer, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
+    import sympy
     from torch import fx
 
     from torch_pruner.config import Config
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.lower.calls import BoxedCall, StepCall
     from torch_pruner.dynamo.run.runtime import RegionCall
     from torch_pruner.dynamo.sizes.symbolic import SizedArguments
+    from torch_pruner.dynamo.sizes.varying import Varying
 
     _Sizes = tuple[object, ...]  # of each argument its shape, or what it is
 
@@ -59,6 +66,7 @@ __all__ = ["Buckets"]
 
 log = logger(__name__)
 MOST_PROGRAMS = 8  # programs for several sizes that a graph has
+MOST_SHARED = 4  # programs for every size that a graph has
 MOST_REFUSED = 3  # times that sizes are compared without success
 COUNT = getattr(torch, COUNT_DTYPE)
 
@@ -83,6 +91,7 @@ class Buckets:
         self._large: dict[_Sizes, Program] = {}  # by the sizes of the arguments
         self._runs: dict[tuple[Sequence[object], ...], list[StepCall]] = {}
         self._spare = Spare()
+        self._shared: list[_Shared] = []  # the smallest first
         self._latest: tuple[_Sizes, fx.GraphModule, Program] | None = None
         self._refused = 0
 
@@ -113,6 +122,123 @@ class Buckets:
         self._refused -= 1
         return found
 
+    def known(self, args: SizedArguments) -> BoxedCall | None:
+        """A call for sizes as those of ``args`` in a program for every size that is there."""
+        symbols = symbolic.symbols_of(self._gm, args)
+        for shared in self._shared:
+            if shared.sizes.covers(symbols):
+                return self._shared_call(shared, symbols)
+        return None
+
+    def shared(self, args: SizedArguments, config: Config | None = None) -> BoxedCall | None:
+        """A call for sizes as those of ``args`` in the program for every size up to some.
+
+        Compiled under ``config`` (None: as all others) if there is none for these, or none that was
+        compiled so. None if the graph does not allow it, or has enough of them.
+        """
+        symbols = symbolic.symbols_of(self._gm, args)
+        again = config is not None and config != self._config
+        for shared in [] if again else self._shared:
+            if shared.sizes.covers(symbols):
+                return self._shared_call(shared, symbols)
+        expressions = self._expressions
+        if not self._usable or expressions is None or len(self._shared) >= MOST_SHARED:
+            return None
+        self._expressions = None  # unless it succeeds
+        try:
+            call = self._share(args, expressions, config or self._config)
+        except (NotAlikeError, exc.CacheMiss) as err:
+            log.debug("%s is compiled for each size: %s", self._label, err)
+            return None
+        self._expressions = expressions
+        return call
+
+    @functools.cached_property
+    def _expressions(self) -> set[sympy.Expr] | None:
+        return expressions_of(self._gm)
+
+    @one_at_a_time
+    def _share(
+        self, args: SizedArguments, expressions: set[sympy.Expr], config: Config
+    ) -> BoxedCall | None:
+        symbols = symbolic.symbols_of(self._gm, args)
+        sizes = self._every_size(args, symbols, expressions)
+        text = ",".join(map(str, sizes.most.values()))
+        name, wide = f"{self._label}[..{text}]", sizes.large
+        runs = self._compiled(sizes.buckets, wide, name, config)
+        shared = _Shared(sizes, wide, runs, name)
+        # A list of its own: other threads may go through it.
+        others = [s for s in self._shared if s.sizes.most != shared.sizes.most]
+        self._shared = sorted([*others, shared], key=lambda s: math.prod(s.sizes.most.values()))
+        return self._shared_call(shared, symbols, checked=config.check == "first-call")
+
+    def _every_size(
+        self, args: SizedArguments, symbols: Mapping[Hashable, int], expressions: set[sympy.Expr]
+    ) -> EverySize:
+        """Raises ``NotAlikeError``."""
+        refused: Exception = NotAlikeError("sizes that do not vary")
+        for varying in ways_to_vary(symbols, functools.partial(symbolic.allows, self._gm)):
+            try:
+                return self._varied(args, symbols, varying, expressions)
+            except (NotAlikeError, ValueError, RuntimeError) as err:  # torch's, of sizes that clash
+                log.debug("%s does not vary so: %s", self._label, err)
+                refused = err
+        raise NotAlikeError(str(refused))
+
+    def _varied(
+        self,
+        args: SizedArguments,
+        symbols: Mapping[Hashable, int],
+        varying: Varying,
+        expressions: set[sympy.Expr],
+    ) -> EverySize:
+        gm, samples = self._gm, list[Sample]()
+        room = [shared.sizes.most for shared in self._shared]
+        for numbers in samples_of(symbols, varying, symbolic.most_of(gm), room):
+            if not symbolic.allows(gm, numbers):
+                raise NotAlikeError("sizes that Dynamo's guards refuse")
+            given = symbolic.with_symbols(gm, args, numbers)
+            if given is None:
+                raise NotAlikeError("sizes that no argument has")
+            samples.append(Sample(numbers, self._described(given)[1]))
+        large, *small = samples
+        wide = large.program
+        if not wide.regions or any(_wiring(s.program) != _wiring(wide) for s in small):
+            raise NotAlikeError("programs of different steps")
+        buckets = [
+            [bucket_of(a, b) for a, b in zip(wide.regions, one.program.regions, strict=True)]
+            for one in small
+        ]
+        formulas = Formulas(expressions, [s.symbols for s in samples], varying)
+        return EverySize(formulas, varying, large, small, buckets)
+
+    def _shared_call(
+        self, shared: _Shared, symbols: Mapping[Hashable, int], *, checked: bool = False
+    ) -> BoxedCall | None:
+        if (found := shared.sizes.at(symbols)) is None:
+            return None
+        program, buckets = found
+        call = self._joined(buckets, shared.runs, shared.wide, program)
+        return self._guarded(self._gm, call, shared.name, checked=checked)
+
+    def _guarded(
+        self, graph: fx.GraphModule, call: BoxedCall, name: str, *, checked: bool
+    ) -> BoxedCall:
+        """``call`` with eager behind it; ``checked``: compared with it first."""
+
+        def failed(_: Exception) -> None:
+            self._refused, self._shared = MOST_REFUSED, []
+
+        if not checked:
+            return FirstCall(
+                functools.partial(run_eager, graph), call, name, strict=self._config.strict,
+                failed=failed, device=self._device,
+            )  # fmt: skip
+        return CheckedCall(
+            graph, call, name, strict=self._config.strict, failed=failed,
+            device=self._device, least_bound=bound_of_weights(self._config.rounded_bits),
+        )  # fmt: skip
+
     def ready(self, args: SizedArguments) -> bool:
         """Whether the cache has the kernels for sizes as those of ``args``."""
         if not self._usable:
@@ -142,21 +268,9 @@ class Buckets:
         if new:
             if len(self._runs) >= MOST_PROGRAMS:
                 return None
-            self._runs[key] = self._compiled(buckets, wide, name)
+            self._runs[key] = self._compiled(buckets, wide, name, self._config)
         call = self._joined(buckets, self._runs[key], wide, small)
-
-        def failed(_: Exception) -> None:
-            self._refused = MOST_REFUSED
-
-        if not new or self._config.check != "first-call":
-            return FirstCall(
-                functools.partial(run_eager, graph), call, name, strict=self._config.strict,
-                failed=failed, device=self._device,
-            )  # fmt: skip
-        return CheckedCall(
-            graph, call, name, strict=self._config.strict, failed=failed,
-            device=self._device, least_bound=bound_of_weights(self._config.rounded_bits),
-        )  # fmt: skip
+        return self._guarded(graph, call, name, checked=new and self._config.check == "first-call")
 
     def _joined(
         self, buckets: Sequence[Bucket], runs: Sequence[StepCall], wide: Program, small: Program
@@ -168,9 +282,10 @@ class Buckets:
             run: StepCall
             if isinstance(step.does, RegionStep):
                 bucket, inner, large = next(regions)
-                counts = [
-                    torch.tensor(n, dtype=COUNT, device=small.device) for _, n in bucket.counts
-                ]
+                with _disable_current_modes():  # a capture has one of fake tensors
+                    counts = [
+                        torch.tensor(n, dtype=COUNT, device=small.device) for _, n in bucket.counts
+                    ]
                 checks = step.does.checks if self._device.checks_indices else ()
                 roomy = with_room(large, bucket.graph)
                 padding = PaddedRegion(inner, roomy, step.does, counts, self._spare)
@@ -200,10 +315,12 @@ class Buckets:
             self._large[key] = self._described(large)[1]
         return self._large[key]
 
-    def _compiled(self, buckets: Sequence[Bucket], wide: Program, name: str) -> list[StepCall]:
+    def _compiled(
+        self, buckets: Sequence[Bucket], wide: Program, name: str, config: Config
+    ) -> list[StepCall]:
         """Every region of ``wide`` with its bucket's graph in place of its own."""
         timer = PhaseTimer()
-        compiler = self._device.compiler(self._config, timer)
+        compiler = self._device.compiler(config, timer)
         count = TensorSpec.make((), (), COUNT)
         runs: list[StepCall] = []
         steps, built, left = list[ProgramStep](), list[BuiltRegion](), iter(buckets)
@@ -224,6 +341,16 @@ class Buckets:
         graph = BuiltGraph(call, program, tuple(built))
         reports.add(graph.report(name, dict(timer.seconds), compiler.tunings))
         return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A program for every size: what it is at each, and its regions at the largest."""
+
+    sizes: EverySize
+    wide: Program
+    runs: list[StepCall]
+    name: str
 
 
 def _inner(call: RegionCall, region: RegionStep, device: Device) -> StepCall:

@@ -19,6 +19,7 @@ from torch_pruner.graph.bucket import Bucket, NotAlikeError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
+    from torch_pruner.dynamo.sizes.varying import Varying
     from torch_pruner.graph._padding import Pair
 
 __all__ = ["EverySize", "Sample"]
@@ -42,12 +43,14 @@ class EverySize:
     def __init__(
         self,
         formulas: Formulas,
+        varying: Varying,
         large: Sample,
         small: Sequence[Sample],
         buckets: Sequence[Sequence[Bucket]],
     ) -> None:
+        self._varying = varying
         first, second = (s.program for s in small)
-        self._large, self._like, self._buckets = large, first, buckets[0]
+        self._large, self._like, self.buckets = large, first, buckets[0]
         if any(not isinstance(s.does, RegionStep) for s in first.steps):
             raise NotAlikeError("what eager runs is written down for each size")
         others = second.constants
@@ -81,14 +84,21 @@ class EverySize:
                 [(numbers(*(t.shape for t in s)), numbers(*(t.strides for t in s))) for s in specs]
             )
         self._counts = [
-            numbers([a for a, _ in one.counts], [n for _, n in one.counts], [n for _, n in two.counts])
+            numbers(
+                [a for a, _ in one.counts], [n for _, n in one.counts], [n for _, n in two.counts]
+            )
             for one, two in zip(*buckets, strict=True)
         ]
         self._outputs: list[int | None] = []
         for places in zip(*(p.outputs for p in programs), strict=True):
             values = [value for _, value in places]
             known = all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-            self._outputs.append(formulas.number(values) if known else None)  # type: ignore[arg-type]
+            self._outputs.append(formulas.number(values) if known else None)
+
+    @property
+    def large(self) -> Program:
+        """The program of the largest size, which the kernels are made for."""
+        return self._large.program
 
     @property
     def most(self) -> Mapping[Hashable, int]:
@@ -97,14 +107,13 @@ class EverySize:
 
     def covers(self, symbols: Mapping[Hashable, int]) -> bool:
         """Whether these numbers of the symbols are at most those of the kernels."""
-        most = self._large.symbols
-        return symbols.keys() == most.keys() and all(n <= most[s] for s, n in symbols.items())
+        return self._varying.covers(symbols, self._large.symbols)
 
     def at(self, symbols: Mapping[Hashable, int]) -> tuple[Program, list[Bucket]] | None:
         """The program, and the buckets with their counts; None where something would be empty."""
         values = self._values(symbols)
         buckets = []
-        for bucket, places in zip(self._buckets, self._counts, strict=True):
+        for bucket, places in zip(self.buckets, self._counts, strict=True):
             counts: list[Pair] = [
                 (most, values[k]) for (most, _), k in zip(bucket.counts, places, strict=True)
             ]

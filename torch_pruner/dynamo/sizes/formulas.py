@@ -8,7 +8,7 @@ every size, without writing the graph down once more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import sympy
 import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from torch import fx
+
+    from torch_pruner.dynamo.sizes.varying import Varying
 
     Values = tuple[int, ...]
 
@@ -48,15 +50,25 @@ def expressions_of(gm: fx.GraphModule) -> set[sympy.Expr] | None:
 
 
 class Formulas:
-    """Expressions by their values at ``samples``, which give every symbol a number."""
+    """Expressions by their values at ``samples``, which give every symbol a number.
+
+    Symbols that keep a distance from another are taken for that one and the distance.
+    """
 
     def __init__(
-        self, expressions: set[sympy.Expr], samples: Sequence[Mapping[Hashable, int]]
+        self,
+        expressions: set[sympy.Expr],
+        samples: Sequence[Mapping[Hashable, int]],
+        varying: Varying,
     ) -> None:
         self._symbols = tuple(samples[0])
-        self._n_samples = len(samples)
         self._known: dict[Values, sympy.Expr] = {}
-        for expression in expressions:
+        same: dict[Any, Any] = {}
+        for (first, _), *others in varying.groups:
+            same |= {s: cast("Any", first) + d for s, d in others}
+        same |= {s: sympy.Integer(n) for s, n in varying.fixed}
+        for given in expressions:
+            expression = given.xreplace(same)
             values = tuple(int(cast("int", expression.xreplace(dict(s)))) for s in samples)
             other = self._known.setdefault(values, expression)
             if sympy.expand(other - expression) != 0:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.sizes.symbolic import Extents, SizedArgument, SizedArguments
 
     Build = Callable[[SizedArguments, str], BoxedCall]
+    Share = Callable[[SizedArguments], BoxedCall | None]
     Sizes = tuple[int | Extents, ...]
     """Numbers among the arguments, then the shapes of tensors that say what those do not."""
 
@@ -50,6 +51,12 @@ OFTEN = 16  # calls' worth of work that a size spends in a larger one before it 
 
 class Larger(Protocol):
     """What computes sizes in programs for larger ones (``sizes/buckets.py``)."""
+
+    def known(self, args: SizedArguments) -> BoxedCall | None:
+        """A call in a program for every size that is there already, or None."""
+
+    def shared(self, args: SizedArguments) -> BoxedCall | None:
+        """A call in the program for every size up to some, compiled if need be, or None."""
 
     def call(self, args: SizedArguments, large: SizedArguments, text: str) -> BoxedCall | None:
         """A call for the sizes of ``args`` in the program for those of ``large``, or None."""
@@ -106,11 +113,26 @@ class SizedCall:
         self._latest = key
         return call(args)
 
-    def prepare(self, args: SizedArguments, build: Build) -> None:
-        """Have the call for ``args`` ready, made by another ``build``."""
+    def prepare(self, args: SizedArguments, build: Build, share: Share | None = None) -> None:
+        """Have the call for ``args`` ready, made by ``share`` or else by another ``build``."""
         with self._lock:
             self._latest = self._sizes(args)
-            self._made(self._latest, args, build)
+            self._prepared(self._latest, args, build, share)
+
+    def _prepared(
+        self, key: Sizes, args: SizedArguments, build: Build, share: Share | None
+    ) -> None:
+        """What is shared takes the place of all that was; not where the cache has the kernels of
+        the size itself."""
+        larger = self._larger
+        found = None
+        if share is not None and larger is not None and not larger.ready(args):
+            found = share(args)
+        if found is None:
+            self._made(key, args, build)
+        else:
+            self._near.clear()
+            self._serve(key, 1.0, found)
 
     def _sizes(self, args: SizedArguments) -> Sizes:
         numbers = cast("Sequence[int]", self._pick_numbers(args))
@@ -126,6 +148,8 @@ class SizedCall:
         if key in self._calls:  # another thread was first
             return self._calls[key]
         grows = _grown(before, key)
+        if (call := self._share(key, args)) is not None:
+            return call
         near = self._nearest(key, args, self._arguments(before) if grows else None)
         if near is not None and grows:
             return near[1]  # there are as many sizes as tokens: none is worth a stop
@@ -140,6 +164,23 @@ class SizedCall:
         if self._other is None:
             self._other = self._general()
         return self._other
+
+    def _share(self, key: Sizes, args: SizedArguments) -> BoxedCall | None:
+        """The call for a size in the program for every size; None where the cache has the kernels
+        of the size itself before there is such a program."""
+        if self._larger is None or key in self._near:
+            return None
+        call = self._larger.known(args)
+        if call is None and not self._larger.ready(args):
+            call = self._larger.shared(args)
+        return None if call is None else self._serve(key, 1.0, call)
+
+    def _serve(self, key: Sizes, ratio: float, call: BoxedCall) -> BoxedCall:
+        """Have sizes computed by the program of a size that is ``ratio`` times larger."""
+        self._near[key] = ratio, call
+        if len(self._near) > MOST_NOTED:
+            del self._near[next(iter(self._near))]
+        return call
 
     def _pays(self, key: Sizes, times: float) -> bool:
         """Whether a size has come so many times before and there is room for it."""
@@ -171,10 +212,7 @@ class SizedCall:
         call = self._larger.call(args, given, _text(self._sizes(given)))
         if call is None:
             return None
-        self._near[key] = ratio, call
-        if len(self._near) > MOST_NOTED:
-            del self._near[next(iter(self._near))]
-        return self._near[key]
+        return ratio, self._serve(key, ratio, call)
 
     def _note(self, key: Sizes) -> None:
         if key in self._times and key not in self._near and len(self._calls) >= self._limit:

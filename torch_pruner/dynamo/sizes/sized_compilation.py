@@ -48,8 +48,9 @@ class SizedCompilation:
         call = self._made(larger)
         if (given := symbolic.hinted(graph.example_inputs)) is not None:
             if graph.takeover is not None and self._first.effort != "none":
-                call.prepare(given, self.compile_for)  # as drafted, which is there soon
-            call.prepare(given, self.compile_captured)
+                # As drafted, which is there soon.
+                call.prepare(given, self.compile_for, partial(larger.shared, config=self._later))
+            call.prepare(given, self.compile_captured, partial(larger.shared, config=self._first))
         return call
 
     def _made(self, larger: _QuietLarger) -> SizedCall:
@@ -118,6 +119,14 @@ class _QuietLarger:
 
     larger: Buckets
     fallback: Fallback
+
+    def known(self, args: SizedArguments) -> BoxedCall | None:
+        attempt = partial(self.larger.known, args)
+        return self.fallback.unless_broken(attempt, lambda: None, quietly=True)
+
+    def shared(self, args: SizedArguments, config: Config | None = None) -> BoxedCall | None:
+        attempt = partial(self.larger.shared, args, config)
+        return self.fallback.unless_broken(attempt, lambda: None, quietly=True)
 
     def call(self, args: SizedArguments, large: SizedArguments, text: str) -> BoxedCall | None:
         attempt = partial(self.larger.call, args, large, text)

@@ -16,16 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
+from torch_pruner.dynamo.lower.aten.registry import VARIES
 from torch_pruner.dynamo.lower.importer import attribute
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from torch_pruner.dynamo.lower.calls import RuntimeValue
 
 __all__ = [
-    "Given", "SizedArgument", "SizedArguments", "depends_on_sizes", "hinted", "rounded_up",
-    "with_sizes",
+    "Given", "SizedArgument", "SizedArguments", "allows", "depends_on_sizes", "hinted", "most_of",
+    "rounded_up", "symbols_of", "with_sizes", "with_symbols",
 ]  # fmt: skip
 
 SizedArgument: TypeAlias = "RuntimeValue | Given"
@@ -115,6 +116,41 @@ def rounded_up(
         top = max(now[s] for s in grown)
         room = [(1 << top.bit_length()) - top, *(most[s] - now[s] for s in grown if s in most)]
         known |= {s: now[s] + max(min(room), 0) for s in grown}
+    return with_symbols(gm, args, known)
+
+
+def symbols_of(gm: fx.GraphModule, args: SizedArguments) -> dict[Hashable, int]:
+    """The numbers that stand for the symbols of a graph's arguments."""
+    return _symbols([n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")], args)
+
+
+def most_of(gm: fx.GraphModule) -> dict[Hashable, int]:
+    """The largest numbers that symbols of a graph may stand for, where Dynamo knows them."""
+    return _most([n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")])
+
+
+def allows(gm: fx.GraphModule, known: Mapping[Hashable, int]) -> bool:
+    """Whether Dynamo would call the graph with these numbers for symbols, as far as its guards on
+    them were known when it was captured."""
+    values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
+    leaves = tree_leaves([_extents(v) for v in values])
+    found = [v.node.shape_env for v in leaves if isinstance(v, _SYMBOLIC)]
+    for env in {id(env): env for env in found}.values():
+        for guard in getattr(env, "guards", ()):
+            if guard.expr.xreplace(dict(known)) == False:  # noqa: E712  sympy's, or undecided
+                return False
+        for symbol, number in known.items():
+            limits = getattr(env, "var_to_range", {}).get(symbol)
+            if limits is not None and not limits.lower <= number <= limits.upper:
+                return False
+    return True
+
+
+def with_symbols(
+    gm: fx.GraphModule, args: SizedArguments, known: Mapping[Hashable, int]
+) -> list[SizedArgument] | None:
+    """``args`` with these numbers for symbols; None where some sizes are not computed from them."""
+    values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
     expressions = [
         v for v in tree_leaves([_extents(v) for v in values]) if isinstance(v, _SYMBOLIC)
     ]
@@ -197,6 +233,7 @@ def with_sizes(gm: fx.GraphModule, args: SizedArguments) -> fx.GraphModule:
                     continue  # an assertion about sizes, which held
             copy = copies[node] = graph.node_copy(node, copies.__getitem__)
             copy.meta = {**node.meta, "val": values.get(node)}
+            copy.meta[VARIES] = any(_is_number(values[x]) for x in node.all_input_nodes)
             if node.op == "placeholder" and _is_number(values[node]):
                 copies[node] = values[node]
     return fx.GraphModule(gm, graph)

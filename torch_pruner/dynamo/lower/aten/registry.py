@@ -33,7 +33,19 @@ R = TypeVar("R", bound=Rule)
 
 TABLE: dict[torch._ops.OpOverload, Rule] = {}
 
-__all__ = ["PROMOTION", "TABLE", "OpCall", "Operand", "Result", "Rule", "elementwise", "rule"]
+VARIES = "pruner_varies"  # in a node's meta: whether it has arguments that depend on the sizes
+
+__all__ = [
+    "PROMOTION",
+    "TABLE",
+    "VARIES",
+    "OpCall",
+    "Operand",
+    "Result",
+    "Rule",
+    "elementwise",
+    "rule",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,8 @@ class OpCall:
 
     ``demands`` are what eager tests of the operands' values, and raises where it does not hold.
     ``in_place``: the result may take the memory of the first operand, an input of the graph.
+    ``sized``: a number among its arguments is another at other sizes (``VARIES``), so that what
+    does nothing now may do something there.
     """
 
     builder: GraphBuilder
@@ -49,6 +63,7 @@ class OpCall:
     used: frozenset[int]
     demands: list[Demand] = field(default_factory=list)
     in_place: bool = False
+    sized: bool = False
 
     @property
     def shape(self) -> Shape:

@@ -188,6 +188,14 @@ class Value:
         starts[dim], steps[dim], shape[dim] = start, step, length
         return self.slice(starts, shape, steps)
 
+    def whole(self) -> Value:
+        """All of it as a slice, which stands for one that takes less at other sizes."""
+        none, ones = (0,) * self.ndim, (1,) * self.ndim
+        at = self.builder.append(
+            "slice", (self.id,), self.shape, self.dtype, starts=none, steps=ones
+        )
+        return self._new(at)
+
     def select(self, dim: int, index: int) -> Value:
         shape = self.shape[:dim] + self.shape[dim + 1 :]
         return self.narrow(dim, index, 1).reshape(shape)

@@ -1,0 +1,131 @@
+"""One program for every size: which sizes vary together, and its numbers at each."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+
+from tests.unit.dynamo.test_symbolic import captured_one
+from torch_pruner.dynamo.lower.program import describe
+from torch_pruner.dynamo.sizes import symbolic
+from torch_pruner.dynamo.sizes.every_size import EverySize, Sample
+from torch_pruner.dynamo.sizes.formulas import Formulas, UnknownNumberError, expressions_of
+from torch_pruner.dynamo.sizes.padded_region import bucket_of
+from torch_pruner.dynamo.sizes.varying import Varying, samples_of, varying_of, ways_to_vary
+from torch_pruner.graph.bucket import NotAlikeError
+
+A, B, C = sympy.symbols("a b c", integer=True, positive=True)
+FREE = Varying((((A, 0),), ((B, 0),)), ())
+
+
+def test_symbols_vary_as_guards_allow():
+    def allows(known):
+        return known[A] == 8 and known[C] == known[B] + 1
+
+    found = varying_of({A: 8, B: 5, C: 6}, allows)
+    assert found == Varying((((B, 0), (C, 1)),), ((A, 8),))
+    assert found.covers({A: 8, B: 9, C: 10}, {A: 8, B: 20, C: 21})
+    for other in ({A: 7, B: 9, C: 10}, {A: 8, B: 9, C: 9}, {A: 8, B: 21, C: 22}):
+        assert not found.covers(other, {A: 8, B: 20, C: 21})
+
+
+def test_symbols_of_one_number_may_vary_together():
+    free, equal, together = ways_to_vary({A: 4, B: 6, C: 6}, lambda _: True)
+    assert free.groups == (((A, 0),), ((B, 0),), ((C, 0),))
+    assert equal.groups == (((A, 0),), ((B, 0), (C, 0)))
+    assert together.groups == (((A, 0), (B, 2), (C, 2)),)
+
+
+def test_samples_leave_room_and_tell_symbols_apart():
+    large, one, two = samples_of({A: 6, B: 6}, FREE, {})
+    assert large == {A: 32, B: 33}
+    assert len({one[A], one[B], two[A], two[B]}) == 4
+    assert max(*one.values(), *two.values()) < 32
+
+
+def test_samples_go_as_far_as_a_limit_that_is_near():
+    assert samples_of({A: 20, B: 20}, FREE, {A: 512, B: 5000})[0] == {A: 512, B: 128}
+    assert samples_of({A: 20, B: 20}, FREE, {}, [{A: 300, B: 10}])[0] == {A: 300, B: 128}
+
+
+def test_sizes_with_little_room_are_refused():
+    with pytest.raises(NotAlikeError):
+        samples_of({A: 2, B: 2}, FREE, {A: 3})
+    with pytest.raises(NotAlikeError):
+        samples_of({A: 2}, Varying((), ((A, 2),)), {})
+
+
+def test_numbers_are_found_by_their_values():
+    formulas = Formulas(
+        {A, B, A * B, 2 * A + 1}, [{A: 8, B: 16}, {A: 5, B: 9}, {A: 7, B: 14}], FREE
+    )
+    places = [formulas.number(v) for v in ((128, 45, 98), (3, 3, 3), (17, 11, 15), (128, 45, 98))]
+    values = formulas.compiled()({A: 3, B: 4})
+    assert [values[k] for k in places] == [12, 3, 7, 12]
+    with pytest.raises(UnknownNumberError):
+        formulas.number((1, 2, 3))
+
+
+def test_a_number_that_two_expressions_explain_is_unknown():
+    formulas = Formulas({A, B}, [{A: 8, B: 8}, {A: 5, B: 5}, {A: 7, B: 7}], FREE)
+    with pytest.raises(UnknownNumberError):
+        formulas.number((8, 5, 7))
+    tied = Varying((((A, 0), (B, 0)),), ())
+    formulas = Formulas({A, B}, [{A: 8, B: 8}, {A: 5, B: 5}, {A: 7, B: 7}], tied)
+    place = formulas.number((8, 5, 7))
+    assert formulas.compiled()({A: 4, B: 4})[place] == 4
+
+
+def scores(x, y):
+    return x[:, None] * y.softmax(0), x.sum(0), x.shape[0] * 3
+
+
+def every_size(fn, *inputs):
+    """A graph at every size, and it written down at one."""
+    gm, examples = captured_one(fn, *inputs)
+    given = symbolic.hinted(examples)
+    assert given is not None
+    expressions = expressions_of(gm)
+    numbers = symbolic.symbols_of(gm, given)
+    varying = varying_of(numbers, lambda known: symbolic.allows(gm, known))
+
+    def sample(known):
+        at = symbolic.with_symbols(gm, given, known)
+        return Sample(known, describe(symbolic.with_sizes(gm, at), static=frozenset()))
+
+    large, *small = map(sample, samples_of(numbers, varying, symbolic.most_of(gm)))
+    regions = large.program.regions
+    buckets = [
+        [bucket_of(a, b) for a, b in zip(regions, s.program.regions, strict=True)] for s in small
+    ]
+    formulas = Formulas(expressions, [s.symbols for s in (large, *small)], varying)
+    return EverySize(formulas, varying, large, small, buckets), sample, numbers
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 3), (5, 6), (19, 4), (20, 24)])
+def test_a_program_at_any_size_is_the_one_that_is_written_down(n, m):
+    sizes, sample, numbers = every_size(scores, torch.rand(5, 8), torch.rand(6, 8))
+    at = {number: symbol for symbol, number in numbers.items()}
+    known = {**numbers, at[5]: n, at[6]: m}
+    assert sizes.covers(known)
+    program, buckets = sizes.at(known)
+    written = sample(known).program
+    for mine, theirs in zip(program.regions, written.regions, strict=True):
+        assert (mine.inputs, mine.outputs) == (theirs.inputs, theirs.outputs)
+    assert program.outputs == written.outputs
+    again = bucket_of(sizes.large.regions[0], written.regions[0])
+    assert buckets[0].counts == again.counts
+    assert buckets[0].graph == again.graph
+
+
+def test_a_size_without_elements_is_left_to_others():
+    sizes, _, numbers = every_size(lambda x: x[2:].exp(), torch.rand(9, 8))
+    first = next(s for s, n in numbers.items() if n == 9)
+    assert sizes.at({**numbers, first: 3}) is not None
+    assert sizes.at({**numbers, first: 2}) is None
+
+
+def test_quotients_and_conditions_are_no_polynomials():
+    gm, _ = captured_one(lambda x: x[: x.shape[0] // 2].sum(0), torch.rand(6, 8))
+    assert expressions_of(gm) is None

@@ -1,0 +1,130 @@
+"""Which sizes of a graph vary, which of them together, and how far a program for all of them goes.
+
+Dynamo captures a graph for the sizes that its guards allow. A symbol may be tied by them to one
+number (an image that is flattened into a layer), or to another symbol (a mask that is one longer
+than the cache). So a program is made for numbers that are as large as pays for symbols that vary
+freely, and keeps the distances of those that do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.bucket import NotAlikeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    Numbers = Mapping[Hashable, int]
+
+__all__ = ["Varying", "samples_of", "varying_of", "ways_to_vary"]
+
+ROOM = 4  # times the size that came first which a program for every size takes
+LEAST_ROOM = 8
+FAR = 64  # times the first size: a limit that is no further is as large as the program takes
+_NO_LIMIT = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """``groups`` of symbols that vary, each with the distances that its members keep from the
+    first of it; and the numbers of ``fixed`` ones."""
+
+    groups: tuple[tuple[tuple[Hashable, int], ...], ...]
+    fixed: tuple[tuple[Hashable, int], ...]
+
+    def covers(self, numbers: Numbers, most: Numbers) -> bool:
+        """Whether sizes vary as these do, and none is above ``most``."""
+        if any(numbers.get(s) != n for s, n in self.fixed):
+            return False
+        for group in self.groups:
+            base = numbers.get(group[0][0], _NO_LIMIT)
+            if base > most[group[0][0]] or any(numbers.get(s) != base + d for s, d in group):
+                return False
+        return True
+
+
+def ways_to_vary(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Iterator[Varying]:
+    """How the symbols of a graph may vary that came with ``numbers``: each by itself where guards
+    allow it; those of one number together (keys and values of a cache, of which no guard says that
+    they have one length); all together. Those that come first say more; a graph may refuse them.
+    """
+    first = varying_of(numbers, allows)
+    yield first
+    free = {group[0][0]: group for group in first.groups}
+    equal: dict[int, list[tuple[Hashable, int]]] = {}
+    for symbol, group in free.items():
+        equal.setdefault(numbers[symbol], []).extend(group)
+    if len(equal) < len(free):
+        yield Varying(tuple(tuple(group) for group in equal.values()), first.fixed)
+    if len(equal) > 1:
+        base = min(free, key=lambda s: numbers[s])
+        members = [(s, numbers[s] - numbers[base]) for group in free.values() for s, _ in group]
+        members.sort(key=lambda member: member[1])
+        yield Varying((tuple(members),), first.fixed)
+
+
+def varying_of(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Varying:
+    """How the symbols of a graph vary as far as its guards say."""
+    groups: list[tuple[tuple[Hashable, int], ...]] = []
+    fixed, tied = list[tuple[Hashable, int]](), list[Hashable]()
+    for symbol, number in numbers.items():
+        alone = all(allows({**numbers, symbol: n}) for n in (number + 1, number + 3))
+        if alone:
+            groups.append(((symbol, 0),))
+        else:
+            tied.append(symbol)
+    while tied:
+        first, *others = tied
+        partners = [s for s in others if _together(numbers, (first, s), allows)]
+        if partners and _together(numbers, (first, *partners), allows):
+            group = (first, *partners)
+            groups.append(tuple((s, numbers[s] - numbers[first]) for s in group))
+        else:
+            group = (first,)
+            fixed.append((first, numbers[first]))
+        tied = [s for s in tied if s not in group]
+    return Varying(tuple(groups), tuple(fixed))
+
+
+def _together(
+    numbers: Numbers, group: Sequence[Hashable], allows: Callable[[Numbers], bool]
+) -> bool:
+    return all(allows({**numbers, **{s: numbers[s] + d for s in group}}) for d in (1, 3))
+
+
+def samples_of(
+    numbers: Numbers, varying: Varying, most: Numbers, room: Sequence[Numbers] = ()
+) -> list[dict[Hashable, int]]:
+    """Numbers for the symbols: the largest that a program takes, and two that are smaller.
+
+    The largest is as far as Dynamo found that a size goes (``most``), if that is not too far, else
+    a power of two that leaves room, and no less than others had (``room``): what is not used costs
+    nothing but addresses. Numbers of different symbols differ, so that they are not taken for each
+    other. Raises ``NotAlikeError`` where there is no room for three.
+    """
+    samples: list[dict[Hashable, int]] = [dict(varying.fixed) for _ in range(3)]
+    taken: list[tuple[int, ...]] = []
+    for group in varying.groups:
+        first = group[0][0]
+        number = numbers[first]
+        limit = min(most.get(s, _NO_LIMIT) - d for s, d in group)
+        wanted = max(LEAST_ROOM, 1 << (ROOM * number - 1).bit_length())
+        top = limit if limit <= FAR * number else min(limit, wanted)
+        top = max([top, *(r.get(first, 0) for r in room)])
+        while top in {s[0] for s in taken}:
+            top += 1 if top < limit else -1
+        small = tuple(
+            next((n for n in range(begin, 1, -1) if all(n not in s for s in taken)), 0)
+            for begin in (top // 2 + 1, top - 1)
+        )
+        taken.append((top, *small))
+        if min(small) < 2 or len({*small, top}) < 3 or max(small) >= top:
+            raise NotAlikeError("a size that hardly varies")
+        for sample, chosen in zip(samples, (top, *small), strict=True):
+            sample |= {s: chosen + d for s, d in group}
+    if not varying.groups:
+        raise NotAlikeError("sizes that do not vary")
+    return samples
