@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_pruner import exc, families
 from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
+from torch_pruner.compiler.alike import tuned
 from torch_pruner.compiler.executors import release_later
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.compiler.remembered import history, learned
@@ -109,6 +110,7 @@ def choose(
     """
     choices = look_up(tasks, config, store, context)
     missing = [t for t in tasks if t.workload not in choices]
+    _remember(tasks, choices)
     if not missing:
         return choices
     if config.on_miss == "error":
@@ -128,7 +130,16 @@ def choose(
             found = tunings if tunings is not None else []
             assert executor is not None, "tuning needs something that times"
             choices |= _tune(missing, config, store, context, vendor, timer, found, executor())
+            _remember(missing, choices)
     return choices
+
+
+def _remember(tasks: Sequence[Task], choices: Mapping[str, Choice]) -> None:
+    """What was tuned is drafted for kernels that differ in extents alone."""
+    for task in tasks:
+        choice = choices.get(task.workload)
+        if choice is not None and choice.effort not in ("", "none"):
+            tuned.note(task, choice.candidate)
 
 
 def look_up(
@@ -190,6 +201,10 @@ def _claim_name(tasks: Sequence[Task], context: Context) -> str:
 
 def draft(task: Task) -> Candidate:
     """The schedule of least predicted latency, nothing measured."""
+    return _drafted(task)[1]
+
+
+def _drafted(task: Task) -> tuple[float, Candidate]:
     best: tuple[float, Candidate] | None = None
     for sketch in families.sketches_for(task):
         point = sketch.default()
@@ -197,7 +212,7 @@ def draft(task: Task) -> Candidate:
         if best is None or predicted < best[0]:
             best = predicted, Candidate(sketch.name, tuple(sorted(sketch.named(point).items())))
     assert best is not None
-    return best[1]
+    return best
 
 
 def _draft(
@@ -214,7 +229,10 @@ def _draft(
     choices = {}
     with timer.phase("draft"):
         for task in tasks:
-            choices[task.workload] = Choice(draft(task), "untuned")
+            predicted_s, candidate = _drafted(task)
+            alike = tuned.schedule_for(task, predicted_s)
+            alike = alike if alike is not None and _usable(alike, config) else None
+            choices[task.workload] = Choice(alike or candidate, "untuned")
             # What runs untuned for now is noted, for ``compiler.seen`` to find.
             drafted = config.effort == "none" and config.on_miss == "tune"
             effort = "none" if drafted else ""
