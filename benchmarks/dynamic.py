@@ -1,15 +1,17 @@
 """One compiled BERT, many sequence lengths: each length beside inductor with ``dynamic=True``.
 
-Buckets are tuned ahead, as a deployment would; other lengths run in their programs, masked, and as
-drafted once they came often. Contestants: eager, inductor dynamic, pruner dynamic, and for buckets
-pruner static. Per length: what the first calls with it took, and then latencies in turns.
-``--lengths every`` compares the results of every length from 1 to the longest with eager's, and
-counts Dynamo's compilations.
+The first capture is tuned, for every length; lengths come in random order. Contestants: eager,
+inductor dynamic, pruner dynamic, and for some lengths pruner static, tuned as long. Per length:
+what the first calls with it took, and then latencies in turns. ``--lengths every`` calls a model
+that was compiled without a word about sizes with every length from 2 to the longest, in random
+order: results beside eager's, programs, captures, and how much longer than eager's first calls
+took.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import random
 import statistics
@@ -23,7 +25,7 @@ from torch._dynamo.utils import counters
 from benchmarks import accuracy, models, tables, timing
 from benchmarks.arguments import add_tuning, backend_options, write_json
 from benchmarks.job import timed
-from torch_pruner.dynamo.sizes.sized_call import CLOSE, patience
+from torch_pruner.dynamo.run import reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +36,7 @@ LONGEST = 512
 BUCKETS = (64, 128, 256, 512)
 BACKENDS = ("inductor", "pruner")
 STATIC = "pruner static"
-FIRST = int(patience(CLOSE + 0.01)) + 2  # calls of ours with a new length: then nothing changes
+FIRST = 3  # calls with a new length: then nothing changes
 
 
 def tokens(length: int) -> dict[str, torch.Tensor]:
@@ -43,9 +45,12 @@ def tokens(length: int) -> dict[str, torch.Tensor]:
 
 
 def some_lengths(count: int, seed: int = 0) -> list[int]:
-    """The buckets and as many others, spread at random over all."""
+    """Those that static programs are made for, too, and as many others, in random order."""
     others = [n for n in range(2, LONGEST) if n not in BUCKETS]
-    return sorted([*BUCKETS, *random.Random(seed).sample(others, count - len(BUCKETS))])
+    order = random.Random(seed)
+    found = [*BUCKETS, *order.sample(others, count - len(BUCKETS))]
+    order.shuffle(found)
+    return found
 
 
 def dynamic(module: nn.Module, backend: str, options: dict[str, Any]) -> Callable[..., Any]:
@@ -54,34 +59,30 @@ def dynamic(module: nn.Module, backend: str, options: dict[str, Any]) -> Callabl
     return torch.compile(module, backend=backend, dynamic=True)
 
 
-def prewarm(module: nn.Module, options: dict[str, Any]) -> None:
-    import torch_pruner
-
-    torch_pruner.tune(module, [tokens(n) for n in BUCKETS], options)
-    torch._dynamo.reset()
-
-
 @torch.no_grad()
 def measure(options: argparse.Namespace, cache_dir: str) -> dict[str, Any]:
     """Latencies of some lengths."""
     module, _ = models.load(options.network, layers=options.layers)
     ours = backend_options(options) | {"cache_dir": cache_dir}
-    _, prewarm_s = timed(lambda: prewarm(module, ours))
     lengths = some_lengths(options.count)
     calls = {name: dynamic(module, name, ours) for name in BACKENDS}
     # The first capture is for symbols, so that no backend gets a graph for one length alone.
-    first = {name: _first_call(call, tokens(BUCKETS[1])) for name, call in calls.items()}
-    static = torch.compile(module, backend="pruner", dynamic=False, options=ours)
+    with reports.collect() as programs:
+        first = {name: _first_call(call, tokens(BUCKETS[1])) for name, call in calls.items()}
+    static = torch.compile(copy.deepcopy(module), backend="pruner", dynamic=False, options=ours)
     rows = []
     with torch._dynamo.config.patch(recompile_limit=64):
+        for n in BUCKETS:
+            static(**tokens(n))
         for n in lengths:
             given = tokens(n)
             contest = {name: _call(call, given) for name, call in calls.items()}
-            # Ours may compile for a length when it comes again and again.
-            new = {
-                name: [timed(c)[1] for _ in range(FIRST if name == "pruner" else 2)]
-                for name, c in contest.items()
-            }
+            with reports.collect() as made:
+                new = {
+                    name: [timed(c)[1] for _ in range(FIRST if name == "pruner" else 2)]
+                    for name, c in contest.items()
+                }
+            programs += made
             if n in BUCKETS:
                 contest[STATIC] = _call(static, given)
             contest["eager"] = _call(module, given)
@@ -94,7 +95,7 @@ def measure(options: argparse.Namespace, cache_dir: str) -> dict[str, Any]:
         "network": options.network,
         "layers": options.layers,
         "options": backend_options(options),
-        "prewarm_s": prewarm_s,
+        "programs": [graph.name for graph in programs],
         "capture_s": first,
         "lengths": rows,
     }
@@ -102,19 +103,55 @@ def measure(options: argparse.Namespace, cache_dir: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def compare(options: argparse.Namespace, cache_dir: str) -> dict[str, Any]:
-    """Differences from eager of every length, and how often Dynamo compiled."""
+    """Differences from eager of every length, what was compiled, and which calls took long."""
     module, _ = models.load(options.network, layers=options.layers)
-    ours = backend_options(options) | {"cache_dir": cache_dir, "on_miss": "fallback"}
-    ours["max_sizes"] = options.max_sizes
+    ours = backend_options(options) | {"cache_dir": cache_dir}
     before = counters["stats"]["unique_graphs"]
-    call = dynamic(module, "pruner", ours)
-    worst = 0.0
-    for n in range(1, LONGEST + 1, options.step):
-        given = tokens(n)
-        call(**given)  # the first call with a length is compared by the backend itself
-        worst = max(worst, accuracy.difference(_outputs(call(**given)), _outputs(module(**given))))
-    graphs = counters["stats"]["unique_graphs"] - before
-    return {"lengths": len(range(1, LONGEST + 1, options.step)), "graphs": graphs, "worst": worst}
+    call = torch.compile(module, backend="pruner", options=ours)
+    lengths = list(range(2, LONGEST + 1, options.step))
+    random.Random(0).shuffle(lengths)
+    rows: list[dict[str, float]] = []
+    with reports.collect() as programs:
+        for n in lengths:
+            given = tokens(n)
+            wanted, eager_s = timed(_call(module, given))
+            made = len(programs)
+            got, first_s = timed(_call(call, given))
+            worst = accuracy.difference(_outputs(got), _outputs(wanted))
+            rows.append(
+                {
+                    "length": n,
+                    "eager_s": eager_s,
+                    "first_s": first_s,
+                    "again_s": timed(_call(call, given))[1],
+                    "difference": worst,
+                    "programs": len(programs) - made,
+                }
+            )
+    return {
+        "machine": timing.machine(),
+        "network": options.network,
+        "layers": options.layers,
+        "options": backend_options(options),
+        "graphs": counters["stats"]["unique_graphs"] - before,
+        "programs": [graph.name for graph in programs],
+        "lengths": rows,
+    }
+
+
+def described(result: dict[str, Any]) -> str:
+    """What ``compare`` found, in words."""
+    rows = result["lengths"]
+    ready = [row for row in rows if not row["programs"]]
+    slowest = max(ready, key=lambda row: row["first_s"] - row["eager_s"])
+    over, eager = 1e3 * (slowest["first_s"] - slowest["eager_s"]), 1e3 * slowest["eager_s"]
+    return (
+        f"{len(rows)} lengths, {result['graphs']} captured graphs, programs "
+        f"{', '.join(result['programs'])}; largest difference from eager "
+        f"{max(row['difference'] for row in rows):.1e} of the largest output; of the calls that "
+        f"compiled nothing the slowest took {over:+.1f} ms over eager's {eager:.1f} "
+        f"(length {slowest['length']})"
+    )
 
 
 def _outputs(value: Any) -> list[torch.Tensor]:
@@ -172,7 +209,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lengths", default="some", choices=["some", "every"])
     parser.add_argument("--count", type=int, default=20, help="how many lengths are some")
     parser.add_argument("--step", type=int, default=1, help="every so many, of every")
-    parser.add_argument("--max-sizes", type=int, default=LONGEST, help="with --lengths every")
     add_tuning(parser)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=0.1, help="at least, for each contestant")
@@ -183,10 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="dynamic-") as folder:
         if options.lengths == "every":
             result = compare(options, options.cache_dir or folder)
-            print(
-                f"{result['lengths']} lengths, {result['graphs']} captured graphs, largest "
-                f"difference from eager {result['worst']:.1e} of the largest output"
-            )
+            print(described(result))
         else:
             result = measure(options, options.cache_dir or folder)
             print(render(result))
