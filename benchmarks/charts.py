@@ -80,7 +80,7 @@ def dynamic(data: Mapping[str, Any]) -> Figure:
         ]
         if not at:
             continue
-        x, y = zip(*at, strict=True)
+        x, y = zip(*sorted(at), strict=True)
         alone = name == "pruner static"
         style: dict[str, Any] = {"linestyle": "none", "marker": "x"} if alone else {"marker": "."}
         axes.plot(x, y, color=COLOURS[name], label=name, zorder=3, **style)
