@@ -9,6 +9,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.graph.nibbles import CONVERTED, IN_MANTISSA, LOOKED_UP
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -83,3 +84,33 @@ def test_blocks_of_one_tile(rows: int) -> None:
     point |= {"ahead": 0, "kb": 2}
     outputs, expected, _ = K.run(product(rows, 48, 512), "int4_panels", point)
     assert K.error(outputs, expected) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(1, 80, 200), (3, 33, 130)])
+@pytest.mark.parametrize("early", [0, 1])
+def test_ways_to_floats_are_exact(shape: tuple[int, int, int], early: int) -> None:
+    """Converted, looked up or set into a mantissa: all numbers at all places, the same bits."""
+    spec = product(*shape)
+    sketch = next(
+        s
+        for s in sketches_for(Task("int4", spec, TargetSpec.detect(2), 2))
+        if s.name == "int4_rows"
+    )
+    table = sketch.names.index("table")
+    found = {}
+    for way in (CONVERTED, *(int(w) for w in sketch.domains[table])):
+        point = {"vl": sketch.lanes, "nv": 2, "split": 1, "early": early, "table": way}
+        outputs, expected, _ = K.run(spec, "int4_rows", point | {"ahead": 0, "par": 0})
+        assert K.error(outputs, expected) < 1e-5
+        found[way] = outputs[0].view(np.uint32)
+    assert len(found) >= 2
+    assert all(np.array_equal(bits, found[CONVERTED]) for bits in found.values())
+
+
+def test_which_way_is_drafted() -> None:
+    """A core with one unit for whole vectors' permutations sets bits, others look numbers up."""
+    ways = {"znver4": IN_MANTISSA, "znver5": LOOKED_UP, "skylake-avx512": LOOKED_UP}
+    for mcpu, way in ways.items():
+        target = TargetSpec.from_dict({"kind": "llvm", "mcpu": mcpu}, 2)
+        (sketch, *_) = sketches_for(Task("int4", product(1, 768, 3072), target, 2))
+        assert dict(sketch.named(sketch.default()))["table"] == way, mcpu

@@ -1,8 +1,12 @@
 """Weights of few bits as kernels read them: a vector of words of a panel becomes some of floats.
 
-Lanes are columns, so a word's numbers are positions of the reduction. Where a register holds
-sixteen floats those of four bits are looked up (``vpermps`` takes the lowest four bits of each
-lane), which spares extending the sign and converting; elsewhere two shifts and a conversion do it.
+Lanes are columns, so a word's numbers are positions of the reduction. Numbers of four bits become
+floats in one of these ways (``LOOKED_UP`` where a register holds sixteen floats), all exact:
+
+* ``CONVERTED``: two shifts, which extend the sign, and a conversion.
+* ``LOOKED_UP``: a shift, and ``vpermps``, which takes the lowest four bits of each lane.
+* ``IN_MANTISSA``: bits are set into the mantissa of a power of two, where they lie in the word, and
+  that power is subtracted. Both are instructions that most units of a core have.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from torch_pruner.codegen.tir.builders import (
     vector,
 )
 from torch_pruner.codegen.tir.reader import imm
-from torch_pruner.graph.nibbles import WORD, per_word
+from torch_pruner.graph.nibbles import IN_MANTISSA, LOOKED_UP, WORD, per_word
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.operands import Nest
@@ -38,6 +42,8 @@ define <16 x float> @{_NAME}(<16 x i32> %i) alwaysinline {{
 }}
 """
 TABLE_LANES = 16
+_MANTISSA, _BIAS = 23, 127  # bits of a float32
+_IN_PLACE = 5  # numbers of four bits that a mantissa has room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Nibbles:
     words: Buffer
     scales: Buffer
     offsets: Buffer | None
-    table: bool
+    way: int  # CONVERTED, LOOKED_UP or IN_MANTISSA
 
     @property
     def per_word(self) -> int:
@@ -75,11 +81,30 @@ class Nibbles:
         def by(bits: Expr) -> Expr:
             return T.Broadcast(bits.astype("int32"), lanes)
 
-        if self.table:
+        if self.way == IN_MANTISSA:
+            return self._in_mantissa(words, i)
+        if self.way == LOOKED_UP:
             return T.call_extern(f"float32x{lanes}", _NAME, T.shift_right(words, by(i * self.bits)))
         highest = imm(WORD - self.bits)
         shifted = T.shift_left(words, by(highest - i * self.bits))
         return T.shift_right(shifted, by(highest)).astype(f"float32x{lanes}")
+
+    def _in_mantissa(self, words: Expr, i: Expr) -> Expr:
+        """With the power of two whose mantissa's bit, where a number begins, counts one."""
+        lanes, one = self.nest.vl, imm(1)
+        first = T.floormod(i, _IN_PLACE) * self.bits
+        moved = T.floordiv(i, _IN_PLACE) * (_IN_PLACE * self.bits)
+        exponent = T.shift_left(imm(_BIAS + _MANTISSA) - first, imm(_MANTISSA))
+        power = exponent + T.shift_left(one, first + (self.bits - 1))  # and the sign, which is set
+        mask = T.shift_left(imm((1 << self.bits) - 1), first)
+
+        def all_lanes(bits: Expr) -> Expr:
+            return T.Broadcast(bits.astype("int32"), lanes)
+
+        number = T.bitwise_and(T.shift_right(words, all_lanes(moved)), all_lanes(mask))
+        raised = T.bitwise_xor(number, all_lanes(power))
+        as_floats = f"float32x{lanes}"
+        return T.reinterpret(as_floats, raised) - T.reinterpret(as_floats, all_lanes(power))
 
     def scale(self, nb: Expr, g: Expr, j: Expr) -> Expr:
         """The scales of group ``g``, vector ``j`` of panel ``nb``."""
@@ -104,7 +129,7 @@ class Nibbles:
 
     def within(self, body: Stmt) -> Stmt:
         """``body`` with what it calls."""
-        return importing(_IR, body) if self.table else body
+        return importing(_IR, body) if self.way == LOOKED_UP else body
 
     def _at(self, nb: Expr, row: Expr, j: Expr, rows: int) -> Expr:
         nest = self.nest

@@ -57,8 +57,8 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
         out=out,
         kb=decisions.kb,
     )
-    table = decisions.vl * 4 == TABLE_BYTES and found.bits == 4
-    weights = nibbles_of(nest, found, dict(enumerate(inputs)), table=table)
+    way = int(decisions.vl * 4 == TABLE_BYTES and found.bits == 4)
+    weights = nibbles_of(nest, found, dict(enumerate(inputs)), way)
     nest.near = buffer(_rows(weights) * weights.per_word * nest.bn, con.acc_dtype, "near")
     copied = copy_first(nest) if nest.copied is not None else None
     products = compute(

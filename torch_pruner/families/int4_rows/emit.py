@@ -60,20 +60,18 @@ def emit(spec: Graph, decisions: Int4RowsDecisions[int], signature: Signature) -
         sums=None,
         out=out,
     )
-    weights = nibbles_of(nest, found, dict(enumerate(inputs)), table=bool(decisions.table))
+    weights = nibbles_of(nest, found, dict(enumerate(inputs)), decisions.table)
     work = _Rows(nest, weights, decisions)
     tasks = loop(nest.blocks, work.task, nest.kind, name="p")
     copied = copy_first(nest) if scratch else None
     return Emitted(weights.within(seq([copied, tasks])), inputs, [out], scratch)
 
 
-def nibbles_of(
-    nest: Nest, found: Int4Product, inputs: Mapping[int, Buffer], *, table: bool
-) -> Nibbles:
-    """The weights of a product among its inputs."""
+def nibbles_of(nest: Nest, found: Int4Product, inputs: Mapping[int, Buffer], way: int) -> Nibbles:
+    """The weights of a product among its inputs; ``way``: of ``codegen.parts.nibbles``."""
     words, scales, *offsets = (inputs[index] for index, _ in found.operands)
     return Nibbles(
-        nest, found.bits, found.group, words, scales, offsets[0] if offsets else None, table
+        nest, found.bits, found.group, words, scales, offsets[0] if offsets else None, way
     )
 
 

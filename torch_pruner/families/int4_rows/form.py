@@ -29,7 +29,7 @@ class Int4RowsDecisions(NamedTuple, Generic[N]):
     nv: N  # vectors of columns in a panel
     split: N  # sums of each element of the result side by side
     early: N  # 1: weights are scaled before they are multiplied; 0: sums of groups are
-    table: N  # 1: numbers are looked up in a register
+    table: N  # how numbers become floats: a way of ``codegen.parts.nibbles``
     ahead: N  # bytes from a read to its fetch
     par: N  # 1: panels in parallel
 

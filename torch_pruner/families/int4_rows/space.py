@@ -19,12 +19,14 @@ from torch_pruner.families.int4_rows.form import (
     int4_product,
 )
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
+from torch_pruner.graph.nibbles import CONVERTED, IN_MANTISSA, LOOKED_UP
 
 if TYPE_CHECKING:
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Task
 
 _STREAM = 4096.0  # bytes of a panel that are read before its stream is known
+_MASKS = 10  # registers with masks and powers of two, and what is made with them
 _WAITING, _FETCHED = 0.15, 0.1  # share of the stream's time in which nothing else happens
 
 
@@ -58,7 +60,8 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         vectors = -(-self.con.n // self.lanes)
         several = [v for v in (1, 2, 3, 4, 6, 8) if v <= vectors]
         early = [1] if self.found.offsets else [0, 1]
-        table = [int(has_table(self.task.target) and self.found.bits == 4)]
+        ways = [LOOKED_UP, IN_MANTISSA] if has_table(self.task.target) else [CONVERTED, IN_MANTISSA]
+        table = ways if self.found.bits == 4 else [CONVERTED]
         parallel = [0, 1] if self.task.threads > 1 else [0]
         options = ([self.lanes], several, [1, 2], early, table, [0, 2048, 4096], parallel)
         return tuple(np.array(d, dtype=np.int64) for d in options)
@@ -70,7 +73,7 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
     def _registers(self, c: Int4RowsDecisions[Array]) -> Array:
         tiles = self.con.rows * c.nv
         used: Array = tiles * (c.split + (c.early == 0)) + c.nv + c.nv * (c.early == 1) + 2
-        return used
+        return used + np.where(c.table == IN_MANTISSA, _MASKS, 0)
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
@@ -115,12 +118,16 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         """Cycles of a row of words of a panel."""
         target, rows, each = self.task.target, self.con.rows, self.found.per_word
         fmas = each * rows * c.nv
-        widened = each * c.nv * (np.where(c.table == 1, 2.0, 3.0) + (c.early == 1))
+        vectors = each * c.nv
+        looked_up = c.table == LOOKED_UP
+        widened = vectors * (np.where(looked_up, 2.0, 3.0) + (c.early == 1))
         shared = np.where(c.nv > 1, each * rows, 0.0)  # else a part of the product
         fetched = np.where(c.ahead > 0, c.nv * self.lanes / 16, 0.0)
         issued = fmas + widened + shared + c.nv + fetched + 2
         latency = each / c.split * machine.FMA_LATENCY
-        cycles = np.maximum(fmas / target.fma_per_cycle, latency)
+        # Shifts and permutations have half of the units that the other instructions have.
+        units = np.where(looked_up, 2.0 * vectors, (2.0 * vectors + fmas) / 2)
+        cycles = np.maximum(np.maximum(fmas, units) / target.fma_per_cycle, latency)
         loads = (each * rows + c.nv + fetched) / machine.LOADS_PER_CYCLE
         result: Array = np.maximum(np.maximum(cycles, loads), issued / machine.ISSUED_PER_CYCLE)
         return result
