@@ -342,7 +342,8 @@ class _MatmulGrouped(Rule):
 
 class _Prepared(Rule):
     def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
-        _refuse((f for o in operands for f in o.padding.facts), "weights whose size varies")
+        varies = [p for p in pairs if p[0] != p[1]]
+        _refuse([*varies, *(f for o in operands for f in o.padding.facts)], "weights that vary")
         return Padding(tuple(axis_of(p) for p in pairs))
 
 

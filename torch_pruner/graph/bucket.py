@@ -37,6 +37,25 @@ class Bucket:
     graph: Graph
     counts: tuple[Pair, ...]
 
+    def padded(self) -> Bucket:
+        """The same with its padding computed, too: where nothing is masked, the large graph."""
+        builder, new, kept = GraphBuilder(), list[int](), list[Pair]()
+        own = len(self.graph.inputs) - len(self.counts)
+        read = {x for n in self.graph.nodes if n.op != "within" for x in n.inputs}
+        for i, node in enumerate(self.graph.nodes):
+            attrs, operands = dict(node.attrs), [new[x] for x in node.inputs]
+            if node.op == "within":
+                new.append(operands[0])
+                continue
+            if node.op == "input" and node.attr("index") >= own:
+                if i not in read:
+                    new.append(-1)  # nobody reads it
+                    continue
+                kept.append(self.counts[node.attr("index") - own])
+                attrs["index"] = own + len(kept) - 1
+            new.append(builder.append(node.op, operands, node.shape, node.dtype, **attrs))
+        return Bucket(builder.finish([new[o] for o in self.graph.outputs]), tuple(kept))
+
 
 def bucketed(
     large: Graph,

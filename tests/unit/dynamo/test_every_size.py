@@ -31,10 +31,12 @@ def test_symbols_vary_as_guards_allow():
 
 
 def test_symbols_of_one_number_may_vary_together():
-    free, equal, together = ways_to_vary({A: 4, B: 6, C: 6}, lambda _: True)
+    free, equal, together, *but_one = ways_to_vary({A: 4, B: 6, C: 6}, lambda _: True)
     assert free.groups == (((A, 0),), ((B, 0),), ((C, 0),))
     assert equal.groups == (((A, 0),), ((B, 0), (C, 0)))
     assert together.groups == (((A, 0), (B, 2), (C, 2)),)
+    assert [way.fixed for way in but_one] == [((A, 4),), ((B, 6),), ((C, 6),)]
+    assert but_one[0].groups == (((B, 0),), ((C, 0),))
 
 
 def test_samples_leave_room_and_tell_symbols_apart():

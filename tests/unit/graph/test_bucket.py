@@ -83,6 +83,20 @@ def agree(build, large=LARGE, small=SMALL, *, counts=None, zeroed=(), written=()
     return bucket
 
 
+def test_padding_that_is_computed_needs_fewer_counts():
+    def build(b, n):
+        x, y = b.input(0, (n, 6), "float32"), b.input(1, (n + 2, 6), "float32")
+        return [b.pointwise("exp", x), b.reduce("sum", y, (0,))]
+
+    large, small = graphs(build, LARGE, SMALL)
+    bucket = bucketed(large, small)
+    padded = bucket.padded()
+    assert len(bucket.counts) == 2
+    assert padded.counts == ((LARGE + 2, SMALL + 2),)
+    assert_close(*run(padded, small), 1e-5)
+    assert not any(n.op == "within" for n in padded.graph.nodes)
+
+
 def refused(build, large=LARGE, small=SMALL):
     with pytest.raises(NotAlikeError):
         bucketed(*graphs(build, large, small))

@@ -49,7 +49,8 @@ class Varying:
 def ways_to_vary(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Iterator[Varying]:
     """How the symbols of a graph may vary that came with ``numbers``: each by itself where guards
     allow it; those of one number together (keys and values of a cache, of which no guard says that
-    they have one length); all together. Those that come first say more; a graph may refuse them.
+    they have one length); all together; all but one, which stays as it is. Those that come first
+    say more; a graph may refuse them.
     """
     first = varying_of(numbers, allows)
     yield first
@@ -64,6 +65,9 @@ def ways_to_vary(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Iterato
         members = [(s, numbers[s] - numbers[base]) for group in free.values() for s, _ in group]
         members.sort(key=lambda member: member[1])
         yield Varying((tuple(members),), first.fixed)
+    for symbol, group in free.items() if len(free) > 1 else ():
+        kept = tuple(g for g in first.groups if g is not group)
+        yield Varying(kept, (*first.fixed, *((s, numbers[symbol] + d) for s, d in group)))
 
 
 def varying_of(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Varying:
