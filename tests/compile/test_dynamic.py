@@ -117,7 +117,7 @@ def test_padding_stays_out_of_results(backend):
             mask = torch.rand(3, n) > 0.2
             for got, wanted in zip(compiled(x, mask), fn(x, mask), strict=True):
                 assert_equal(got, wanted)
-    assert len(graphs) == 2  # of the first six there may be fewer: each size is looked at
+    assert len(graphs) <= 2
 
 
 def test_batches_of_any_size_need_no_other_kernels(backend):
@@ -398,7 +398,7 @@ def test_a_cache_of_transformers_that_grows(backend, kind):
     with reports.collect() as graphs:
         assert torch.equal(model.generate(prompt, **settings), expected)
         assert torch.equal(model.generate(prompt, **settings), expected)
-    # The prompt, the first token, and powers of two for all that follow.
-    assert any("[..16" in g.name for g in graphs)
+    # The prompt, the first token, and one program for all that follow.
+    assert any("[.." in g.name for g in graphs)
     assert len(graphs) <= 7
     assert all(g.ops_compiled == g.ops_total for g in graphs[1:])

@@ -51,8 +51,10 @@ class EverySize:
         self._varying = varying
         first, second = (s.program for s in small)
         self._large, self._like, self.buckets = large, first, buckets[0]
-        if any(not isinstance(s.does, RegionStep) for s in first.steps):
-            raise NotAlikeError("what eager runs is written down for each size")
+        if _eager_texts(first) != _eager_texts(second) or _eager_texts(first) != _eager_texts(
+            large.program
+        ):
+            raise NotAlikeError("what eager runs depends on the size")
         others = second.constants
         if any(others.get(k) is not v for k, v in first.constants.items()):
             raise NotAlikeError("constants that depend on the size")
@@ -122,13 +124,19 @@ class EverySize:
             buckets.append(replace(bucket, counts=tuple(counts)))
         steps, regions = list[ProgramStep](), iter(self._specs)
         for step in self._like.steps:
-            assert isinstance(step.does, RegionStep)
-            steps.append(replace(step, does=_sized(step.does, next(regions), values)))
+            if isinstance(step.does, RegionStep):
+                step = replace(step, does=_sized(step.does, next(regions), values))
+            steps.append(step)
         outputs = [
             (number, value) if k is None else (number, values[k])
             for (number, value), k in zip(self._like.outputs, self._outputs, strict=True)
         ]
         return replace(self._like, steps=tuple(steps), outputs=tuple(outputs)), buckets
+
+
+def _eager_texts(program: Program) -> list[str]:
+    """What eager runs, with all numbers that it has among its arguments."""
+    return [str(s.does.graph) for s in program.steps if not isinstance(s.does, RegionStep)]
 
 
 def _sized(

@@ -25,6 +25,7 @@ ROOM = 4  # times the size that came first which a program for every size takes
 LEAST_ROOM = 8
 FAR = 64  # times the first size: a limit that is no further is as large as the program takes
 _NO_LIMIT = 1 << 40
+_NEAR = 2  # a mask is one longer than the cache: what differs by more hardly grows together
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def ways_to_vary(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Iterato
         equal.setdefault(numbers[symbol], []).extend(group)
     if len(equal) < len(free):
         yield Varying(tuple(tuple(group) for group in equal.values()), first.fixed)
-    if len(equal) > 1:
+    if len(equal) > 1 and max(equal) - min(equal) <= _NEAR:
         base = min(free, key=lambda s: numbers[s])
         members = [(s, numbers[s] - numbers[base]) for group in free.values() for s, _ in group]
         members.sort(key=lambda member: member[1])
