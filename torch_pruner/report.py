@@ -13,17 +13,24 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_pruner.log import PHASES
+from torch_pruner.text_tables import (
+    COLUMNS,
+    bytes_text,
+    flops_text,
+    html_table,
+    percent,
+    table,
+    time_text,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 Source = Literal["tuned", "library", "cache", "untuned"]
 # When two graphs share a kernel, the merged task shows the first of these that applies.
 SOURCES: tuple[Source, ...] = ("tuned", "library", "cache", "untuned")
-COLUMNS = 100
 _ROWS_SHOWN = 20
 _ROWS_IN_HTML = 200
-_GAP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +148,9 @@ class GraphReport:
 class Report:
     """What compiling did, graph by graph; the properties are sums over ``graphs``.
 
+    ``dynamo_s``: seconds that torch took for the same functions outside of us, to trace them and to
+    build guards; None where torch does not tell. AOTAutograd's tracing is ``seconds["capture"]``.
+
     Example:
         report = torch_pruner.tune(model, (x,))
         print(report.sources, report.seconds)
@@ -148,6 +158,7 @@ class Report:
     """
 
     graphs: tuple[GraphReport, ...] = ()
+    dynamo_s: float | None = None
 
     @property
     def ops_total(self) -> int:
@@ -232,6 +243,7 @@ class Report:
             "tasks": [asdict(t) for t in self.tasks],
             "sources": self.sources,
             "seconds": self.seconds,
+            "dynamo_s": self.dynamo_s,
             "trials": self.trials,
             "notes": list(self.notes),
             "weight_bytes": self.weight_bytes,
@@ -337,8 +349,9 @@ class Report:
                 f" -> {time_text(after)} ({before / after:.2f}x)"
             )
         spent = ", ".join(f"{name} {s:.2f}" for name, s in phases.items() if s >= 0.005)
-        if spent:
-            lines.append(f"seconds: {sum(phases.values()):.2f} ({spent})")
+        beside = "" if self.dynamo_s is None else f"; torch's Dynamo beside it: {self.dynamo_s:.2f}"
+        if spent or beside:
+            lines.append(f"seconds: {sum(phases.values()):.2f} ({spent or 'none'}){beside}")
         if self.weight_bytes or self.workspace_bytes:
             packed, work = bytes_text(self.weight_bytes), bytes_text(self.workspace_bytes)
             lines.append(f"memory: {packed} in packed copies of weights, {work} workspace")
@@ -373,78 +386,12 @@ def _html(report: Report) -> str:
     ]
     headers = ("kernel", "source", "weight", "FLOPs", "before", "after", "trials", "schedule")
     parts = [
-        _html_table(("graph", "operators compiled", "FLOPs", "kernels", "runs", "pending"), graphs),
-        _html_table(headers, kernels[:_ROWS_IN_HTML]),
+        html_table(("graph", "operators compiled", "FLOPs", "kernels", "runs", "pending"), graphs),
+        html_table(headers, kernels[:_ROWS_IN_HTML]),
         *(f"<p>{escape(note)}</p>" for note in report.notes),
         f"<p>{escape(report.summary())}</p>",
     ]
     return "\n".join(part for part in parts if part)
-
-
-def _html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    body = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    if not body:
-        return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in headers)
-    lines = "\n".join(f"<tr>{row}</tr>" for row in body)
-    return f"<table>\n<tr>{head}</tr>\n{lines}\n</table>"
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, align: str) -> list[str]:
-    """Lines of a table of at most ``COLUMNS`` columns.
-
-    ``align`` has ``<`` or ``>`` for each column. The first column is shortened where the table
-    would be too wide.
-    """
-    lines = [tuple(headers), *(tuple(row) for row in rows)]
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    widths[0] = min(widths[0], max(8, COLUMNS - sum(widths[1:]) - _GAP * (len(widths) - 1)))
-
-    def text(line: Sequence[str]) -> str:
-        cells = zip(line, align, widths, strict=True)
-        padded = (f"{shorten(cell, width):{side}{width}}" for cell, side, width in cells)
-        return shorten((" " * _GAP).join(padded).rstrip())
-
-    return [text(line) for line in lines]
-
-
-def shorten(text: str, width: int = COLUMNS) -> str:
-    """``text`` in at most ``width`` characters; dots show that some are missing."""
-    return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def time_text(seconds: float | None) -> str:
-    """A latency in the unit that suits it."""
-    if seconds is None:
-        return "-"
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.1f} us"
-    return f"{1e3 * seconds:.2f} ms" if seconds < 1.0 else f"{seconds:.2f} s"
-
-
-def flops_text(flops: float) -> str:
-    """A number of floating-point operations with a decimal prefix."""
-    return _scaled(flops, 1000, ("", " k", " M", " G", " T", " P"))
-
-
-def bytes_text(size: int) -> str:
-    """A size with a binary prefix."""
-    return _scaled(size, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
-
-
-def percent(part: float, whole: float) -> str:
-    """A share, rounded so that only the whole is 100 %."""
-    if not whole:
-        return "-"
-    share = 100.0 * part / whole
-    return f"{share:.0f} %" if part in (0, whole) else f"{min(max(share, 0.1), 99.9):.1f} %"
-
-
-def _scaled(value: float, base: int, units: Sequence[str]) -> str:
-    index = 0
-    while value >= base and index < len(units) - 1:
-        value, index = value / base, index + 1
-    return f"{value:.0f}{units[index]}" if index == 0 else f"{value:.1f}{units[index]}"
 
 
 def _phases(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

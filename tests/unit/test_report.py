@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
-from torch_pruner import report
+from torch_pruner import text_tables
 from torch_pruner.log import PHASES
 from torch_pruner.report import GraphReport, OpFallback, Report, TaskReport
 
@@ -141,13 +141,20 @@ def test_the_text_for_people() -> None:
     ]
 
 
+def test_what_dynamo_took_stands_beside_what_we_took() -> None:
+    beside = replace(BOTH, dynamo_s=1.5)
+    assert "seconds: 2.00 (capture 0.75, build 1.25); torch's Dynamo beside it: 1.50" in str(beside)
+    assert beside.to_json()["dynamo_s"] == 1.5
+    assert BOTH.to_json()["dynamo_s"] is None
+
+
 def test_text_is_ascii_and_fits_a_terminal_whatever_names_are_like() -> None:
     long = replace(MATMUL, name="matmul_" * 40, sketch="contraction_with_a_long_name")
     refused = OpFallback("aten." + "x" * 120, "unsupported_op", "line one\nline two " * 20)
     graph = replace(FIRST, name="g" * 150, tasks=(long,), ops_fallback=(refused,))
     text = str(Report((graph,)))
     assert text.isascii()
-    assert max(len(line) for line in text.splitlines()) <= report.COLUMNS
+    assert max(len(line) for line in text.splitlines()) <= text_tables.COLUMNS
 
 
 def test_reasons_are_shown_in_full() -> None:
@@ -174,14 +181,14 @@ def test_an_empty_report_says_so() -> None:
     [(None, "-"), (5e-7, "0.5 us"), (1.2346e-4, "123.5 us"), (0.0021, "2.10 ms"), (3.0, "3.00 s")],
 )
 def test_times(seconds: float | None, text: str) -> None:
-    assert report.time_text(seconds) == text
+    assert text_tables.time_text(seconds) == text
 
 
 def test_quantities() -> None:
-    assert report.flops_text(12) == "12"
-    assert report.flops_text(4.2e9) == "4.2 G"
-    assert report.bytes_text(1536) == "1.5 KiB"
-    assert report.bytes_text(0) == "0 B"
+    assert text_tables.flops_text(12) == "12"
+    assert text_tables.flops_text(4.2e9) == "4.2 G"
+    assert text_tables.bytes_text(1536) == "1.5 KiB"
+    assert text_tables.bytes_text(0) == "0 B"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +196,7 @@ def test_quantities() -> None:
     [(0, 0, "-"), (0, 9, "0 %"), (9, 9, "100 %"), (99_999, 100_000, "99.9 %"), (1, 9999, "0.1 %")],
 )
 def test_only_the_whole_is_100_percent(part: int, whole: int, text: str) -> None:
-    assert report.percent(part, whole) == text
+    assert text_tables.percent(part, whole) == text
 
 
 def test_what_runs_and_what_is_pending_is_told_where_it_may_change() -> None:

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner.cli import arguments, explain, model, tune
-from torch_pruner.report import Report, table, time_text
+from torch_pruner.report import Report
+from torch_pruner.text_tables import table, time_text
 
 if TYPE_CHECKING:
     import argparse

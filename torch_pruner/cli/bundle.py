@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch_pruner import exc
 from torch_pruner.cache.files import read_bounded
 from torch_pruner.cli import arguments
-from torch_pruner.report import bytes_text
+from torch_pruner.text_tables import bytes_text
 
 if TYPE_CHECKING:
     import argparse

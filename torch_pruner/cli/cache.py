@@ -23,7 +23,7 @@ from torch_pruner.cache import (
 from torch_pruner.cli import arguments, explain, model
 from torch_pruner.config import EFFORT, Config
 from torch_pruner.fingerprint import DeviceFingerprint
-from torch_pruner.report import bytes_text, shorten, table, time_text
+from torch_pruner.text_tables import bytes_text, shorten, table, time_text
 
 if TYPE_CHECKING:
     import argparse

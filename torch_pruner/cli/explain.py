@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner.cli import arguments, model, page
-from torch_pruner.report import flops_text, table
+from torch_pruner.text_tables import flops_text, table
 
 if TYPE_CHECKING:
     import argparse

@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from torch_pruner.report import flops_text
+from torch_pruner.text_tables import flops_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -22,17 +22,27 @@ try:
 except ImportError:  # another version of torch
     trace_structured = None  # type: ignore[assignment]
 
+try:
+    from torch._dynamo.utils import get_compilation_metrics
+    from torch._guards import CompileContext
+except ImportError:  # another version of torch: what Dynamo took is not told
+    CompileContext = None  # type: ignore[assignment,misc]
+
 ARTIFACT = "torch_pruner_report"
 log = logger("torch_pruner")
 _lock = fork_locks.lock()
 _current: list[GraphReport] = []
 _collecting: list[list[GraphReport]] = []
+_compile_id: str | None = None  # torch's name for the compilation that made `_current`
 
 
 def begin() -> None:
     """A new compilation starts: its graphs (backward ones come later) make up the last report."""
+    global _compile_id
     with _lock:
         _current.clear()
+        compiling = None if CompileContext is None else CompileContext.current_compile_id()
+        _compile_id = None if compiling is None else str(compiling)
 
 
 def add(report: GraphReport) -> None:
@@ -84,7 +94,21 @@ def _trace(report: GraphReport) -> None:
 def last() -> Report | None:
     """The most recent compilation, or None before the first."""
     with _lock:
-        return Report(tuple(_current)) if _current else None
+        graphs, compile_id = tuple(_current), _compile_id
+    return Report(graphs, _dynamo_seconds(compile_id)) if graphs else None
+
+
+def _dynamo_seconds(compile_id: str | None) -> float | None:
+    """What Dynamo took for one function, its backends apart, once it is through with it."""
+    if compile_id is None:
+        return None
+    for metrics in reversed(get_compilation_metrics()):
+        whole = getattr(metrics, "entire_frame_compile_time_s", None)
+        backend = getattr(metrics, "backend_compile_time_s", None)
+        known = getattr(metrics, "compile_id", None) == compile_id
+        if known and isinstance(whole, float) and isinstance(backend, float):
+            return max(whole - backend, 0.0)
+    return None
 
 
 @contextmanager
