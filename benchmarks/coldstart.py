@@ -12,7 +12,13 @@ import sys
 from typing import Any
 
 from benchmarks import tables, timing
-from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
+from benchmarks.arguments import (
+    add_tuning,
+    backend_options,
+    network_names,
+    read_json,
+    write_json,
+)
 from benchmarks.job import Job, launch_cold
 from benchmarks.warmstart import OURS, THEIRS
 
@@ -34,10 +40,21 @@ def main(arguments: list[str] | None = None) -> int:
                 runs[backend].append(run := launch_cold(job, time_limit_s=options.time_limit))
                 print(f"{run['status']} {run['error']}".rstrip(), flush=True)
         results[name] = {backend: _summary(backend, of) for backend, of in runs.items()}
+        _write(options.out, name, results[name])
     print("\n" + render(results))
-    write_json(options.out, {"machine": timing.machine(), "networks": results})
     failed = any(s["status"] != "ok" for of in results.values() for s in of.values())
     return 1 if failed else 0
+
+
+def _write(path: str | None, name: str, result: dict[str, Any]) -> None:
+    """Put one network into the file, beside what other runs left there."""
+    known = read_json(path) or {}
+    machine = timing.machine()
+    networks = known.get("networks", {}) | {name: result}
+    # What an older file says of its networks is true of those that say nothing themselves.
+    machines = {of: known["machine"] for of in known.get("networks", {})} if known else {}
+    machines |= known.get("machines", {}) | {name: machine}
+    write_json(path, {"machine": machine, "machines": machines, "networks": networks})
 
 
 def render(results: dict[str, Any]) -> str:

@@ -193,11 +193,15 @@ def code_identity(parts: Sequence[str] = ("torch_pruner",)) -> str:
 
 
 def _cpu_model() -> str:
+    """Its name, and its family and model, since hosts give virtual machines names that tell less."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
+        says = {name.strip(): value.strip() for name, _, value in reversed(lines)}
+        if "model name" in says and "cpu family" in says:
+            return f"{says['model name']} (family {says['cpu family']}, model {says['model']})"
+        if "model name" in says:
+            return says["model name"]
     return platform.processor() or platform.machine()
 
 
