@@ -52,7 +52,7 @@ def _write(path: str | None, name: str, result: dict[str, Any]) -> None:
     machine = timing.machine()
     networks = known.get("networks", {}) | {name: result}
     # What an older file says of its networks is true of those that say nothing themselves.
-    machines = {of: known["machine"] for of in known.get("networks", {})} if known else {}
+    machines = dict.fromkeys(known.get("networks", {}), known.get("machine"))
     machines |= known.get("machines", {}) | {name: machine}
     write_json(path, {"machine": machine, "machines": machines, "networks": networks})
 

@@ -193,7 +193,7 @@ def code_identity(parts: Sequence[str] = ("torch_pruner",)) -> str:
 
 
 def _cpu_model() -> str:
-    """Its name, and its family and model, since hosts give virtual machines names that tell less."""
+    """Its name with family and model: hosts give virtual machines names that tell less."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
