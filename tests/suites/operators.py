@@ -30,7 +30,7 @@ from tests.suites.isolated import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 OPTIONS = {"effort": "none"}
 # How many samples of each operator at most, evenly spread: four operators have more than 500.
@@ -68,8 +68,8 @@ def reason_to_leave_out(op: Any) -> str:
     return ""
 
 
-def check(op: Any, options: dict[str, Any]) -> Outcome:
-    """One operator, all of its types. Raises nothing."""
+def check(op: Any, options: dict[str, Any], limits: Mapping[str, int] | None = None) -> Outcome:
+    """One operator, all of its types, at most so many samples of each. Raises nothing."""
     import torch
 
     differentiable = torch.float32 in op.supported_backward_dtypes("cpu")
@@ -77,7 +77,7 @@ def check(op: Any, options: dict[str, Any]) -> Outcome:
         return Outcome(op.formatted_name, "left out", reason, differentiable=differentiable)
     compiled, captured, gradients = False, False, ""
     try:
-        for name, limit in SAMPLES.items():
+        for name, limit in (limits or SAMPLES).items():
             dtype = getattr(torch, name)
             if dtype not in op.supported_dtypes("cpu"):
                 continue
