@@ -20,6 +20,7 @@ from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.intervals import interval
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
+from torch_pruner.graph.updates import writes_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -213,6 +214,8 @@ class Writer:
         axes = range(len(self.known[output].dims))
         for axis in axes:
             self.known[output].padding_last(axis)
+        if writes_in_place(self.builder.nodes[output]):  # which leaves what it does not write
+            return output
         return bounded(self.builder, output, self._bounds(output, axes))
 
     def _bounds(self, x: int, axes: Iterable[int]) -> list[Bound]:

@@ -227,11 +227,15 @@ def test_a_result_that_lies_in_a_padded_input_is_nobody_elses():
         small = region((rows, 4), outputs=[(rows, 5)])
         call = PaddedRegion(run, large, small, [torch.tensor(4)], spare)
         given.clear()
-        results = [call([torch.full((rows, 4), float(k))]) for k in range(3)]
-        assert len({x.data_ptr() for x in given}) == (3 if rows == 1 else 1)
-        for k, (y,) in enumerate(results):
+        results = []
+        for k in range(3):
+            (y,) = call([torch.full((rows, 4), float(k))])
             assert y.is_contiguous()
-            assert y.tolist() == [[k] * 4 + [7.0]] * rows
+            results.append(y if rows == 1 else y.tolist())
+            del y
+        assert len({x.data_ptr() for x in given}) == (3 if rows == 1 else 1)
+        for k, y in enumerate(results):
+            assert torch.as_tensor(y).tolist() == [[k] * 4 + [7.0]] * rows
 
 
 def test_what_was_written_behind_an_input_is_zeros_again():
@@ -269,3 +273,67 @@ def test_copies_that_torch_would_divide(monkeypatch, dtype):
         spec = TensorSpec.make(most, torch.empty(most).stride(), dtype)
         x = (torch.rand(shape) * 100 - 50).to(dtype)
         assert torch.equal(spare.take(spec, x)[tuple(map(slice, shape))], x)
+
+
+def growing(spare, n):
+    """Two rows of ``n`` elements, and one more: the call, and the memory that it was given."""
+    seen = []
+
+    def run(inputs):
+        x, count = inputs
+        seen.append((x.data_ptr(), x.clone()))
+        x[:, int(count)] = 7.0
+        return [x]
+
+    large, small = region((2, 20), outputs=[(2, 20)]), region((2, n), outputs=[(2, n + 1)])
+    return PaddedRegion(run, large, small, [torch.tensor(n)], spare), seen
+
+
+def test_a_result_that_comes_back_is_not_copied_again(monkeypatch):
+    """... into what it was copied from: once, and not after somebody wrote to it."""
+    spare, copies, copy = Spare(), [], padded_region._copy
+    monkeypatch.setattr(
+        padded_region, "_copy", lambda to, x: copies.append(x.shape[1]) or copy(to, x)
+    )
+    held, x = [], torch.ones(2, 3)
+    for n in (3, 4, 5):
+        call, seen = growing(spare, n)
+        held.append(x)
+        (x,) = call([x])
+        assert seen[0][1].tolist() == [[1.0] * 3 + [7.0] * (n - 3) + [0.0] * (20 - n)] * 2
+    assert copies == [3, 4, 5, 6]  # the input that came first, and the results
+    assert [h.shape[1] for h in held] == [3, 4, 5]
+    assert [h.tolist()[0][3:] for h in held] == [[], [7.0], [7.0] * 2]
+
+    # Two that go on from one have memory of their own.
+    (call, first), (again, second) = growing(spare, 6), growing(spare, 6)
+    (a,), (b,) = call([x]), again([x])
+    assert first[0][0] != second[0][0]
+    assert a.tolist() == b.tolist() == [[1.0] * 3 + [7.0] * 4] * 2
+
+    # What was written to is copied; so is another tensor, wherever it lies.
+    a[:, 1] = 5.0
+    b.resize_(2, 5)
+    for y in (a, b, b.clone()):
+        copies.clear()
+        call, seen = growing(spare, y.shape[1])
+        (z,) = call([y])
+        assert torch.equal(z[:, :-1], y)
+        assert copies[0] == y.shape[1]
+        assert torch.equal(seen[0][1][:, : y.shape[1]], y)
+        assert not seen[0][1][:, y.shape[1] :].any()
+
+
+def test_few_results_are_looked_for():
+    """What was kept for results that are gone, or too many, is used by others."""
+    spare = Spare()
+    call = growing(spare, 4)[0]
+    results = [call([torch.full((2, 4), float(k))])[0] for k in range(2 * padded_region.CHAINS)]
+    assert len(spare._sources) == padded_region.CHAINS
+    del results
+    for _ in range(3):
+        call([torch.zeros(2, 4)])
+    assert len(spare._sources) + sum(map(len, spare._kept.values())) <= padded_region.CHAINS + 1
+    with torch.inference_mode():
+        results = [call([torch.zeros(2, 4)])[0] for _ in range(2)]
+    assert not any(s.result() is r for s in spare._sources.values() for r in results)

@@ -51,6 +51,19 @@ def test_samples_go_as_far_as_a_limit_that_is_near():
     assert samples_of({A: 20, B: 20}, FREE, {}, [{A: 300, B: 10}])[0] == {A: 300, B: 128}
 
 
+def test_a_cache_that_goes_from_call_to_call_has_more_room():
+    gm, inputs = captured_one(
+        lambda cache, new, other: (torch.cat([cache, new], 1), torch.cat([other, new], 1).sum(1)),
+        torch.rand(2, 5, 8), torch.rand(2, 1, 8), torch.rand(2, 7, 8),
+    )  # fmt: skip
+    numbers = symbolic.symbols_of(gm, symbolic.hinted(inputs))
+    grows = symbolic.growing_in(gm)
+    assert [numbers[s] for s in grows] == [5]
+    free = varying_of(numbers, lambda _: True)
+    large = samples_of(numbers, free, {}, growing=grows)[0]
+    assert {numbers[s]: n >= 1024 for s, n in large.items()}.items() >= {5: True, 7: False}.items()
+
+
 def test_sizes_with_little_room_are_refused():
     with pytest.raises(NotAlikeError):
         samples_of({A: 2, B: 2}, FREE, {A: 3})

@@ -19,6 +19,7 @@ from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.reference import evaluate, numpy_dtype
+from torch_pruner.graph.updates import written_inputs
 
 LARGE, SMALL = 12, 7
 
@@ -342,6 +343,7 @@ def test_a_cache_that_may_be_written_into(rows):
         lengths = [nodes[i].shape[1] for i in bucket.graph.inputs[:3]]
         assert lengths == [LARGE + rows, LARGE + rows, LARGE]  # who reads it before needs it
         assert sum(n.op == "update" and n.attr("in_place") for n in nodes) == 2
+        assert written_inputs(bucket.graph) == {0: 0, 1: 1}  # and not copied
         assert sum(n.op == "where" for n in nodes) == 3  # mask, scores, and other
     assert not any(n.op == "update" for n in agree(build).graph.nodes)
 

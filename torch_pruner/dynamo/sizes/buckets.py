@@ -194,7 +194,8 @@ class Buckets:
     ) -> EverySize:
         gm, samples = self._gm, list[Sample]()
         room = [shared.sizes.most for shared in self._shared]
-        for numbers in samples_of(symbols, varying, symbolic.most_of(gm), room):
+        growing = symbolic.growing_in(gm)
+        for numbers in samples_of(symbols, varying, symbolic.most_of(gm), room, growing):
             if not symbolic.allows(gm, numbers):
                 raise NotAlikeError("sizes that Dynamo's guards refuse")
             given = symbolic.with_symbols(gm, args, numbers)

@@ -1,13 +1,16 @@
 """A region at one size, computed by kernels for a larger one: what goes in, and what comes out.
 
 Inputs are copied into the first elements of larger tensors, results are cut. The larger tensors
-are kept for the next call, whatever its size, so that few zeros are written.
+are kept for the next call, whatever its size, so that few zeros are written. What a result was
+copied from is kept for it: a cache that comes back to grow by one more token is there already.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -15,6 +18,7 @@ import torch
 
 from torch_pruner.dynamo.lower.tensors import TensorSpec, dense_strides
 from torch_pruner.graph.bucket import Bucket, bucketed
+from torch_pruner.graph.memory import ALIGNMENT
 from torch_pruner.graph.updates import written_inputs
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ __all__ = ["PaddedRegion", "Spare", "bucket_of", "with_room"]
 
 GRAIN = 32768  # elements from which on torch divides a copy among threads
 MUCH = 64 * GRAIN
+CHAINS = 4  # calls whose results are looked for among the inputs of later ones
 
 
 def bucket_of(large: RegionStep, small: RegionStep) -> Bucket:
@@ -60,6 +65,33 @@ def with_room(region: RegionStep, graph: Graph) -> RegionStep:
     return replace(region, inputs=tuple(inputs))
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a result was copied from: ``large``, as it was then, begins with the same elements."""
+
+    result: weakref.ref[torch.Tensor]
+    version: int
+    address: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    spec: TensorSpec
+    large: torch.Tensor
+
+    def serves(self, given: torch.Tensor, spec: TensorSpec) -> bool:
+        """Whether ``given`` is the result and nobody wrote to it.
+
+        Its version tells, by which autograd knows what it may still use.
+        """
+        return (
+            self.result() is given
+            and given._version == self.version
+            and given.data_ptr() == self.address
+            and given.shape == self.shape
+            and given.stride() == self.strides
+            and self.spec is spec
+        )
+
+
 class Spare:
     """Tensors that padded inputs lay in, to be used again: as many as calls had at one time.
 
@@ -68,17 +100,21 @@ class Spare:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], list[tuple[torch.Tensor, tuple[int, ...]]]] = {}
+        self._sources: OrderedDict[int, _Source] = OrderedDict()  # by the identity of the result
+        self._specs: dict[TensorSpec, TensorSpec] = {}
+
+    def known(self, spec: TensorSpec) -> TensorSpec:
+        """The one of all specs that are like this."""
+        return self._specs.setdefault(spec, spec)
 
     def take(self, spec: TensorSpec, given: torch.Tensor) -> torch.Tensor:
         """A tensor as ``spec`` says that begins with ``given`` along each axis; zeros follow."""
-        kept = self._kept.get(_kind(spec, given), [])
-        try:
-            large, filled = kept.pop()
-        except IndexError:
-            large = torch.empty_strided(
-                spec.shape, spec.kernel_strides, dtype=spec.dtype, device=given.device
-            ).zero_()
-            filled = given.shape
+        source = self._sources.pop(id(given), None)
+        if source is not None:
+            if source.serves(given, spec):
+                return source.large
+            self._give_back(source)
+        large, filled = self._unused(spec, given)
         inner = large
         for axis, (size, most) in enumerate(zip(given.shape, spec.shape, strict=True)):
             if filled[axis] > size:
@@ -93,6 +129,51 @@ class Spare:
         ``filled`` along each axis."""
         if tensor.device.type == "cpu":  # elsewhere kernels may still be running
             self._kept.setdefault(_kind(spec, tensor), []).append((tensor, tuple(filled)))
+
+    def keep(self, copied: Sequence[tuple[TensorSpec, torch.Tensor, torch.Tensor]]) -> None:
+        """As ``give``, of tensors that begin with the elements of results of a call, and hold zeros
+        behind them: (spec, tensor, result). ``take`` finds them there when the result comes back,
+        once, unless somebody wrote to it or many others came in between."""
+        for spec, large, result in copied:
+            if large.device.type != "cpu" or result.is_inference():  # without a version
+                self.give(spec, large, result.shape)
+                continue
+            source = _Source(
+                weakref.ref(result), result._version, result.data_ptr(), result.shape,
+                result.stride(), spec, large,
+            )  # fmt: skip
+            before, self._sources[id(result)] = self._sources.pop(id(result), None), source
+            if before is not None:
+                self._give_back(before)
+        while len(self._sources) > CHAINS * len(copied):
+            self._give_back(self._sources.popitem(last=False)[1])
+
+    def _unused(self, spec: TensorSpec, like: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """A tensor that nobody uses, and how far it is filled."""
+        kept = self._kept.setdefault(_kind(spec, like), [])
+        if not kept:
+            for key, source in list(self._sources.items()):
+                if source.result() is None and self._sources.pop(key, None) is not None:
+                    self._give_back(source)
+        try:
+            return kept.pop()
+        except IndexError:
+            return _zeros(spec, like.device), tuple(like.shape)
+
+    def _give_back(self, source: _Source) -> None:
+        self.give(source.spec, source.large, source.shape)
+
+
+def _zeros(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """Zeros; on the host pages that nobody touches take no memory, so that room costs none."""
+    shape, strides = spec.shape, spec.kernel_strides
+    if device.type != "cpu":
+        return torch.empty_strided(shape, strides, dtype=spec.dtype, device=device).zero_()
+    size = math.prod(shape) * spec.dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    flat = torch.from_numpy(memory[first : first + size]).view(spec.dtype)
+    return flat.as_strided(shape, strides)
 
 
 def _kind(spec: TensorSpec, like: torch.Tensor) -> tuple[object, ...]:
@@ -113,7 +194,9 @@ class PaddedRegion:
         """``counts`` are the inputs that ``run`` has besides those of ``large``."""
         self._run, self._counts, self._spare = run, tuple(counts), spare
         pairs = enumerate(zip(large.inputs, small.inputs, strict=True))
-        self._pads = tuple((i, new) for i, (new, old) in pairs if new.shape != old.shape)
+        self._pads = tuple(
+            (i, spare.known(new)) for i, (new, old) in pairs if new.shape != old.shape
+        )
         self._cuts = tuple(zip(large.outputs, small.outputs, strict=True))
 
     def __call__(self, inputs: Sequence[RuntimeValue]) -> list[torch.Tensor]:
@@ -124,17 +207,18 @@ class PaddedRegion:
             given[i] = large = self._spare.take(spec, tensor)
             filled[large.data_ptr()] = spec, large, tuple(tensor.shape)
         made = cast("Sequence[torch.Tensor]", self._run(given))
-        results = []
+        results, copied = [], []
         for m, (old, new) in zip(made, self._cuts, strict=True):
             result = _cut(m, old, new)
             if (address := m.data_ptr()) in filled:  # a padded input, written into
-                spec, large, _ = filled[address]
-                filled[address] = spec, large, new.shape
-                if result.data_ptr() == address:
-                    del filled[address]
+                spec, large, _ = filled.pop(address)
+                if result.data_ptr() != address:
+                    copied.append((spec, large, result))
             results.append(result)
         for spec, large, shape in filled.values():
             self._spare.give(spec, large, shape)
+        if copied:
+            self._spare.keep(copied)
         return results
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.lower.calls import RuntimeValue
 
 __all__ = [
-    "Given", "SizedArgument", "SizedArguments", "allows", "depends_on_sizes", "hinted", "most_of",
-    "rounded_up", "symbols_of", "with_sizes", "with_symbols",
+    "Given", "SizedArgument", "SizedArguments", "allows", "depends_on_sizes", "growing_in",
+    "hinted", "most_of", "rounded_up", "symbols_of", "with_sizes", "with_symbols",
 ]  # fmt: skip
 
 SizedArgument: TypeAlias = "RuntimeValue | Given"
@@ -127,6 +127,21 @@ def symbols_of(gm: fx.GraphModule, args: SizedArguments) -> dict[Hashable, int]:
 def most_of(gm: fx.GraphModule) -> dict[Hashable, int]:
     """The largest numbers that symbols of a graph may stand for, where Dynamo knows them."""
     return _most([n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")])
+
+
+def growing_in(gm: fx.GraphModule) -> set[Hashable]:
+    """The symbols of extents along which a graph returns an argument with more behind it: those of
+    a cache that goes from call to call."""
+    found: set[Hashable] = set()
+    results = set(tree_leaves(gm.graph.output_node().args))
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for user in node.users if isinstance(value, torch.Tensor) else ():
+            if user.target is torch.ops.aten.cat.default and user in results:
+                operands, dim = user.args[0], user.args[1] if len(user.args) > 1 else 0
+                if operands[0] is node:
+                    found |= free_symbols(value.shape[dim])
+    return found
 
 
 def allows(gm: fx.GraphModule, known: Mapping[Hashable, int]) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.bucket import NotAlikeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     Numbers = Mapping[Hashable, int]
 
@@ -23,6 +23,7 @@ __all__ = ["Varying", "samples_of", "varying_of", "ways_to_vary"]
 
 ROOM = 4  # times the size that came first which a program for every size takes
 LEAST_ROOM = 8
+ROOM_TO_GROW = 1024  # at least, for what one call hands to the next with more behind it
 FAR = 64  # times the first size: a limit that is no further is as large as the program takes
 _NO_LIMIT = 1 << 40
 _NEAR = 2  # a mask is one longer than the cache: what differs by more hardly grows together
@@ -101,14 +102,19 @@ def _together(
 
 
 def samples_of(
-    numbers: Numbers, varying: Varying, most: Numbers, room: Sequence[Numbers] = ()
+    numbers: Numbers,
+    varying: Varying,
+    most: Numbers,
+    room: Sequence[Numbers] = (),
+    growing: Collection[Hashable] = (),
 ) -> list[dict[Hashable, int]]:
     """Numbers for the symbols: the largest that a program takes, and two that are smaller.
 
     The largest is as far as Dynamo found that a size goes (``most``), if that is not too far, else
-    a power of two that leaves room, and no less than others had (``room``): what is not used costs
-    nothing but addresses. Numbers of different symbols differ, so that they are not taken for each
-    other. Raises ``NotAlikeError`` where there is no room for three.
+    a power of two that leaves room, more of it for what is ``growing``, and no less than others had
+    (``room``): what is not used costs nothing but addresses. Numbers of different symbols differ,
+    so that they are not taken for each other. Raises ``NotAlikeError`` where there is no room for
+    three.
     """
     samples: list[dict[Hashable, int]] = [dict(varying.fixed) for _ in range(3)]
     taken: list[tuple[int, ...]] = []
@@ -116,7 +122,8 @@ def samples_of(
         first = group[0][0]
         number = numbers[first]
         limit = min(most.get(s, _NO_LIMIT) - d for s, d in group)
-        wanted = max(LEAST_ROOM, 1 << (ROOM * number - 1).bit_length())
+        least = ROOM_TO_GROW if any(s in growing for s, _ in group) else LEAST_ROOM
+        wanted = max(least, 1 << (ROOM * number - 1).bit_length())
         top = limit if limit <= FAR * number else min(limit, wanted)
         top = max([top, *(r.get(first, 0) for r in room)])
         while top in {s[0] for s in taken}:
