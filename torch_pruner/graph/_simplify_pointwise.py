@@ -31,7 +31,7 @@ _BITS = {"int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint8": 8, "bool": 1
 def rewrite(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
     """The position of a node equal to the pointwise ``node`` of ``inputs``."""
     if node.op == "within":  # speaks of positions in this very shape
-        return b.append(node.op, inputs, node.shape, node.dtype, **dict(node.attrs))
+        return b.again(node, inputs)
     args = tuple(_scalar(b, x) for x in inputs)
     if all(b.nodes[x].op == "const" for x in args):
         return b.broadcast(_fold(b, node, args), node.shape)
@@ -44,7 +44,7 @@ def rewrite(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
         return b.broadcast(inner, node.shape)
     if (equal := _identity(b, node, args)) is not None:
         return equal
-    return b.append(node.op, args, node.shape, node.dtype, **dict(node.attrs))
+    return b.again(node, args)
 
 
 def _scalar(b: GraphBuilder, x: int) -> int:

@@ -134,7 +134,7 @@ def alone(graph: Graph, found: Attention) -> Graph:
         node = graph.nodes[i]
         if i in found.inner or node.kind is OpKind.VIEW or node.op in ("const", "iota"):
             operands = [new[j] for j in node.inputs]
-            new[i] = builder.append(node.op, operands, node.shape, node.dtype, **dict(node.attrs))
+            new[i] = builder.again(node, operands)
         else:
             new[i] = builder.input(inputs, node.shape, node.dtype)
             inputs += 1

@@ -318,7 +318,7 @@ def constant_operand(graph: Graph, contraction: Contraction) -> tuple[int, Graph
     x = builder.input(0, node.shape, node.dtype)
     for step in reversed(chain):
         view = graph.nodes[step]
-        x = builder.append(view.op, (x,), view.shape, view.dtype, **dict(view.attrs))
+        x = builder.again(view, (x,))
     if contraction.form == "conv_phases":
         x = _by_phase(builder, x, contraction)
     return node.attr("index"), builder.finish([x])

@@ -262,7 +262,7 @@ def _rebuild(builder: GraphBuilder, node: Node, operands: tuple[int, ...]) -> in
         return builder.reshape(operands[0], node.shape)
     if node.op == "permute":
         return builder.permute(operands[0], node.attr("perm"))
-    return builder.append(node.op, operands, node.shape, node.dtype, **dict(node.attrs))
+    return builder.again(node, operands)
 
 
 def _in_order(kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -29,7 +29,7 @@ def with_changing_inputs(graph: Graph) -> Graph:
         if node.op == "input":
             builder.input(node.attr("index"), node.shape, node.dtype)
         else:
-            builder.append(node.op, node.inputs, node.shape, node.dtype, **dict(node.attrs))
+            builder.again(node, node.inputs)
     return builder.finish(graph.outputs)
 
 
@@ -61,9 +61,7 @@ def hoist_static(graph: Graph) -> Hoisted:
         if i in cut:
             new[i] = builder.input(first + cut.index(i), node.shape, node.dtype, static=True)
         else:
-            new[i] = builder.append(
-                node.op, (new[j] for j in node.inputs), node.shape, node.dtype, **dict(node.attrs)
-            )
+            new[i] = builder.again(node, (new[j] for j in node.inputs))
     return Hoisted(builder.finish([new[o] for o in graph.outputs]), prepare, sources)
 
 
@@ -141,7 +139,5 @@ def _extract(graph: Graph, wanted: list[int]) -> tuple[Graph, tuple[int, ...]]:
             new[i] = builder.input(len(sources), node.shape, node.dtype, static=True)
             sources.append(node.attr("index"))
         else:
-            new[i] = builder.append(
-                node.op, (new[j] for j in node.inputs), node.shape, node.dtype, **dict(node.attrs)
-            )
+            new[i] = builder.again(node, (new[j] for j in node.inputs))
     return builder.finish([new[i] for i in wanted]), tuple(sources)

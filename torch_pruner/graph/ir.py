@@ -145,12 +145,25 @@ class GraphBuilder:
             raise ValueError(f"unsupported dtype {dtype!r}")
         if any(d < 0 for d in dims) or any(not 0 <= i < len(self.nodes) for i in ins):
             raise ValueError(f"{op}: operand or dimension out of range")
-        node = Node(op, ins, dims, dtype, tuple(sorted((k, _freeze(v)) for k, v in attrs.items())))
-        if (known := self._index.get(node)) is not None:
-            return known
-        self.nodes.append(node)
-        self._index[node] = len(self.nodes) - 1
-        return len(self.nodes) - 1
+        frozen = tuple(sorted((k, _freeze(v)) for k, v in attrs.items()))
+        return self._place(Node(op, ins, dims, dtype, frozen))
+
+    def again(self, node: Node, inputs: Iterable[int]) -> int:
+        """The same operator with the same attributes and shape, of other operands.
+
+        Sooner than ``append``, since a node was looked at when it was made. Raises ``ValueError``
+        for an operand that is not there.
+        """
+        ins = tuple(inputs)
+        if ins and not 0 <= min(ins) <= max(ins) < len(self.nodes):
+            raise ValueError(f"{node.op}: operand out of range")
+        return self._place(Node(node.op, ins, node.shape, node.dtype, node.attrs))
+
+    def _place(self, node: Node) -> int:
+        at = self._index.setdefault(node, len(self.nodes))
+        if at == len(self.nodes):
+            self.nodes.append(node)
+        return at
 
     def finish(self, outputs: Sequence[int]) -> Graph:
         """The graph of what ``outputs`` need (and all inputs), renumbered without gaps."""
@@ -161,6 +174,8 @@ class GraphBuilder:
             if i not in keep:
                 keep.add(i)
                 stack.extend(self.nodes[i].inputs)
+        if len(keep) == len(self.nodes):
+            return Graph(tuple(self.nodes), tuple(outputs))
         order = sorted(keep)
         new = {old: pos for pos, old in enumerate(order)}
         nodes = tuple(

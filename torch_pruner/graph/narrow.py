@@ -28,7 +28,7 @@ def keep_narrow(graph: Graph) -> Graph:
         if few and node.inputs[1] not in static:
             new.append(_with_narrow(b, node, inputs[0], inputs[1]))
         else:
-            new.append(b.append(node.op, inputs, node.shape, node.dtype, **dict(node.attrs)))
+            new.append(b.again(node, inputs))
     return b.finish([new[o] for o in graph.outputs])
 
 

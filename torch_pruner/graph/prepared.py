@@ -29,7 +29,7 @@ def ordinary(graph: Graph) -> Graph:
         if node.kind is OpKind.PREPARED and i not in static:
             new.append(_written_out(b, node, inputs))
         else:
-            new.append(b.append(node.op, inputs, node.shape, node.dtype, **dict(node.attrs)))
+            new.append(b.again(node, inputs))
     return b.finish([new[o] for o in graph.outputs])
 
 

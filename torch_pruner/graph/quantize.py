@@ -84,7 +84,7 @@ def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
             if left not in static and right in static:
                 found = rewrite(b, node, (inputs[0], inputs[1]))
         if found is None:
-            found = b.append(node.op, inputs, node.shape, node.dtype, **dict(node.attrs))
+            found = b.again(node, inputs)
         new.append(found)
     return b.finish([new[o] for o in graph.outputs])
 

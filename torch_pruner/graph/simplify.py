@@ -45,7 +45,7 @@ def _rewrite(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
                 return _pad(b, node, inputs[0])
             if node.op == "cat":
                 return _cat(b, node, inputs)
-    return b.append(node.op, inputs, node.shape, node.dtype, **dict(node.attrs))
+    return b.again(node, inputs)
 
 
 def _reduce(b: GraphBuilder, node: Node, x: int) -> int:

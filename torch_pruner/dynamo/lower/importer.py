@@ -166,7 +166,7 @@ def _tested(builder: GraphBuilder, output: int) -> Test:
     for i, node in enumerate(whole.nodes):
         if node.op != "input":
             operands = [new[j] for j in node.inputs]
-            new[i] = alone.append(node.op, operands, node.shape, node.dtype, **dict(node.attrs))
+            new[i] = alone.again(node, operands)
         elif i in kept:
             new[i] = alone.input(kept.index(i), node.shape, node.dtype)
     graph = alone.finish([new[o] for o in whole.outputs])
