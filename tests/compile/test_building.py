@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.compile.agreement import assert_equal
-from torch_pruner.compiler import host_toolchain
+from torch_pruner.compiler import driver, host_toolchain
 from torch_pruner.compiler.building import library
+from torch_pruner.graph.streamed import past_caches
 
 pytestmark = pytest.mark.tvm
 
@@ -18,9 +19,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     make = library.kernel_job
 
-    def noted(name: str, *given: object) -> object:
+    def noted(name: str, *given: object, **how: object) -> object:
         found.append(name)
-        return make(name, *given)
+        return make(name, *given, **how)
 
     monkeypatch.setattr(library, "kernel_job", noted)
     return found
@@ -59,6 +60,22 @@ def test_kernels_that_are_damaged_are_built_again(cold, built, monkeypatch, tmp_
     monkeypatch.setattr(KernelObject, "from_bytes", staticmethod(damaged))
     assert_equal(cold.compile(second)(x, w), second(x, w))
     assert set(before) <= set(built)
+
+
+def test_kernels_that_spare_the_caches_are_others(cold, built, monkeypatch) -> None:
+    """Whether they do depends on what is beside them in the program: each way is built and kept."""
+    model, x = torch.nn.Linear(80, 96), torch.randn(1, 80)
+    sizes = {"few": 96 * 80 * 4, "much": 96 * 80 * 4 - 1}
+    counts = {}
+    for name in ("few", "much", "few", "much"):
+        monkeypatch.setattr(
+            driver, "past_caches", lambda *given, n=sizes[name]: past_caches(*given[:2], n)
+        )
+        torch._dynamo.reset()
+        with torch.no_grad():
+            assert_equal(cold.compile(model)(x), model(x))
+        counts.setdefault(name, len(built))
+        assert len(built) == counts["few"] + (len(counts) - 1)
 
 
 def test_without_a_c_compiler_kernels_are_built_in_memory(cold, built, monkeypatch) -> None:

@@ -10,6 +10,8 @@ import pytest
 from tests.emitting import schedule
 from tests.families import kernels as K
 from tests.unit.graph.attention_graphs import Case, attention
+from tests.unit.tuner import graphs_by_kind as G
+from torch_pruner import families
 from torch_pruner.codegen.build.lower import (
     aligned,
     compile_kernel,
@@ -17,10 +19,11 @@ from torch_pruner.codegen.build.lower import (
     program_module,
 )
 from torch_pruner.compiler.kernels import draft
+from torch_pruner.families import sketches_for
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import CpuProbe, TargetSpec
-from torch_pruner.task import Task
+from torch_pruner.task import Candidate, Task
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import ScheduledKernel
@@ -102,3 +105,28 @@ def test_a_tile_uses_the_registers_that_there_are() -> None:
         decisions = dict(draft(Task("kernel", spec, target, 2)).decisions)
         assert decisions["vl"] == lanes
         assert decisions["tm"] * decisions["nv"] < target.vector_registers
+
+
+@pytest.mark.parametrize("name", ["in_place", "axpy", "coded_rows", "int4_rows", "contraction"])
+def test_weights_of_few_rows_are_fetched_past_the_caches_where_asked(name: str) -> None:
+    spec = {
+        "in_place": G.few_rows(1, 96, 256),
+        "axpy": G.matmul(1, 96, 256),
+        "coded_rows": G.coded_rows(),
+        "int4_rows": G.int4(2),
+        "contraction": G.few_rows(4, 96, 256),
+    }[name]
+    target = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver4"}, 2)
+    sketch = next(s for s in sketches_for(Task("kernel", spec, target, 2)) if s.name == name)
+    family, point = families.named(name), dict(sketch.named(sketch.default()))
+    if name == "axpy":
+        point["ahead"] = 1  # which its draft does not do here
+    candidate = Candidate(name, tuple(sorted(point.items())))
+    kept, past = (
+        assembly(family.schedule(spec, candidate, target, past_caches=past), target)
+        for past in (False, True)
+    )
+    assert "prefetcht0" in kept
+    assert "prefetchnta" not in kept
+    assert "prefetchnta" in past
+    assert "prefetcht0" not in past

@@ -35,6 +35,7 @@ from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.prepared import ordinary
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
 from torch_pruner.graph.simplify import simplify
+from torch_pruner.graph.streamed import past_caches
 from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.target import tiles_allowed
 from torch_pruner.task import Task
@@ -102,6 +103,7 @@ class Lowered:
     fused: FusedGraph
     tasks: list[Task]
     workloads: list[str]  # of each kernel, in order
+    past_caches: frozenset[str]  # see ``graph.streamed``
 
 
 @dataclass(slots=True)
@@ -162,7 +164,8 @@ class Compiler:
                     name = name_of(kernel.spec)
                     known = Task(name, kernel.spec, self.context.target, self.context.threads, 0)
                 tasks[workload] = replace(known, weight=known.weight + 1)
-        return Lowered(hoisted, fused, list(tasks.values()), workloads)
+            past = past_caches(fused, workloads, target.l3_bytes)
+        return Lowered(hoisted, fused, list(tasks.values()), workloads, past)
 
     def _few_queries(self) -> Takes:
         """Which attention of few queries is one kernel."""
@@ -303,7 +306,10 @@ class Compiler:
         if turns is not None:
             described.append([list(astuple(t)) for t in turns])
         text = json.dumps(described, sort_keys=True, separators=(",", ":"))
-        parts = sorted({f"{w}:{code_of(choices[w].candidate)}" for w in lowered.workloads})
+        parts = sorted(
+            f"{w}:{code_of(choices[w].candidate, past_caches=w in lowered.past_caches)}"
+            for w in set(lowered.workloads)
+        )
         return self.context.graph_key(text, parts)
 
     def _library(
@@ -341,7 +347,9 @@ class Compiler:
                 )
             }
             kept = KeptKernels(self.store, self.context)
-            library = toolchain.build(distinct, calls, len(plan.slots), self.context.target, kept)
+            library = toolchain.build(
+                distinct, calls, len(plan.slots), self.context.target, kept, lowered.past_caches
+            )
             digest = self._publish(key, library, choices)
             known = self._loaded(key, names) if digest else None
             return known or (list(library.entries()), library.keep, digest)

@@ -14,7 +14,7 @@ from torch_pruner.graph.memory import CHECKSUMS
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from torch_pruner.compiler.toolchain import Calls, Kernels
@@ -43,22 +43,41 @@ class HostToolchain(Toolchain):
             release_later()
 
     def build(
-        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept = NOTHING
+        self,
+        kernels: Kernels,
+        calls: Calls,
+        slots: int,
+        target: TargetSpec,
+        kept: Kept = NOTHING,
+        past_caches: Collection[str] = (),
     ) -> Library:
         if c_compiler() is not None:
             try:
-                return self._linked(kernels, calls, slots, target, kept)
+                return self._linked(kernels, calls, slots, target, kept, past_caches)
             except OSError as err:
                 log.info("kernels are built in memory, files cannot be written: %s", err)
-        return self._in_memory(kernels, calls, slots, target)
+        return self._in_memory(kernels, calls, slots, target, past_caches)
 
     def _linked(
-        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept
+        self,
+        kernels: Kernels,
+        calls: Calls,
+        slots: int,
+        target: TargetSpec,
+        kept: Kept,
+        past_caches: Collection[str],
     ) -> Library:
         from torch_pruner.compiler.building.library import build_library
 
         library = build_library(
-            kernels, calls, slots, target, self.threads, kept, beside=self.beside
+            kernels,
+            calls,
+            slots,
+            target,
+            self.threads,
+            kept,
+            beside=self.beside,
+            past_caches=past_caches,
         )
 
         def entries() -> tuple[Entry, ...]:
@@ -68,10 +87,17 @@ class HostToolchain(Toolchain):
 
         return Library(entries, library.link, library)
 
-    def _in_memory(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
+    def _in_memory(
+        self,
+        kernels: Kernels,
+        calls: Calls,
+        slots: int,
+        target: TargetSpec,
+        past_caches: Collection[str],
+    ) -> Library:
         from torch_pruner.codegen.build.program import build_program, link
 
-        library = build_program(kernels, calls, slots, target, self.threads)
+        library = build_program(kernels, calls, slots, target, self.threads, past_caches)
 
         def entries() -> tuple[Entry, ...]:
             # LLVM makes machine code here, as it does once more to write it down.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from torch_pruner.codegen.build.kernel_object import KernelObject
@@ -43,20 +43,41 @@ class Library:
 class Kept(Protocol):
     """Kernels as machine code that were built for graphs before, under the same keys."""
 
-    def find(self, workload: str, candidate: Candidate | None) -> KernelObject | None:
-        """The code of a kernel with its decisions; without, of what is no kernel."""
+    def find(
+        self, workload: str, candidate: Candidate | None, *, past_caches: bool = False
+    ) -> KernelObject | None:
+        """The code of a kernel with its decisions; without, of what is no kernel.
 
-    def keep(self, workload: str, candidate: Candidate | None, made: KernelObject) -> None:
+        With ``past_caches`` it is another than without.
+        """
+
+    def keep(
+        self,
+        workload: str,
+        candidate: Candidate | None,
+        made: KernelObject,
+        *,
+        past_caches: bool = False,
+    ) -> None:
         """Keep it for graphs that come."""
 
 
 class NothingKept:
     """``Kept`` of who builds everything anew."""
 
-    def find(self, workload: str, candidate: Candidate | None) -> KernelObject | None:
+    def find(
+        self, workload: str, candidate: Candidate | None, *, past_caches: bool = False
+    ) -> KernelObject | None:
         return None
 
-    def keep(self, workload: str, candidate: Candidate | None, made: KernelObject) -> None:
+    def keep(
+        self,
+        workload: str,
+        candidate: Candidate | None,
+        made: KernelObject,
+        *,
+        past_caches: bool = False,
+    ) -> None:
         pass
 
 
@@ -82,11 +103,18 @@ class Toolchain(ABC):
 
     @abstractmethod
     def build(
-        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept = NOTHING
+        self,
+        kernels: Kernels,
+        calls: Calls,
+        slots: int,
+        target: TargetSpec,
+        kept: Kept = NOTHING,
+        past_caches: Collection[str] = (),
     ) -> Library:
         """``slots`` is the length of the table of addresses. Raises ``CompileError``.
 
-        What is ``kept`` need not be built, and what is built may be kept.
+        What is ``kept`` need not be built, and what is built may be kept. ``past_caches`` are the
+        workloads whose kernels should leave to others what is in the caches.
         """
 
     @abstractmethod

@@ -131,11 +131,24 @@ class Family(ABC):
         return signature_of(spec, found.packs, found.scratch)
 
     def schedule(
-        self, spec: Graph, candidate: Candidate, target: TargetSpec, *, host: bool = False
+        self,
+        spec: Graph,
+        candidate: Candidate,
+        target: TargetSpec,
+        *,
+        host: bool = False,
+        past_caches: bool = False,
     ) -> ScheduledKernel:
-        """The kernel that ``candidate`` stands for. Raises ``ValueError`` for a wrong candidate."""
+        """The kernel that ``candidate`` stands for. Raises ``ValueError`` for a wrong candidate.
+
+        ``past_caches``: what it reads once leaves to others what is in the caches.
+        """
         from torch_pruner.codegen.parts.kernel import as_kernel
 
         signature = self.signature(spec, dict(candidate.decisions))
         decisions = self.typed(dict(candidate.decisions))
-        return as_kernel(spec, signature, lambda: self.emit(spec, decisions, signature, host=host))
+
+        def emit() -> Emitted:
+            return self.emit(spec, decisions, signature, host=host)
+
+        return as_kernel(spec, signature, emit, past_caches=past_caches)

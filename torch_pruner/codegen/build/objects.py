@@ -26,11 +26,18 @@ if TYPE_CHECKING:
 
 
 def write_kernel(
-    name: str, spec: Graph, candidate: Candidate, target: TargetSpec, path: Path
+    name: str,
+    spec: Graph,
+    candidate: Candidate,
+    target: TargetSpec,
+    path: Path,
+    *,
+    past_caches: bool,
 ) -> tuple[Division, ...]:
     """Write a kernel's object file; its parts. Raises ``CompileError``, ``OSError``, and what an
     emitter raises for decisions that are none of its space."""
-    kernel = families.named(candidate.sketch).schedule(spec, candidate, target)
+    family = families.named(candidate.sketch)
+    kernel = family.schedule(spec, candidate, target, past_caches=past_caches)
     module, parts = kernel_module(name, kernel)
     object_code(module, target, path)
     return parts

@@ -15,7 +15,7 @@ from torch_pruner.codegen.build.weight_checksum import checksum_functions
 from torch_pruner.codegen.tir.builders import IRModule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from torch_pruner.codegen.build.lower import Compiled
@@ -31,17 +31,22 @@ def build_program(
     slots: int,
     target: TargetSpec,
     threads: int = 1,
+    past_caches: Collection[str] = (),
 ) -> Compiled:
     """Machine code with one entry per key of ``calls``, and ``CHECKSUMS``; ``kernels`` by workload.
 
-    ``threads``: for how many the calls were planned. Raises ``CompileError``.
+    ``threads``: for how many the calls were planned. ``past_caches``: workloads whose kernels leave
+    to others what is in the caches. Raises ``CompileError``.
     """
     used = {call.kernel for sequence in calls.values() for call in sequence}
     scheduled = {}
     for workload, (spec, candidate) in kernels.items():
         if workload not in used:
             continue
-        kernel = families.named(candidate.sketch).schedule(spec, candidate, target)
+        past = workload in past_caches
+        kernel = families.named(candidate.sketch).schedule(
+            spec, candidate, target, past_caches=past
+        )
         scheduled[f"kernel_{workload[:16]}"] = kernel
     programs = {
         entry: [replace(call, kernel=f"kernel_{call.kernel[:16]}") for call in sequence]

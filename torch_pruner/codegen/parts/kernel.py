@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.tir.builders import Buffer, PrimFunc, Stmt, T, buffer, indexing
+from torch_pruner.codegen.tir.builders import Buffer, PrimFunc, Stmt, T, buffer, indexing, streaming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,9 +56,11 @@ def flat(spec: BufferSpec, name: str) -> Buffer:
     return buffer(math.prod(spec.shape), spec.dtype, name)
 
 
-def as_kernel(spec: Graph, signature: Signature, emit: Callable[[], Emitted]) -> ScheduledKernel:
+def as_kernel(
+    spec: Graph, signature: Signature, emit: Callable[[], Emitted], *, past_caches: bool = False
+) -> ScheduledKernel:
     """What ``emit`` returns as a function, its indices as wide as ``spec`` needs them."""
-    with indexing(index_dtype_of(spec, signature)):
+    with indexing(index_dtype_of(spec, signature)), streaming(past_caches=past_caches):
         emitted = emit()
     buffers = [*emitted.inputs, *emitted.outputs, *emitted.scratch]
     func = T.PrimFunc(buffers, emitted.body).with_attr(

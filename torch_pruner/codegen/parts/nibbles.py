@@ -125,7 +125,7 @@ class Nibbles:
         words = _LINE // 4
         first = (nb * self.word_rows + row) * self.nest.bn + ahead // 4
         lines = range(-(-self.nest.bn // words))
-        return seq([prefetch(self.words, first + words * k) for k in lines])
+        return seq([prefetch(self.words, first + words * k, once=True) for k in lines])
 
     def within(self, body: Stmt) -> Stmt:
         """``body`` with what it calls."""

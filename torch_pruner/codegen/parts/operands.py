@@ -240,6 +240,6 @@ def _stream_fetcher(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Callable[[Expr],
 
     def fetch(step: Expr) -> Stmt:
         first = start + step * step_length
-        return seq([prefetch(panel, first + at) for at in range(0, step_length, line)])
+        return seq([prefetch(panel, first + at, once=True) for at in range(0, step_length, line)])
 
     return fetch

@@ -42,10 +42,12 @@ __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind",
     "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "Var", "as_pointer", "buffer", "imm",
     "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu", "pointer",
-    "prefetch", "seq", "simplified", "stack", "tvm", "vector", "when", "widened", "workspace",
+    "prefetch", "seq", "simplified", "stack", "streaming", "tvm", "vector", "when", "widened",
+    "workspace",
 ]  # fmt: skip
 
 _index_dtype: ContextVar[str] = ContextVar("index_dtype", default="int32")
+_past_caches: ContextVar[bool] = ContextVar("past_caches", default=False)
 
 
 @contextmanager
@@ -61,6 +63,16 @@ def indexing(dtype: str) -> Iterator[None]:
 def index_dtype() -> str:
     """The dtype of the indices in the kernel that is being emitted."""
     return _index_dtype.get()
+
+
+@contextmanager
+def streaming(*, past_caches: bool) -> Iterator[None]:
+    """How what is emitted inside fetches what it reads ``once``."""
+    token = _past_caches.set(past_caches)
+    try:
+        yield
+    finally:
+        _past_caches.reset(token)
 
 
 def imm(value: int) -> Expr:
@@ -150,10 +162,15 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
     return S.IfThenElse(condition, then, otherwise)
 
 
-def prefetch(buf: Buffer, at: Expr) -> Stmt:
-    """Fetch the cache line of element ``at`` for reading; it may lie outside of the buffer."""
+def prefetch(buf: Buffer, at: Expr, *, once: bool = False) -> Stmt:
+    """Fetch the cache line of element ``at`` for reading; it may lie outside of the buffer.
+
+    ``once``: a call of the kernel reads it no second time. In ``streaming(past_caches=True)`` it
+    then drives nothing out of the far caches.
+    """
     address = T.address_of(buf[at])
-    read, keep, data = (T.const(v, "int32") for v in (0, 3, 1))
+    locality = 0 if once and _past_caches.get() else 3
+    read, keep, data = (T.const(v, "int32") for v in (0, locality, 1))
     return S.Evaluate(T.call_intrin("void", "tirx.prefetch", address, read, keep, data))
 
 

@@ -26,12 +26,18 @@ MAX_LOG = 20000  # characters of an answer's
 
 
 def kernel_job(
-    name: str, spec: Graph, candidate: Candidate, target: TargetSpec, path: Path
+    name: str,
+    spec: Graph,
+    candidate: Candidate,
+    target: TargetSpec,
+    path: Path,
+    *,
+    past_caches: bool = False,
 ) -> Message:
-    """Write the object file of a kernel."""
+    """Write the object file of a kernel; ``past_caches``: see ``Family.schedule``."""
     return {
         "cmd": "kernel", "name": name, "spec": spec.to_json(), "candidate": candidate.to_json(),
-        "target": target.to_json(), "path": str(path),
+        "target": target.to_json(), "path": str(path), "past_caches": past_caches,
     }  # fmt: skip
 
 
@@ -95,7 +101,8 @@ def _built(message: Message) -> list[list[int | bool | None]]:
         write_entries(kernels, programs, slots, threads, target, path)
         return []
     spec, candidate = Graph.from_json(message["spec"]), Candidate.from_json(message["candidate"])
-    parts = write_kernel(message["name"], spec, candidate, target, path)
+    past = message["past_caches"]
+    parts = write_kernel(message["name"], spec, candidate, target, path, past_caches=past)
     return [[part.tasks, part.alone] for part in parts]
 
 

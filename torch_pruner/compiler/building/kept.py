@@ -25,8 +25,10 @@ class KeptKernels:
     store: KernelStore
     context: Context
 
-    def find(self, workload: str, candidate: Candidate | None) -> KernelObject | None:
-        key = self._key(workload, candidate)
+    def find(
+        self, workload: str, candidate: Candidate | None, *, past_caches: bool = False
+    ) -> KernelObject | None:
+        key = self._key(workload, candidate, past_caches)
         if (found := self.store.get(ArtifactKind.KERNEL, key)) is None:
             return None
         try:
@@ -36,18 +38,26 @@ class KeptKernels:
             self.store.drop(ArtifactKind.KERNEL, key)
             return None
 
-    def keep(self, workload: str, candidate: Candidate | None, made: KernelObject) -> None:
-        key = self._key(workload, candidate)
+    def keep(
+        self,
+        workload: str,
+        candidate: Candidate | None,
+        made: KernelObject,
+        *,
+        past_caches: bool = False,
+    ) -> None:
+        key = self._key(workload, candidate, past_caches)
         self.store.put(Artifact(ArtifactKind.KERNEL, key, made.to_bytes()))
 
-    def _key(self, workload: str, candidate: Candidate | None) -> GraphKey:
+    def _key(self, workload: str, candidate: Candidate | None, past_caches: bool) -> GraphKey:
         if candidate is None:
             return self.context.graph_key(workload, [])
-        code = code_of(candidate)
+        code = code_of(candidate, past_caches=past_caches)
         return self.context.graph_key("kernel", [f"{workload}:{code}"])
 
 
-def code_of(candidate: Candidate) -> str:
+def code_of(candidate: Candidate, *, past_caches: bool) -> str:
     """What the code of a kernel depends on beside its graph."""
     version = families.named(candidate.sketch).version
-    return candidate.digest if version == 1 else f"{candidate.digest} v{version}"
+    code = candidate.digest if version == 1 else f"{candidate.digest} v{version}"
+    return f"{code} past caches" if past_caches else code

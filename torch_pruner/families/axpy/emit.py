@@ -142,4 +142,4 @@ def _fetch(nest: Nest, g: Expr, column: Expr, k: Expr, count: int) -> Stmt:
     assert place is not None
     source = nest.reader.buffers[place.source]
     at = [element(place, second_index(nest, g, (k + u,), column)) for u in range(count)]
-    return seq([prefetch(source, a) for a in at])
+    return seq([prefetch(source, a, once=True) for a in at])

@@ -71,7 +71,8 @@ class CodedReading(Reading):
         at = self.at_places
         first = self._block(column, k) * at.block + ahead // 2
         lines = -(-vectors * at.block * 2 // (VECTORS * _LINE))
-        return seq([prefetch(self.coded, first + j * (_LINE // 2)) for j in range(lines)])
+        each = [first + j * (_LINE // 2) for j in range(lines)]
+        return seq([prefetch(self.coded, place, once=True) for place in each])
 
     def _block(self, column: Expr, k: Expr) -> Expr:
         return column * self.at_places.each + T.floordiv(k, VECTORS * self.nest.vl)

@@ -69,7 +69,7 @@ class Reading:
         lines = max(1, vectors * nest.vl * size // _LINE)
         source = nest.reader.buffers[place.source]
         at = element(place, second_index(nest, g, self._index(k), column)) + ahead // size
-        return seq([prefetch(source, at + j * (_LINE // size)) for j in range(lines)])
+        return seq([prefetch(source, at + j * (_LINE // size), once=True) for j in range(lines)])
 
     def _index(self, k: Expr) -> Index:
         return (*(imm(0),) * (len(self.nest.con.k) - 1), k)

@@ -36,7 +36,13 @@ class MetaScheduleFamily(Family):
         raise LookupError("a trace makes a whole function: see schedule")
 
     def schedule(
-        self, spec: Graph, candidate: Candidate, target: TargetSpec, *, host: bool = False
+        self,
+        spec: Graph,
+        candidate: Candidate,
+        target: TargetSpec,
+        *,
+        host: bool = False,
+        past_caches: bool = False,
     ) -> ScheduledKernel:
         from torch_pruner.families.metaschedule.emit import replay  # MetaSchedule: seconds
 
