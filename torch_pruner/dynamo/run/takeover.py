@@ -41,6 +41,7 @@ class Takeover:
         self._graphs: list[DeferredGraph] = []
         self._given: RealInputs | None = None
         self._asked = False  # whether inputs were looked at
+        self._answered = False  # until a call is through nothing is compiled beside it
         self._now: DynamoCall = self._run_eager
         self._lock = threading.RLock()
         self._queue = shared_queue()
@@ -55,6 +56,8 @@ class Takeover:
         """One of the ATen graphs of it; a backward may come when the rest runs already."""
         with self._lock:
             self._graphs.append(graph)
+            if not self._answered:
+                return
         self._queue.submit(graph)
 
     def eager_call(self, metadata: AotMetadata, inputs: int) -> BoxedCall | None:
@@ -88,7 +91,19 @@ class Takeover:
         eager = self._eager
         if not self._asked:
             self._keep(inputs)
-        return self._now(*inputs) if eager is None else eager(*inputs)
+        try:
+            return self._now(*inputs) if eager is None else eager(*inputs)
+        finally:
+            if not self._answered:
+                self._begin()
+
+    def _begin(self) -> None:
+        """Have compiled what the first call waited for nothing of."""
+        with self._lock:
+            waiting = [] if self._answered else list(self._graphs)
+            self._answered = True
+        for graph in waiting:
+            self._queue.submit(graph)
 
     def _keep(self, inputs: Sequence[RuntimeValue]) -> None:
         """Copy the inputs of one call, for rehearsals."""
