@@ -95,6 +95,9 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "pruner-bf16": _torch("pruner", 16, "to_bfloat16"),
     "pruner-lossless": _torch("pruner", 16, stored=(12.125, 0)),
     "pruner-lossless-frozen": _torch("pruner", 16, stored=(12.125, 0), weights="frozen"),
+    "pruner-lossless-unguarded": _torch(
+        "pruner", 16, stored=(12.125, 0), weights="frozen", unguarded=True
+    ),
     "inductor-torchao-int8": _torch("inductor", 8, "torchao_int8"),
     "inductor-bf16-torchao-int8": _torch("inductor-freezing", 8, "bfloat16_torchao_int8"),
     "openvino-int8": _openvino("int8", 8),
@@ -103,6 +106,9 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "pruner-torchao-int8": _torch("pruner", 8, "torchao_int8"),
     "pruner-int8": _torch("pruner", 8, stored=(8, 4), int8_weights=True),
     "pruner-int8-frozen": _torch("pruner", 8, stored=(8, 4), int8_weights=True, weights="frozen"),
+    "pruner-int8-unguarded": _torch(
+        "pruner", 8, stored=(8, 4), int8_weights=True, weights="frozen", unguarded=True
+    ),
     "inductor-torchao-int4": _torch("inductor", 4, "torchao_int4"),
     "inductor-bf16-torchao-int4": _torch("inductor-freezing", 4, "bfloat16_torchao_int4"),
     "openvino-int4": _openvino("int4", 4),
@@ -112,6 +118,9 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "pruner-torchao-int4": _torch("pruner", 4, "torchao_int4"),
     "pruner-int4": _torch("pruner", 4, stored=(4.25, 0), weight_bits=4),
     "pruner-int4-frozen": _torch("pruner", 4, stored=(4.25, 0), weight_bits=4, weights="frozen"),
+    "pruner-int4-unguarded": _torch(
+        "pruner", 4, stored=(4.25, 0), weight_bits=4, weights="frozen", unguarded=True
+    ),
 }
 
 

@@ -142,9 +142,12 @@ def load(
     change: Change | None = None,
     rounded: bool = False,
     stored: tuple[float, int] | None = None,
+    unguarded: bool = False,
     **options: object,
 ) -> TorchDecoder:
     """``change`` may round or narrow the model in place.
+
+    ``unguarded``: torch is told that nobody changes the modules, and looks at none of them.
 
     ``stored``: bits of a weight, and bytes of a row beside, where our kernels keep other weights
     than the module.
@@ -153,6 +156,8 @@ def load(
     if change is not None:
         change(model)
     given = {"threads": setting.threads, **setting.options, **options}
+    if unguarded:
+        given["guard_filter_fn"] = torch.compiler.skip_guard_on_all_nn_modules_unsafe
     decoder = TorchDecoder(model, backend, given, setting.length)
     if stored is not None:
         decoder.weight_bytes = weight_bytes(model, *stored)
