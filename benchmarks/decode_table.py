@@ -151,8 +151,8 @@ positions. Medians and quartiles are of single tokens.
 **weights**: what a step reads of the contestant's own format, scales included, without the table \
 of embeddings unless the output layer shares it. **of the read**: so many bytes in the median \
 time, over the rate of a streaming read that took its turns in the same run.
-* Of ours: `frozen` weights are packed once and looked at no more; `unguarded` are frozen, and torch \
-is told that nobody changes the modules, either (`guard_filter_fn`, decoding.md).
+* Of ours: `frozen` weights are packed once and looked at no more; `unguarded` are frozen, and \
+torch is told that nobody changes the modules, either (`guard_filter_fn`, decoding.md).
 * **memory** is resident at the end, pages of files included. **difference** is the largest of the \
 scores after the prompt, over eager's largest, with the weights before they are rounded to 8 or 4 \
 bits. Of torch's contestants that round no weights themselves it is that of the last step: eager \
