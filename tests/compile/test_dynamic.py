@@ -342,6 +342,30 @@ def test_sizes_that_guards_tie(backend):
     assert ["[.." in g.name for g in graphs] == [True, True]
 
 
+def test_images_of_any_size(backend):
+    """Strides, pools, a residual: one program for images and batches."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.down = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 2, 1)
+            self.same, self.skip = nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 16, 1, 2)
+            self.deep = nn.Conv2d(16, 16, 3, 1, 1, groups=16)
+
+        def forward(self, x):
+            x = nn.functional.max_pool2d(self.stem(x).relu(), 3, 2, 1)
+            x = self.same(self.down(x).relu()) + self.skip(x)
+            return self.deep(x).mean((2, 3))
+
+    model = Net().eval()
+    compiled = backend.compile(model, dynamic=True)
+    with reports.collect() as graphs, torch.no_grad():
+        for batch, height, width in ((2, 64, 72), (3, 127, 97), (7, 49, 40), (5, 33, 144)):
+            x = randn(batch, 3, height, width)
+            assert_equal(compiled(x), model(x))
+    assert [g.name.partition("[")[2] for g in graphs] == ["..15,128,144]"]
+
+
 def test_a_program_that_differs_from_eager_serves_nobody(backend, monkeypatch, caplog):
     """What is shared is compared once; then every size is compiled for itself or runs in eager."""
     from torch_pruner.dynamo.sizes import padded_region

@@ -266,7 +266,7 @@ class _Window(Rule):
 
     def masks(self, node: Node, operands: Sequence[Operand]) -> Masks:
         x = operands[0].padding
-        axes = range(self.first(node, x), len(x.dims))
+        axes = [axis for axis, more in windows_reach(node, len(x.dims)).items() if more]
         op = {"window_max": "max"}.get(node.op, "sum")
         return {0: (x.along(axes), neutral(op, operands[0].dtype))}
 
@@ -358,6 +358,17 @@ def neutral(op: str, dtype: str) -> float:
         return not least
     limits = np.iinfo(dtype)
     return int(limits.min if least else limits.max)
+
+
+def windows_reach(node: Node, rank: int) -> dict[int, int]:
+    """By axis that windows or a convolution move along how many elements behind the end of their
+    operand they may read, at whatever size."""
+    if node.op == "conv_transpose":
+        return dict.fromkeys(range(2, rank), 1)
+    if node.op in CONTRACT:
+        return dict(enumerate((max(0, hi) for hi in node.attr("hi")), 2))
+    spans = zip(node.attr("kernel"), node.attr("dilation"), strict=True)
+    return dict(enumerate(((k - 1) * d for k, d in spans), rank - len(node.attr("kernel"))))
 
 
 def _padded(node: Node) -> list[int]:

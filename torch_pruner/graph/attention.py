@@ -306,7 +306,7 @@ def counted_keys(graph: Graph, att: Attention) -> int | None:
     fill = graph.nodes[node.inputs[2]]
     if fill.op != "const" or const_value(fill) != -math.inf:
         return None
-    for stride, extent, count in sorted(false_beyond(graph)[node.inputs[0]]):
+    for stride, extent, count, _ in sorted(false_beyond(graph)[node.inputs[0]]):
         if (stride, extent) == (1, att.keys) and graph.nodes[count].is_count:
             return count
     return None

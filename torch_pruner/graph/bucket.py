@@ -9,17 +9,18 @@ kernels that are there, and what is compared is the graphs themselves, for every
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph._aligned import Alike, Place, aligned
-from torch_pruner.graph._bucket_rules import RULES, Operand
+from torch_pruner.graph._bucket_rules import RULES, Operand, windows_reach
 from torch_pruner.graph._padding import UNKNOWN, Fact, NotAlikeError, Padding, Pair, axis_of
 from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.intervals import interval
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value
-from torch_pruner.graph.ops import FLOATS, OpKind
+from torch_pruner.graph.ops import FLOATS, WINDOW, OpKind
 from torch_pruner.graph.updates import writes_in_place
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ def bucketed(
     Raises ``NotAlikeError`` if the graphs differ in more than extents, or in a way that needs more
     than masks.
     """
-    writer = Writer(large, zeroed, written)
-    for both in aligned(large, small):
+    writer, found = Writer(large, zeroed, written), aligned(large, small)
+    for both in found:
+        writer.note(both)
+    for both in found:
         writer.add(both)
     ends = zip(large.outputs, small.outputs, strict=True)
     outputs = [writer.ended(writer.new[pair]) for pair in ends]
@@ -96,6 +99,13 @@ def _extended(large: Graph, written: Collection[int]) -> dict[int, tuple[int, in
     return found
 
 
+def _told(node: Node) -> list[tuple[str, object]]:
+    """What attributes say of an operator that its extents do not: how far windows of a pool reach
+    beyond an end follows from how many there are."""
+    reaches = node.op in WINDOW
+    return [(name, value) for name, value in node.attrs if not (reaches and name == "hi")]
+
+
 class Writer:
     """Writes the graph of a bucket, node by node, and keeps the book on padding."""
 
@@ -110,7 +120,13 @@ class Writer:
         self.counts: dict[Pair, int] = {}
         self._inputs = len(large.inputs)
         self._varying: dict[Pair, None] = {}  # extents of inputs
+        self._extents: dict[Pair, None] = {}  # of all values
         self._twins: dict[tuple[int, tuple[tuple[Pair, ...], ...]], int] = {}
+
+    def note(self, both: Alike) -> None:
+        """What varies of a node; before any is added: numbers come before what they are made of."""
+        pairs = zip(both.large.shape, both.small.shape, strict=False)
+        self._extents.update(dict.fromkeys(p for p in pairs if p[0] != p[1]))
 
     def add(self, both: Alike) -> None:
         """A node of the large graph that is one of the small graph, after its operands."""
@@ -123,7 +139,7 @@ class Writer:
         if a.op == "const":
             self.new[at] = self._const(a, b)
             return
-        if a.op != "slice" and a.attrs != b.attrs:
+        if a.op != "slice" and _told(a) != _told(b):
             raise NotAlikeError(f"{a.op} with attributes that depend on the size")
         if a.op == "input":
             if a.attr("static") and any(x != y for x, y in pairs):
@@ -142,6 +158,8 @@ class Writer:
         for k, (numbers, value) in RULES[a.op].masks(a, self._operands(operands)).items():
             operands[k] = self.masked(operands[k], frozenset(numbers), value)
             self.new[both.operands[k]] = operands[k]  # who reads it later reads what is masked
+        if a.op in ("conv", *WINDOW):
+            operands[0] = self._reached(a, b, operands)
         between = a.op == "cat" and any(
             self.known[i].along((a.attr("dim"),)) for i in operands[:-1]
         )
@@ -218,6 +236,21 @@ class Writer:
             return output
         return bounded(self.builder, output, self._bounds(output, axes))
 
+    def _reached(self, a: Node, b: Node, operands: Sequence[int]) -> int:
+        """The operand of a window or convolution, of which nothing is read that lies further behind
+        its end than windows reach."""
+        x, rank, bounds = operands[0], len(a.shape), list[Bound]()
+        kernel = a.attr("kernel") if a.op in WINDOW else self.builder.shape(operands[1])[2:]
+        sides = zip(kernel, *(a.attr(k) for k in ("stride", "dilation", "lo")), strict=True)
+        reach = windows_reach(a, rank)
+        for (axis, more), (taps, stride, dilation, lo) in zip(reach.items(), sides, strict=True):
+            for extent, node in zip(self.known[x].pairs[axis], (a, b), strict=True):
+                last = (node.shape[axis] - 1) * stride + (taps - 1) * dilation - lo
+                if last >= extent + more:
+                    raise NotAlikeError("windows that reach further than their padding")
+            bounds += [bound._replace(more=more) for bound in self._bounds(x, [axis])]
+        return self._within(x, bounds, list(reach))
+
     def _bounds(self, x: int, axes: Iterable[int]) -> list[Bound]:
         """What counts of ``x`` along those of these axes whose padding comes last."""
         known, bounds = self.known[x], []
@@ -233,7 +266,11 @@ class Writer:
         """``x`` for a reader that reads nothing but what counts along these axes: kernels need not
         make the rest for it."""
         axes = list(axes)
-        if self.builder.nodes[x].op == "input" or not (bounds := self._bounds(x, axes)):
+        return self._within(x, self._bounds(x, axes), axes)
+
+    def _within(self, x: int, bounds: Sequence[Bound], axes: Sequence[int]) -> int:
+        """``x``, of which kernels need not make what lies behind these bounds along ``axes``."""
+        if self.builder.nodes[x].op == "input" or not bounds:
             return x
         known, unknown = self.known[x], self.known[x].along(axes)
         facts = [UNKNOWN if k in unknown else fact for k, fact in enumerate(known.facts)]
@@ -370,6 +407,8 @@ class Writer:
         for pair in self._varying:
             if (found := self._of_extent(pair, large, small, a.dtype)) is not None:
                 return found
+        if a.dtype in FLOATS and (found := self._of_area(large, small, a.dtype)) is not None:
+            return found
         raise NotAlikeError("a number that depends on the size")
 
     def _of_extent(self, pair: Pair, large: float, small: float, dtype: str) -> int | None:
@@ -386,6 +425,29 @@ class Writer:
         if small - large == pair[0] - pair[1]:
             return self._scalar("sub", self.const(large + pair[0], dtype), pair, dtype)
         return None
+
+    def _of_area(self, large: float, small: float, dtype: str) -> int | None:
+        """A multiple of an extent of any value, or of a product of two (a mean over an image), or
+        of its reciprocal; that which is no multiple is likelier."""
+        found: list[tuple[bool, str, float, tuple[Pair, ...]]] = []
+        lines = ((pair,) for pair in self._extents)
+        areas = itertools.combinations_with_replacement(self._extents, 2)
+        for pairs in itertools.chain(lines, areas):
+            first, second = (math.prod(n) for n in zip(*pairs, strict=True))
+            for op, one, other in (
+                ("div", large * first, small * second),
+                ("mul", large / first, small / second),
+            ):
+                if math.isclose(one, other, rel_tol=1e-12):
+                    found.append((not math.isclose(one, 1.0, rel_tol=1e-12), op, one, pairs))
+        if not found:
+            return None
+        _, op, number, pairs = min(found, key=lambda match: match[0])
+        area, *others = [self.count(pair) for pair in pairs]
+        for other_count in others:
+            area = self.make("mul", [area, other_count], (), COUNT_DTYPE)
+        area = self.make("cast", [area], (), dtype)
+        return self.make(op, [self.const(number, dtype), area], (), dtype)
 
     def _scalar(self, op: str, number: int, pair: Pair, dtype: str) -> int:
         extent = self.count(pair)

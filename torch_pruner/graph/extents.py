@@ -19,18 +19,24 @@ if TYPE_CHECKING:
 
     from torch_pruner.graph.ir import Graph, GraphBuilder, Node, Shape
 
-__all__ = ["Bound", "Bounds", "bounded", "false_beyond", "unneeded", "unspecified", "unwritten"]
+__all__ = [
+    "Bound", "Bounds", "axis_counts", "bounded", "false_beyond", "unneeded", "unspecified",
+    "unwritten",
+]  # fmt: skip
 
 
 class Bound(NamedTuple):
-    """An element at row-major position ``p`` is not needed if ``(p // stride) % extent >= number``.
+    """An element at row-major position ``p`` is not needed if ``(p // stride) % extent`` is
+    ``number + more`` or larger.
 
-    ``number`` is the position in the graph of a node of shape (), an integer.
+    ``number`` is the position in the graph of a node of shape (), an integer. Windows reach so many
+    elements ``more``, which are padding.
     """
 
     stride: int
     extent: int
     number: int
+    more: int = 0
 
 
 Bounds = frozenset[Bound]
@@ -43,10 +49,21 @@ def bounded(builder: GraphBuilder, x: int, bounds: Iterable[Bound]) -> int:
     The counts are nodes of the graph that is built.
     """
     shape, dtype = builder.shape(x), builder.dtype(x)
-    for stride, extent, count in sorted(bounds):
-        attrs = {"stride": stride, "extent": extent}
+    for stride, extent, count, more in sorted(bounds):
+        attrs = {"stride": stride, "extent": extent} | ({"more": more} if more else {})
         x = builder.append("within", (x, count), shape, dtype, **attrs)
     return x
+
+
+def axis_counts(shape: Shape, bounds: Bounds) -> dict[int, Bound]:
+    """For each axis of a value of ``shape`` of which bounds speak the nearest one."""
+    found: dict[int, Bound] = {}
+    for axis, extent in enumerate(shape):
+        inner = math.prod(shape[axis + 1 :])
+        mine = [b for b in bounds if (b.stride, b.extent) == (inner, extent) and extent > 1]
+        if mine:
+            found[axis] = min(mine, key=lambda b: (b.more, b.number))
+    return found
 
 
 def permuted(bounds: Bounds, shape: Shape, perm: Sequence[int]) -> Bounds:
@@ -98,8 +115,14 @@ def unneeded(graph: Graph) -> list[Bounds]:
         for k, x in enumerate(node.inputs):
             bounds = _of_operand(graph, node, k, own, hidden)
             before = found[x]
-            found[x] = bounds if before is None else before & bounds
+            found[x] = bounds if before is None else _either(before, bounds)
     return [b or _NONE for b in found]
+
+
+def _either(one: Bounds, other: Bounds) -> Bounds:
+    """What neither of two readers needs."""
+    far = {b[:3]: b for b in sorted(one)}
+    return frozenset(max(b, far[b[:3]]) for b in other if b[:3] in far)
 
 
 def false_beyond(graph: Graph) -> list[Bounds]:
@@ -134,7 +157,8 @@ def _false_beyond(graph: Graph, node: Node, known: Sequence[Bounds]) -> Bounds:
 
 
 def _bound_of(node: Node) -> Bound:
-    return Bound(node.attr("stride"), node.attr("extent"), node.inputs[1])
+    more = node.attr("more") if any(name == "more" for name, _ in node.attrs) else 0
+    return Bound(node.attr("stride"), node.attr("extent"), node.inputs[1], more)
 
 
 def _of_operand(graph: Graph, node: Node, k: int, own: Bounds, hidden: Sequence[Bounds]) -> Bounds:
@@ -216,7 +240,7 @@ def _moved(
     first elements are read, has its bound where that is all of the axis.
     """
     found = set()
-    for stride, extent, count in bounds:
+    for stride, extent, count, more in bounds:
         if (place := _place(stride, extent, shape)) is None:
             continue
         axis, inner = place
@@ -224,9 +248,9 @@ def _moved(
             continue
         outer = math.prod(target[other + 1 :])
         if target[other] == shape[axis]:
-            found.add(Bound(inner * outer, extent, count))
+            found.add(Bound(inner * outer, extent, count, more))
         elif target[other] > shape[axis] and (inner, extent) == (1, shape[axis]):
-            found.add(Bound(outer, target[other], count))
+            found.add(Bound(outer, target[other], count, more))
     return frozenset(found)
 
 

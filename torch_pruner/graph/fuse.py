@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group, widens
 from torch_pruner.graph.attention import any_attention, attentions, no_attention
-from torch_pruner.graph.extents import Bound, bounded, unneeded
+from torch_pruner.graph.extents import bounded, unneeded
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.layout import Order, identity, storage_orders
 from torch_pruner.graph.ops import EXPENSIVE, OpKind
@@ -231,7 +231,7 @@ def _kernel(
 
     def result(o: int) -> int:
         made = visit(o)
-        counts = [Bound(stride, extent, visit(count)) for stride, extent, count in bounds[o]]
+        counts = [b._replace(number=visit(b.number)) for b in sorted(bounds[o])]
         return builder.permute(bounded(builder, made, counts), orders[o])
 
     results = [result(o) for o in outputs]

@@ -56,9 +56,9 @@ BINARY = (
 
 TERNARY = ("where",)  # (bool condition, a, b)
 
-# within: (x, count), attrs stride, extent: x, of which the elements at row-major positions p count
-#   where (p // stride) % extent < count, an integer of shape (); the others may be anything (see
-#   ``graph.extents``)
+# within: (x, count), attrs stride, extent and perhaps more: x, of which the elements at row-major
+#   positions p count where (p // stride) % extent < count + more, count being an integer of shape
+#   (); the others may be anything (see ``graph.extents``)
 PARTIAL = ("within",)
 
 # Views.  reshape: same number of elements, row-major

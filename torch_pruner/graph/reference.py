@@ -94,7 +94,7 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
 def _within(node: Node, x: np.ndarray, count: np.ndarray) -> np.ndarray:
     """What does not count is NaN here, or zero: nobody may depend on it."""
     places = np.arange(node.numel).reshape(node.shape) // node.attr("stride")
-    counts = places % node.attr("extent") < count
+    counts = places % node.attr("extent") < count + dict(node.attrs).get("more", 0)
     other = 0 if x.dtype.kind in "iub" else np.nan
     return np.where(counts, x, np.asarray(other).astype(x.dtype))
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from tests.unit.dynamo.test_symbolic import captured_one
 from torch_pruner.dynamo.lower.program import describe
 from torch_pruner.dynamo.sizes import symbolic
 from torch_pruner.dynamo.sizes.every_size import EverySize, Sample
-from torch_pruner.dynamo.sizes.formulas import Formulas, UnknownNumberError, expressions_of
+from torch_pruner.dynamo.sizes.formulas import (
+    Formulas,
+    UnknownNumberError,
+    expressions_of,
+    grains_of,
+)
 from torch_pruner.dynamo.sizes.padded_region import bucket_of
-from torch_pruner.dynamo.sizes.varying import Varying, samples_of, varying_of, ways_to_vary
+from torch_pruner.dynamo.sizes.varying import (
+    Varying,
+    reached,
+    samples_of,
+    varying_of,
+    ways_to_vary,
+)
 from torch_pruner.graph.bucket import NotAlikeError
 
 A, B, C = sympy.symbols("a b c", integer=True, positive=True)
@@ -31,7 +43,10 @@ def test_symbols_vary_as_guards_allow():
 
 
 def test_symbols_of_one_number_may_vary_together():
-    free, equal, together, *but_one = ways_to_vary({A: 4, B: 6, C: 6}, lambda _: True)
+    free, equal, together, *few = ways_to_vary({A: 4, B: 6, C: 6}, lambda _: True)
+    but_one, alone = few[:3], few[3:]
+    assert [way.groups for way in alone] == [(((s, 0),),) for s in (A, B, C)]
+    assert alone[0].fixed == ((B, 6), (C, 6))
     assert free.groups == (((A, 0),), ((B, 0),), ((C, 0),))
     assert equal.groups == (((A, 0),), ((B, 0), (C, 0)))
     assert together.groups == (((A, 0), (B, 2), (C, 2)),)
@@ -104,12 +119,13 @@ def every_size(fn, *inputs):
     expressions = expressions_of(gm)
     numbers = symbolic.symbols_of(gm, given)
     varying = varying_of(numbers, lambda known: symbolic.allows(gm, known))
+    grains = grains_of(expressions, varying)
 
     def sample(known):
         at = symbolic.with_symbols(gm, given, known)
         return Sample(known, describe(symbolic.with_sizes(gm, at), static=frozenset()))
 
-    large, *small = map(sample, samples_of(numbers, varying, symbolic.most_of(gm)))
+    large, *small = map(sample, samples_of(numbers, varying, symbolic.most_of(gm), grains=grains))
     regions = large.program.regions
     buckets = [
         [bucket_of(a, b) for a, b in zip(regions, s.program.regions, strict=True)] for s in small
@@ -141,6 +157,46 @@ def test_a_size_without_elements_is_left_to_others():
     assert sizes.at({**numbers, first: 2}) is None
 
 
-def test_quotients_and_conditions_are_no_polynomials():
-    gm, _ = captured_one(lambda x: x[: x.shape[0] // 2].sum(0), torch.rand(6, 8))
-    assert expressions_of(gm) is None
+def images(x):
+    weight = torch.ones(4, 3, 3, 3)
+    y = torch.nn.functional.conv2d(x, weight, stride=2, padding=1).relu()
+    return torch.nn.functional.max_pool2d(y, 3, 2, 1), y.mean((2, 3))
+
+
+@pytest.mark.parametrize("size", [(4, 24, 39), (7, 17, 18), (2, 35, 16)])
+def test_images_whose_extents_are_quotients(size):
+    sizes, sample, numbers = every_size(images, torch.rand(2, 3, 24, 21))
+    at = {number: symbol for symbol, number in numbers.items()}
+    known = dict(zip((at[2], at[24], at[21]), size, strict=True))
+    assert sizes.covers(known)
+    program, buckets = sizes.at(known)
+    written = sample(known).program
+    for mine, theirs in zip(program.regions, written.regions, strict=True):
+        assert (mine.inputs, mine.outputs) == (theirs.inputs, theirs.outputs)
+    nodes, (bucket,) = buckets[0].graph.nodes, buckets
+    area = next(n for n in nodes if n.op == "mul" and n.shape == () and n.dtype == "int32")
+    own = len(bucket.graph.inputs) - len(bucket.counts)
+    sides = [bucket.counts[nodes[i].attr("index") - own][1] for i in area.inputs]
+    assert sides == [-(-n // 2) for n in size[1:]]
+
+
+def test_grains_of_quotients():
+    half = FloorDiv(A - 1, 2) + 1
+    assert grains_of({A, A * B, half * half, FloorDiv(half + 2, 3)}, FREE) == {A: 6, B: 1}
+    for other in (FloorDiv(A, B), FloorDiv(A * B, 2), sympy.Max(A, 3), sympy.Mod(A, 2), 1 / A):
+        with pytest.raises(UnknownNumberError):
+            grains_of({other}, FREE)
+    fixed = Varying((((B, 0),),), ((A, 9),))
+    assert grains_of({half * B, sympy.Max(A, 3) + B}, fixed) == {B: 1}
+
+
+def test_guards_may_end_before_a_size_does():
+    found = reached({A: 10, B: 3}, FREE, {B: 20}, lambda known: known[A] * known[B] < 100)
+    assert found == {A: 33, B: 9}
+
+
+def test_an_image_leaves_room_for_twice_its_size():
+    large, one, two = samples_of({A: 30}, Varying((((A, 0),),), ()), {}, grains={A: 8})
+    assert large == {A: 64}
+    assert (one[A] % 8, two[A] % 8) == (1, 1)
+    assert one[A] < two[A] <= 64 - 8

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.output import output_path
 from torch_pruner.codegen.tir.builders import Expr, Stmt, T, index_dtype, simplified, when
 from torch_pruner.codegen.tir.reader import imm, linear
-from torch_pruner.graph.extents import unspecified
+from torch_pruner.graph.extents import axis_counts, unspecified, unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from torch_pruner.codegen.tir.reader import Index, Reader
+    from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.extents import Bound
     from torch_pruner.graph.ir import Graph
 
-__all__ = ["around_lines", "beyond", "counts", "some_needed", "unless"]
+__all__ = [
+    "around_lines",
+    "behind",
+    "beyond",
+    "counts",
+    "divided",
+    "row_counts",
+    "some_needed",
+    "unless",
+]
 
 
 def counts(reader: Reader, count: int) -> Expr:
@@ -37,12 +48,12 @@ def beyond(
     """
     first = simplified(first)
     tests = []
-    for stride, extent, count in sorted(bounds):
+    for stride, extent, count, more in sorted(bounds):
         period = stride * extent
         place = T.floordiv(first, imm(stride)) if stride > 1 else first
         if period < numel:
             place = T.floormod(place, imm(extent))
-        test = place >= counts(reader, count)
+        test = place >= counts(reader, count) + more
         if last is not None and period < numel:
             same = T.EQ(T.floordiv(first, imm(period)), T.floordiv(last, imm(period)))
             test = T.all(test, same)
@@ -53,6 +64,35 @@ def beyond(
 def unless(condition: Expr | None, body: Stmt) -> Stmt:
     """``body`` where the condition does not hold; None: it never does."""
     return body if condition is None else when(T.Not(condition), body)
+
+
+def row_counts(spec: Graph, con: Contraction, reader: Reader) -> tuple[Expr | None, ...]:
+    """Of images and of positions along each spatial dimension of a convolution's result how many
+    are needed, where that is known at run time."""
+    path = output_path(spec, con.anchor)
+    known = axis_counts(spec.nodes[con.anchor].shape, unwritten(spec, path))
+    axes = (0, *range(2, 1 + len(con.m)))
+
+    def needed(bound: Bound) -> Expr:
+        count = counts(reader, bound.number)
+        return T.min(count + bound.more, imm(bound.extent)) if bound.more else count
+
+    return tuple(needed(known[a]) if a in known else None for a in axes)
+
+
+def divided(position: Expr, extents: Sequence[int | Expr]) -> Index:
+    """The index of a row-major position among ``extents`` that may be known at run time only."""
+    found: list[Expr] = []
+    for extent in reversed(extents[1:]):
+        found.append(T.truncmod(position, extent))
+        position = T.truncdiv(position, extent)
+    return (position, *reversed(found))
+
+
+def behind(body: Stmt, place: Sequence[Expr], counts: Sequence[Expr | None]) -> Stmt:
+    """``body``, unless ``place`` lies behind what counts along some axis."""
+    tests = [p >= n for p, n in zip(place, counts, strict=True) if n is not None]
+    return unless(T.any(*tests) if tests else None, body)
 
 
 def around_lines(spec: Graph, reader: Reader) -> Callable[[Index, Stmt], Stmt] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import behind
 from torch_pruner.codegen.parts.operands import second_operand
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
@@ -20,6 +21,8 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Index, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.graph.contraction import columns_adjacent
+
+_TURNS = 64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,6 +132,12 @@ def pad_input(nest: Nest) -> Stmt:
     zero = T.const(0, value_dtype(_element(padded)))
     shape = (images, *conv.padded, channels)
     lines = (images, *conv.padded[:-1])
+    # Rows that are needed read as much of the copy.
+    reached: list[Expr | None] = [None] * len(con.m)
+    for d, n in enumerate(nest.counts):
+        if n is not None:
+            stride = conv.stride[d - 1] if d else 1
+            reached[d] = n * stride + (shape[d] - con.m[d] * stride)
 
     def widened(index: Index) -> Expr:
         return nest.reader.at(con.a, index).astype(value_dtype(_element(padded)))
@@ -152,11 +161,23 @@ def pad_input(nest: Nest) -> Stmt:
                 return _channels(channels, nest.vl, lambda c: store(padded, base + c, value(c)))
 
             read = nest.reader.scope(lambda: [copy(lambda c: widened((image, c, *source)))])
-            return when(T.all(*inside), read, copy(lambda c: zero))
+            body = when(T.all(*inside), read, copy(lambda c: zero))
+            return behind(body, (w,), reached[-1:])
 
-        return loop(conv.padded[-1], point, name="w")
+        points = loop(conv.padded[-1], point, name="w")
+        return behind(points, (image, *outer), reached[:-1])
 
-    return loop(math.prod(lines), line, nest.kind, name="line")
+    total = math.prod(lines)
+    if all(n is None for n in reached):
+        return loop(total, line, nest.kind, name="line")
+    turns = min(_TURNS, total)  # a thread's run of lines could have nothing to do
+    each = -(-total // turns)
+
+    def in_turn(p: Expr) -> Stmt:
+        at = T.floormod(p, each) * turns + T.floordiv(p, each)
+        return line(at) if total % turns == 0 else when(at < total, line(at))
+
+    return loop(each * turns, in_turn, nest.kind, name="line")
 
 
 def _channels(count: int, vl: int, body: Callable[[Expr], Stmt]) -> Stmt:

@@ -55,6 +55,17 @@ class Nest:
     near: Buffer | None = None  # a block of a narrow panel as float32
     unwritten: Bounds = frozenset()  # of the contraction's result: nobody needs what it becomes
     unneeded: Bounds = frozenset()  # of the same: nobody needs it itself
+    counts: tuple[Expr | None, ...] = ()  # of a convolution's rows, by axis: those that are needed
+
+    @property
+    def compact(self) -> bool:
+        """Whether tiles take rows that are needed alone, one after another across lines."""
+        return any(n is not None for n in self.counts[1:])
+
+    @property
+    def needed(self) -> list[int | Expr]:
+        """By axis how many rows are needed."""
+        return [m if n is None else n for m, n in zip(self.con.m, self.counts, strict=True)]
 
     @property
     def block_depth(self) -> int:

@@ -39,9 +39,9 @@ from torch_pruner.dynamo.run.graphs import one_at_a_time
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep
 from torch_pruner.dynamo.sizes import symbolic
 from torch_pruner.dynamo.sizes.every_size import EverySize, Sample
-from torch_pruner.dynamo.sizes.formulas import Formulas, expressions_of
+from torch_pruner.dynamo.sizes.formulas import Formulas, expressions_of, grains_of
 from torch_pruner.dynamo.sizes.padded_region import PaddedRegion, Spare, bucket_of, with_room
-from torch_pruner.dynamo.sizes.varying import samples_of, ways_to_vary
+from torch_pruner.dynamo.sizes.varying import reached, samples_of, ways_to_vary
 from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError
 from torch_pruner.log import PhaseTimer, logger
 
@@ -194,9 +194,11 @@ class Buckets:
     ) -> EverySize:
         gm, samples = self._gm, list[Sample]()
         room = [shared.sizes.most for shared in self._shared]
-        growing = symbolic.growing_in(gm)
-        for numbers in samples_of(symbols, varying, symbolic.most_of(gm), room, growing):
-            if not symbolic.allows(gm, numbers):
+        growing, grains = symbolic.growing_in(gm), grains_of(expressions, varying)
+        allows = functools.partial(symbolic.allows, gm)
+        most = reached(symbols, varying, symbolic.most_of(gm), allows)
+        for numbers in samples_of(symbols, varying, most, room, growing, grains):
+            if not allows(numbers):
                 raise NotAlikeError("sizes that Dynamo's guards refuse")
             given = symbolic.with_symbols(gm, args, numbers)
             if given is None:

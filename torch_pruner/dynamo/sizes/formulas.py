@@ -8,11 +8,14 @@ every size, without writing the graph down once more.
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import TYPE_CHECKING, Any, cast
 
 import sympy
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.functions import FloorDiv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     Values = tuple[int, ...]
 
-__all__ = ["Formulas", "UnknownNumberError", "expressions_of"]
+__all__ = ["Formulas", "UnknownNumberError", "expressions_of", "grains_of"]
 
 
 class UnknownNumberError(ValueError):
@@ -31,11 +34,7 @@ class UnknownNumberError(ValueError):
 
 
 def expressions_of(gm: fx.GraphModule) -> set[sympy.Expr] | None:
-    """The expressions of all extents and numbers of a graph; None if some is no polynomial.
-
-    Polynomials make a graph do the same at every size at which its extents are at least one. A
-    minimum, a quotient or a condition may make it another graph at some.
-    """
+    """The expressions of all extents and numbers of a graph; None if some are no whole numbers."""
     found: set[sympy.Expr] = set()
     for node in gm.graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
@@ -45,8 +44,53 @@ def expressions_of(gm: fx.GraphModule) -> set[sympy.Expr] | None:
             if isinstance(value, torch.Tensor):
                 numbers = (*value.shape, *value.stride())
             found |= {n.node.expr for n in numbers if isinstance(n, torch.SymInt)}
-    plain = all(e.is_polynomial(*e.free_symbols) for e in found)
-    return found if plain else None
+    return found
+
+
+def grains_of(expressions: set[sympy.Expr], varying: Varying) -> dict[Hashable, int]:
+    """For the first symbol of each group by how much it differs at least where every extent does:
+    one for polynomials; for quotients (an image that a layer halves) a multiple of their divisors.
+
+    Polynomials and such quotients make a graph do the same at every size at which its extents are
+    at least one. A minimum or a condition may make it another graph at some. Raises
+    ``UnknownNumberError`` for these.
+    """
+    found: dict[Hashable, int] = {group[0][0]: 1 for group in varying.groups}
+    same = _replaced(varying)
+    for given in expressions:
+        expression = given.xreplace(same)
+        grain = _grain(expression)
+        for symbol in expression.free_symbols:
+            found[symbol] = math.lcm(found.get(symbol, 1), grain)
+    return found
+
+
+def _grain(expression: sympy.Expr) -> int:
+    if not expression.free_symbols:
+        return 1
+    if isinstance(expression, FloorDiv):
+        whole, divisor = expression.args
+        if not divisor.is_Integer or not divisor > 0:
+            raise UnknownNumberError(f"{expression} divides by what varies")
+        if not any(isinstance(a, FloorDiv) for a in sympy.preorder_traversal(whole)):
+            linear = whole.is_polynomial() and sympy.total_degree(whole) == 1
+            if not linear:
+                raise UnknownNumberError(f"{expression} is a part of a product")
+        return _grain(whole) * int(divisor)
+    if expression.is_Symbol:
+        return 1
+    power = isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 0
+    if not power and not isinstance(expression, (sympy.Add, sympy.Mul)):
+        raise UnknownNumberError(f"{expression} is no polynomial")
+    return math.lcm(*map(_grain, expression.args))
+
+
+def _replaced(varying: Varying) -> dict[Any, Any]:
+    """What stands for symbols that do not vary by themselves."""
+    same: dict[Any, Any] = {}
+    for (first, _), *others in varying.groups:
+        same |= {s: cast("Any", first) + d for s, d in others}
+    return same | {s: sympy.Integer(n) for s, n in varying.fixed}
 
 
 class Formulas:
@@ -63,10 +107,7 @@ class Formulas:
     ) -> None:
         self._symbols = tuple(samples[0])
         self._known: dict[Values, sympy.Expr] = {}
-        same: dict[Any, Any] = {}
-        for (first, _), *others in varying.groups:
-            same |= {s: cast("Any", first) + d for s, d in others}
-        same |= {s: sympy.Integer(n) for s, n in varying.fixed}
+        same = _replaced(varying)
         for given in expressions:
             expression = given.xreplace(same)
             values = tuple(int(cast("int", expression.xreplace(dict(s)))) for s in samples)
@@ -89,7 +130,8 @@ class Formulas:
 
     def compiled(self) -> Callable[[Mapping[Hashable, int]], Values]:
         """A function of the symbols' numbers that gives all numbers that were asked for."""
-        function = sympy.lambdify(self._symbols, list(self._wanted), modules="math", cse=True)
+        modules = [{"FloorDiv": operator.floordiv}, "math"]
+        function = sympy.lambdify(self._symbols, list(self._wanted), modules=modules, cse=True)
 
         def values(known: Mapping[Hashable, int]) -> Values:
             return tuple(function(*(known[s] for s in self._symbols)))

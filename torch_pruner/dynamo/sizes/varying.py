@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.bucket import NotAlikeError
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
     Numbers = Mapping[Hashable, int]
 
-__all__ = ["Varying", "samples_of", "varying_of", "ways_to_vary"]
+__all__ = ["Varying", "reached", "samples_of", "varying_of", "ways_to_vary"]
 
 ROOM = 4  # times the size that came first which a program for every size takes
 LEAST_ROOM = 8
 ROOM_TO_GROW = 1024  # at least, for what one call hands to the next with more behind it
+ROOM_OF_IMAGES = 2  # times a size that layers divide: lines lie as far apart as at the largest
 FAR = 64  # times the first size: a limit that is no further is as large as the program takes
 _NO_LIMIT = 1 << 40
 _NEAR = 2  # a mask is one longer than the cache: what differs by more hardly grows together
@@ -51,8 +53,8 @@ class Varying:
 def ways_to_vary(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Iterator[Varying]:
     """How the symbols of a graph may vary that came with ``numbers``: each by itself where guards
     allow it; those of one number together (keys and values of a cache, of which no guard says that
-    they have one length); all together; all but one, which stays as it is. Those that come first
-    say more; a graph may refuse them.
+    they have one length); all together; all but one, which stays as it is; one alone. Those that
+    come first say more; a graph may refuse them.
     """
     first = varying_of(numbers, allows)
     yield first
@@ -70,6 +72,9 @@ def ways_to_vary(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Iterato
     for symbol, group in free.items() if len(free) > 1 else ():
         kept = tuple(g for g in first.groups if g is not group)
         yield Varying(kept, (*first.fixed, *((s, numbers[symbol] + d) for s, d in group)))
+    for symbol, group in free.items() if len(free) > 2 else ():
+        others = [(s, numbers[t] + d) for t, g in free.items() if t != symbol for s, d in g]
+        yield Varying((group,), (*first.fixed, *others))
 
 
 def varying_of(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Varying:
@@ -101,14 +106,38 @@ def _together(
     return all(allows({**numbers, **{s: numbers[s] + d for s in group}}) for d in (1, 3))
 
 
+def reached(
+    numbers: Numbers, varying: Varying, most: Numbers, allows: Callable[[Numbers], bool]
+) -> dict[Hashable, int]:
+    """``most``, and of what guards stop earlier (convolutions of few elements go another way in
+    torch, which Dynamo guards) how far they let it go."""
+    found = dict(most)
+    for group in varying.groups:
+
+        def allowed(number: int, group: Sequence[tuple[Hashable, int]] = group) -> bool:
+            return allows({**numbers, **{s: number + d for s, d in group}})
+
+        low = numbers[group[0][0]]
+        high = max(LEAST_ROOM, 2 * ROOM * low)
+        if allowed(high):
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if allowed(middle) else (low, middle)
+        found |= {s: min(low + d, most.get(s, _NO_LIMIT)) for s, d in group}
+    return found
+
+
 def samples_of(
     numbers: Numbers,
     varying: Varying,
     most: Numbers,
     room: Sequence[Numbers] = (),
     growing: Collection[Hashable] = (),
+    grains: Mapping[Hashable, int] = MappingProxyType({}),
 ) -> list[dict[Hashable, int]]:
-    """Numbers for the symbols: the largest that a program takes, and two that are smaller.
+    """Numbers for the symbols: the largest that a program takes, and two that are smaller, by
+    the ``grains`` of the symbols or more (one where nothing is said).
 
     The largest is as far as Dynamo found that a size goes (``most``), if that is not too far, else
     a power of two that leaves room, more of it for what is ``growing``, and no less than others had
@@ -120,20 +149,23 @@ def samples_of(
     taken: list[tuple[int, ...]] = []
     for group in varying.groups:
         first = group[0][0]
-        number = numbers[first]
+        number, grain = numbers[first], grains.get(first, 1)
         limit = min(most.get(s, _NO_LIMIT) - d for s, d in group)
         least = ROOM_TO_GROW if any(s in growing for s, _ in group) else LEAST_ROOM
         wanted = max(least, 1 << (ROOM * number - 1).bit_length())
-        top = limit if limit <= FAR * number else min(limit, wanted)
+        if grain > 1:
+            wanted = -(-ROOM_OF_IMAGES * number // grain) * grain
+        far = limit > FAR * number or grain > 1
+        top = min(limit, wanted) if far else limit
         top = max([top, *(r.get(first, 0) for r in room)])
         while top in {s[0] for s in taken}:
             top += 1 if top < limit else -1
         small = tuple(
             next((n for n in range(begin, 1, -1) if all(n not in s for s in taken)), 0)
-            for begin in (top // 2 + 1, top - 1)
+            for begin in (top // 2 // grain * grain + 1, (top - 1) // grain * grain - grain + 1)
         )
         taken.append((top, *small))
-        if min(small) < 2 or len({*small, top}) < 3 or max(small) >= top:
+        if min(small) < 2 or len({*small, top}) < 3 or max(small) >= top or grain > top // 4:
             raise NotAlikeError("a size that hardly varies")
         for sample, chosen in zip(samples, (top, *small), strict=True):
             sample |= {s: chosen + d for s, d in group}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import around_lines
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.reductions import column_block
 from torch_pruner.codegen.parts.sweeps import over_blocks
@@ -20,7 +21,7 @@ def emit(spec: Graph, decisions: ColumnsDecisions[int], signature: Signature) ->
     inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     block = column_block(spec, reader, outputs)
-    body = over_blocks(
-        spec.nodes[spec.outputs[0]].shape, decisions.vl, decisions.chunk, decisions.par, block
-    )
+    shape = spec.nodes[spec.outputs[0]].shape
+    around = around_lines(spec, reader)
+    body = over_blocks(shape, decisions.vl, decisions.chunk, decisions.par, block, around)
     return Emitted(body, inputs, outputs, scratch)

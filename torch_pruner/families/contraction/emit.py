@@ -12,6 +12,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import divided, row_counts
 from torch_pruner.codegen.parts.copies import copy_first, pack_panel, widen_block
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, panel_fetcher
@@ -75,6 +76,8 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
         unwritten=unwritten(spec, output_path(spec, con.anchor)),
         unneeded=unneeded(spec)[con.anchor],
     )
+    if con.form == "conv":
+        nest.counts = row_counts(spec, con, nest.reader)
     if widened and constant is not None:
         nest.near = buffer(nest.block_depth * nest.bn, con.acc_dtype, "near")
     body = []
@@ -104,6 +107,8 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
                 turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
                 place = TilePosition(g, nb, vectors, block, at, turn, p * per_chunk + t)
                 body = register_tile(nest, traversal, place)
+                if nest.compact:
+                    return when(at * nest.tm < math.prod(nest.needed), body)
                 return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
             def tiles(block: Expr) -> Stmt:
@@ -147,6 +152,12 @@ def _rows(nest: Nest, tile: Expr) -> Rows:
     A last tile that is not full begins earlier; rows of the tile before are not its own.
     """
     con, m, tm = nest.con, nest.con.m, nest.tm
+    if nest.compact:
+        total = math.prod(nest.needed)
+        return Rows(
+            lambda i: divided(T.min(tile * tm + i, total - 1), nest.needed),
+            lambda i: tile * tm + i < total,
+        )
     if con.by_line(tm):
         width = m[-1]
         *outer, block = unlinear(tile, (*m[:-1], -(-width // tm)))
@@ -184,7 +195,7 @@ def _reads_input(nest: Nest, rows: Rows) -> Callable[[Index], Expr | None]:
     the first and last line of any padded one, multiplies zeros.
     """
     con, conv, tm = nest.con, nest.con.conv, nest.tm
-    if conv is None or con.form != "conv" or not con.by_line(tm):
+    if conv is None or con.form != "conv" or nest.compact or not con.by_line(tm):
         return lambda _: None
     place = rows.at(imm(0))[1:]
     extent = nest.spec.nodes[con.a].shape[2:]

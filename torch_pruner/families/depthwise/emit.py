@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import behind, row_counts
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
 from torch_pruner.codegen.tir.builders import (
@@ -60,6 +61,7 @@ class _Nest:
     nv: int
     order: int
     kind: ForKind  # of loops over tasks
+    counts: tuple[Expr | None, ...]  # of images, lines and columns those that are needed
 
     @property
     def extent(self) -> tuple[int, ...]:
@@ -102,7 +104,8 @@ def emit(spec: Graph, decisions: DepthwiseDecisions[int], signature: Signature) 
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     vl, tw, th, nv, chunks, order, parallel = decisions
     kind = PARALLEL if parallel else SERIAL
-    nest = _Nest(spec, con, con.conv, reader, weights, out, vl, tw, th, nv, order, kind)
+    counts = row_counts(spec, con, reader)
+    nest = _Nest(spec, con, con.conv, reader, weights, out, vl, tw, th, nv, order, kind, counts)
     return Emitted(_compute(nest, chunks), inputs, [out], scratch)
 
 
@@ -111,17 +114,23 @@ def _compute(nest: _Nest, chunks: int) -> Stmt:
     lines = math.prod(nest.lines)
     per_chunk = -(-lines // min(chunks, lines))
     chunks = -(-lines // per_chunk)
+    *outer, columns = nest.counts
+    scales = [1] * (len(outer) - 1) + [nest.th if len(outer) > 1 else 1]
 
     def chunk(c: Expr, body: Callable[[Index], Stmt]) -> Stmt:
         def line(t: Expr) -> Stmt:
-            at = c * per_chunk + t
-            done = body(unlinear(at, nest.lines))
+            at = c * per_chunk + t if all(n is None for n in nest.counts) else t * chunks + c
+            index = unlinear(at, nest.lines)
+            done = behind(body(index), [i * s for i, s in zip(index, scales, strict=True)], outer)
             return done if lines % per_chunk == 0 else when(at < lines, done)
 
         return loop(per_chunk, line, name="t")
 
+    def tile(at: Index, part: _Channels, q: Expr, s: _Strip, o: Expr) -> Stmt:
+        return behind(_tile(nest, at, part, q, s, o), [s.first + o * s.width], [columns])
+
     def along_line(at: Index, part: _Channels, q: Expr) -> Stmt:
-        return seq([loop(s.count, partial(_tile, nest, at, part, q, s), name="o") for s in strips])
+        return seq([loop(s.count, partial(tile, at, part, q, s), name="o") for s in strips])
 
     def blocks(part: _Channels) -> Stmt:
         def task(p: Expr) -> Stmt:
@@ -137,7 +146,7 @@ def _compute(nest: _Nest, chunks: int) -> Stmt:
         def strip(s: _Strip) -> Stmt:
             def all_channels(o: Expr) -> Stmt:
                 def block(part: _Channels) -> Stmt:
-                    return loop(part.count, lambda q: _tile(nest, at, part, q, s, o), name="q")
+                    return loop(part.count, lambda q: tile(at, part, q, s, o), name="q")
 
                 return seq([block(part) for part in parts])
 

@@ -9,9 +9,11 @@ the three steps stays in a core's cache. See ``form`` for the algorithm.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import divided, row_counts
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
 from torch_pruner.codegen.tir.builders import (
@@ -66,6 +68,22 @@ class _Nest:
     inputs: Buffer  # (task, position, tile, channel)
     products: Buffer  # (task, position, tile, column of the panel)
     out: Buffer
+    counts: tuple[Expr | None, ...]  # of images, lines and columns those that are needed
+
+    @property
+    def grid(self) -> tuple[int | Expr, ...]:
+        """Images and tiles along each dimension, as far as they are needed."""
+        steps = (1, *self.plan.step)
+        dense = (1, *self.plan.dilation)
+        grid = zip(self.plan.grid, self.counts, steps, dense, strict=True)
+        return tuple(
+            most if n is None or d > 1 else T.floordiv(n + (s - 1), s) for most, n, s, d in grid
+        )
+
+    @property
+    def varies(self) -> bool:
+        """Whether the grid is known at run time only."""
+        return any(n is not None for n in self.counts)
 
     @property
     def conv(self) -> ConvShape:
@@ -92,7 +110,7 @@ def emit(spec: Graph, decisions: WinogradDecisions[int], signature: Signature) -
     vl, tm, nv, tb, chunks, shares, ku, ahead, parallel = decisions
     nest = _Nest(
         spec, plan, reader, vl, tm, nv, tb, ku, bool(ahead), weights, transformed,
-        products, out,
+        products, out, row_counts(spec, plan.con, reader),
     )  # fmt: skip
     kind = PARALLEL if parallel else SERIAL
     body = _compute(nest, chunks, shares, kind)
@@ -104,21 +122,29 @@ def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
     chunks, per_chunk = plan.blocked(rows, chunks)
     blocks, panels = -(-plan.tiles // rows), plan.con.n // nest.bn // shares
 
+    tiles = math.prod(nest.grid[1:], start=nest.grid[0])
+
     def task(p: Expr) -> Stmt:
         chunk, share = unlinear(p, (chunks, shares))
 
         def block(b: Expr) -> Stmt:
-            at = chunk * per_chunk + b
-            # The last block begins earlier, to be whole; what is not its own it does not store.
+            at = b * chunks + chunk if nest.varies else chunk * per_chunk + b
             first = index_var("first")
-            begin = S.Bind(first, T.min(at * rows, imm(plan.tiles - rows)))
-            own = None if plan.tiles % rows == 0 else lambda t: t >= at * rows
+            own: Callable[[Expr], Expr] | None
+            if nest.varies:
+                begin, own = S.Bind(first, at * rows), lambda t: t < tiles
+            else:
+                # The last block begins earlier, to be whole; what is not its own it does not store.
+                begin = S.Bind(first, T.min(at * rows, imm(plan.tiles - rows)))
+                own = None if plan.tiles % rows == 0 else lambda t: t >= at * rows
 
             def panel(n: Expr) -> Stmt:
                 nb = share * panels + n
                 return seq([_multiply(nest, p, nb), _results(nest, p, nb, first, own)])
 
             body = seq([begin, _transform(nest, p, first), loop(panels, panel, name="n")])
+            if nest.varies:
+                return when(at * rows < tiles, body)
             return body if blocks % per_chunk == 0 else when(at < blocks, body)
 
         return loop(per_chunk, block, name="b")
@@ -164,7 +190,11 @@ class _Tile:
 
 
 def _tile_at(nest: _Nest, number: Expr) -> _Tile:
-    image, *at = unlinear(number, nest.plan.grid)
+    if nest.varies:  # behind the last tile it is once more
+        number = T.min(number, math.prod(nest.grid[1:], start=nest.grid[0]) - 1)
+        image, *at = divided(number, nest.grid)
+    else:
+        image, *at = unlinear(number, nest.plan.grid)
     return _Tile(nest, image, tuple(nest.plan.first(d, o) for d, o in enumerate(at)))
 
 

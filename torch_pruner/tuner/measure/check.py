@@ -78,7 +78,7 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
     limits = _index_limits(spec)
     positive = set(_sources(spec, (n.inputs[0] for n in spec.nodes if n.op in _POSITIVE)))
     positive |= set(_sources(spec, (n.inputs[1] for n in spec.nodes if n.op == "div")))
-    counts = {count: extent for _, extent, count in _bounds(spec)}
+    counts = {count: extent for _, extent, count, _ in _bounds(spec)}
     words = {n.inputs[1] for n in spec.nodes if n.op == "matmul_grouped"}
     arrays = []
     for position in spec.inputs:
