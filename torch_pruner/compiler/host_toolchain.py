@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -80,8 +81,10 @@ class HostToolchain(Toolchain):
             past_caches=past_caches,
         )
 
+        numbers = itertools.count()  # two threads at once write two files
+
         def entries() -> tuple[Entry, ...]:
-            path = library.folder / "graph.so"
+            path = library.folder / f"graph{next(numbers)}.so"
             library.link(path)
             return tuple(load_entries(path, [*calls, *self.own]))
 
