@@ -28,7 +28,7 @@ from torch_pruner.cache import KernelStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-KILLS = 100  # with eviction, and as many without
+KILLS = [30, pytest.param(100, marks=pytest.mark.stress)]  # with eviction, as many without
 ROUNDS = 3  # that a child finishes at most, about
 SMALL = 150_000  # bytes: five libraries, so that eviction always has something to do
 
@@ -85,12 +85,13 @@ def seconds_of_a_round(root: Path, *, evict: bool) -> float:
     return sorted(samples)[2]
 
 
+@pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("evict", [False, True])
-def test_a_hundred_kills(tmp_path: Path, evict: bool) -> None:
+def test_kills_at_random_moments(tmp_path: Path, evict: bool, kills: int) -> None:
     rng = random.Random(int(evict))
     most_s = ROUNDS * seconds_of_a_round(tmp_path / "other", evict=evict)
     done: list[int] = []
-    for k in range(KILLS):
+    for k in range(kills):
         done += killed(tmp_path, 1000 * k, most_s * rng.random(), evict=evict)
         if k % 10 == 9:
             store = KernelStore.open(tmp_path)
@@ -100,7 +101,7 @@ def test_a_hundred_kills(tmp_path: Path, evict: bool) -> None:
             found = [check(store, n) for n in done]
             assert evict or all(found)
             store.close()
-    assert len(done) > 10  # else nothing was tested
+    assert len(done) > kills // 10  # else nothing was tested
     assert not list((tmp_path / "v2").glob("*.damaged-*"))
     store = KernelStore.open(tmp_path)
     if not evict:

@@ -22,6 +22,7 @@ SHORT = {
     "fleet": ["--trials", "2"],
     "hf_llama_generate": ["--prompt", "8", "--tokens", "4", "--layers", "1"],
     "hf_bert": ["--length", "16"],
+    "resnet": ["--effort", "none"],
 }
 NAMES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
 
