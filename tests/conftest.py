@@ -7,6 +7,8 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the files in tests/golden"
     )
+    parser.addoption("--every", action="store_true", help="all cases of tests that are sampled")
 
 
 def _tvm_problem() -> str:
@@ -55,8 +58,31 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test that is ``sampled(n)`` one case in n runs, the same at every run, and the first.
+
+    Which is drawn by number: every n-th would leave out a value of a parameter of n values.
+    """
+    seen: Counter[str] = Counter()
+    kept, left = [], []
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None and not config.getoption("--every"):
+            test = item.nodeid.partition("[")[0]
+            number, seen[test] = seen[test], seen[test] + 1
+            if number and zlib.crc32(b"%d" % number) % marker.args[0]:
+                left.append(item)
+                continue
+        kept.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run; probe each kind once, and only if a test needs it."""
+    if not any("[" in argument for argument in config.args):  # nobody asked for one case
+        _leave_out(config, items)
     problems: dict[str, str] = {}
     probes = {"tvm": _tvm_problem, "cuda": _cuda_problem}
     for item in items:

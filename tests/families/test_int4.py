@@ -13,7 +13,7 @@ from torch_pruner.graph.nibbles import CONVERTED, IN_MANTISSA, LOOKED_UP
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
-pytestmark = pytest.mark.tvm
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
 
 
 def product(
