@@ -88,6 +88,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "llama.cpp": _llama_cpp("F32", 32),
     "ctranslate2": _ctranslate2("float32", 32),
     "pruner": _torch("pruner"),
+    "pruner-frozen": _torch("pruner", weights="frozen"),
+    "pruner-unguarded": _torch("pruner", weights="frozen", unguarded=True),
     "inductor-bf16": _torch("inductor", 16, "to_bfloat16"),
     "openvino-f16": _openvino("f16", 16),
     "llama.cpp-f16": _llama_cpp("F16", 16),
