@@ -7,9 +7,11 @@ import pytest
 
 from tests.emitting import schedule
 from tests.families import kernels as K
+from torch_pruner.codegen.build.kernel_object import Division
+from torch_pruner.codegen.build.region import parts_of
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.ir import Graph, GraphBuilder
-from torch_pruner.graph.nibbles import CONVERTED, IN_MANTISSA, LOOKED_UP
+from torch_pruner.graph.nibbles import CONVERTED, DIGITS, IN_MANTISSA, LOOKED_UP
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -98,7 +100,7 @@ def test_ways_to_floats_are_exact(shape: tuple[int, int, int], early: int) -> No
     )
     table = sketch.names.index("table")
     found = {}
-    for way in (CONVERTED, *(int(w) for w in sketch.domains[table])):
+    for way in {CONVERTED, *(int(w) for w in sketch.domains[table])} - {DIGITS}:
         point = {"vl": sketch.lanes, "nv": 2, "split": 1, "early": early, "table": way}
         outputs, expected, _ = K.run(spec, "int4_rows", point | {"ahead": 0, "par": 0})
         assert K.error(outputs, expected) < 1e-5
@@ -108,9 +110,50 @@ def test_ways_to_floats_are_exact(shape: tuple[int, int, int], early: int) -> No
 
 
 def test_which_way_is_drafted() -> None:
-    """A core with one unit for whole vectors' permutations sets bits, others look numbers up."""
-    ways = {"znver4": IN_MANTISSA, "znver5": LOOKED_UP, "skylake-avx512": LOOKED_UP}
+    """Digits where floats take longer than memory; else numbers are looked up."""
+    ways = {"znver4": DIGITS, "znver5": LOOKED_UP, "skylake-avx512": LOOKED_UP}
     for mcpu, way in ways.items():
         target = TargetSpec.from_dict({"kind": "llvm", "mcpu": mcpu}, 2)
         (sketch, *_) = sketches_for(Task("int4", product(1, 768, 3072), target, 2))
         assert dict(sketch.named(sketch.default()))["table"] == way, mcpu
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_digits_are_a_part_of_their_own(rows: int) -> None:
+    """So that a program divides the panels among its threads, and every thread makes the digits."""
+    spec = product(rows, 96, 128)
+    point = {"vl": 16, "nv": 2, "split": 1, "early": 0, "table": DIGITS, "ahead": 0, "par": 1}
+    (_, digits), (_, panels) = parts_of(schedule(spec, "int4_rows", point))
+    assert digits == Division(None if rows == 1 else rows)
+    assert panels == Division(3)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-36, 1e30, float("inf"), float("-inf"), float("nan")])
+def test_what_fixed_point_cannot_hold_is_taken_as_floats(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One element of a row, in a group of its own and beside ordinary ones."""
+    spec = product(2, 48, 200)
+    sketch = next(
+        s
+        for s in sketches_for(Task("int4", spec, TargetSpec.detect(2), 2))
+        if s.name == "int4_rows"
+    )
+    if DIGITS not in sketch.domains[sketch.names.index("table")]:
+        pytest.skip("no products of four bytes here")
+    given = K.inputs_for
+
+    def inputs(spec: Graph, seed: int = 0) -> list[K.Array]:
+        arrays = given(spec, seed)
+        arrays[0][0, :64] = 0.0
+        arrays[0][0, 3] = value
+        arrays[0][1, 70] = 0.0 if value < 1 else value
+        return arrays
+
+    monkeypatch.setattr(K, "inputs_for", inputs)
+    point = {"vl": 16, "nv": 2, "split": 1, "early": 0, "ahead": 0, "par": 0}
+    fixed, floats = (
+        K.run(spec, "int4_rows", point | {"table": way})[0][0] for way in (DIGITS, IN_MANTISSA)
+    )
+    most = np.abs(floats[np.isfinite(floats)]).max(initial=0.0)
+    np.testing.assert_allclose(fixed, floats, rtol=1e-5, atol=1e-6 * most)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 WORD = 32  # bits
-CONVERTED, LOOKED_UP, IN_MANTISSA = range(3)
-"""How kernels make floats of numbers of a word: see ``codegen.parts.nibbles``."""
+CONVERTED, LOOKED_UP, IN_MANTISSA, DIGITS = range(4)
+"""How kernels make floats of numbers of a word: see ``codegen.parts.nibbles``; or multiply numbers
+with digits of the first operand: see ``families.int4_rows.digits``."""
 LEAST, MOST = -8, 7
 # The largest magnitude of a group as so many steps: below 8 it is one of the levels or is rounded
 # inwards, above it the group is cut off for the sake of the rest.

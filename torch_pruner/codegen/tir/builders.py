@@ -109,6 +109,11 @@ def loop(
     return S.For(var, imm(0), imm(extent), kind, body(var))
 
 
+def enclosed(body: Stmt) -> Stmt:
+    """``body``, whose buffers are not those of what comes after it."""
+    return S.For(index_var("once"), imm(0), imm(1), SERIAL, body)
+
+
 def seq(stmts: Sequence[Stmt | None]) -> Stmt:
     """The statements one after another; None stands for no statement."""
     flat = [s for s in stmts if s is not None]

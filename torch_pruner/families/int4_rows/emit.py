@@ -30,7 +30,9 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
+from torch_pruner.families.int4_rows.digits import FixedPoint, within
 from torch_pruner.families.int4_rows.form import Int4Product, int4_product
+from torch_pruner.graph.nibbles import DIGITS, IN_MANTISSA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,6 +47,7 @@ def emit(spec: Graph, decisions: Int4RowsDecisions[int], signature: Signature) -
     found = int4_product(spec)
     assert found is not None
     inputs, (out,), scratch = parameters(signature)
+    digits = decisions.table == DIGITS
     nest = Nest(
         spec,
         found.con,
@@ -56,13 +59,18 @@ def emit(spec: Graph, decisions: Int4RowsDecisions[int], signature: Signature) -
         parallel=bool(decisions.par),
         ahead=False,
         panel=None,
-        copied=scratch[0] if scratch else None,
+        copied=scratch[0] if scratch and not digits else None,
         sums=None,
         out=out,
     )
-    weights = nibbles_of(nest, found, dict(enumerate(inputs)), decisions.table)
-    work = _Rows(nest, weights, decisions)
+    way = IN_MANTISSA if digits else decisions.table
+    weights = nibbles_of(nest, found, dict(enumerate(inputs)), way)
+    fixed = FixedPoint(nest, weights, scratch[0]) if digits else None
+    work = _Rows(nest, weights, decisions, fixed)
     tasks = loop(nest.blocks, work.task, nest.kind, name="p")
+    if fixed is not None:
+        made = fixed.make(lambda m, k: work.element(m, k))
+        return Emitted(within(seq([made, tasks])), inputs, [out], scratch)
     copied = copy_first(nest) if scratch else None
     return Emitted(weights.within(seq([copied, tasks])), inputs, [out], scratch)
 
@@ -82,6 +90,12 @@ class _Rows:
     nest: Nest
     weights: Nibbles
     decisions: Int4RowsDecisions[int]
+    fixed: FixedPoint | None = None
+
+    def element(self, m: Expr, k: Expr) -> Expr:
+        """An element of the first operand, as float32."""
+        index = unlinear(m, self.nest.con.m)
+        return a_at(self.nest, imm(0), index, (k,), imm(0)).astype("float32")
 
     def task(self, nb: Expr) -> Stmt:
         nest = self.nest
@@ -115,6 +129,13 @@ class _Rows:
             return seq([sums.clear(), body, scaled])
 
         whole, rest = divmod(nest.con.depth, weights.group)
+        groups = [
+            loop(whole, lambda g: group(g, weights.group), name="g") if whole else None,
+            group(imm(whole), rest) if rest else None,
+        ]
+        if self.fixed is not None:
+            fixed = self.fixed.panel(nb, vectors, total, self.decisions.ahead)
+            groups = [when(self.fixed.usable(), fixed, seq(groups))]
         place = TilePosition(imm(0), nb, vectors, imm(0), imm(0), (imm(0), 1), imm(0))
         rows = Rows(lambda i: unlinear(i, nest.con.m))
         return seq(
@@ -123,8 +144,7 @@ class _Rows:
                 stack(total),
                 sums.begin(),
                 sums.clear() if early else None,
-                loop(whole, lambda g: group(g, weights.group), name="g") if whole else None,
-                group(imm(whole), rest) if rest else None,
+                *groups,
                 sums.fold(None) if early else None,
                 write_tile(nest, place, rows, total),
             ]
@@ -137,10 +157,7 @@ class _Rows:
 
         def number(i: Expr) -> Stmt:
             def add(m: Expr, j: Expr) -> Stmt:
-                index = unlinear(m, nest.con.m)
-                x = a_at(nest, imm(0), index, (row * weights.per_word + i,), imm(0)).astype(
-                    "float32"
-                )
+                x = self.element(m, row * weights.per_word + i)
                 product = read(nb, row, i, j) * T.Broadcast(x, nest.vl)
                 at = sums.at(T.floormod(i, self.decisions.split), m, j)
                 return S.BufferStore(sums.acc, sums.acc[at] + product, [at])

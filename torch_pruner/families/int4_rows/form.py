@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import constant_operand, contraction_of, copied_shape
-from torch_pruner.graph.nibbles import per_word
+from torch_pruner.graph.nibbles import DIGITS, per_word
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.phases import Division
 from torch_pruner.graph.signature import BufferSpec
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
 MAX_ROWS = 16
+DIGITS_EACH = 3  # of a number in fixed point
+FACTS = 4  # of a group in fixed point: what eight times the sum of each digit is, and the scale
 TABLE_BYTES = 64  # of a vector whose sixteen floats are all the numbers that there are
 
 N = TypeVar("N")
@@ -32,6 +34,25 @@ class Int4RowsDecisions(NamedTuple, Generic[N]):
     table: N  # how numbers become floats: a way of ``codegen.parts.nibbles``
     ahead: N  # bytes from a read to its fetch
     par: N  # 1: panels in parallel
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRow:
+    """Words of a row in fixed point: ``digits``, then the facts of each group, and whether it is
+    of use."""
+
+    digits: int
+    facts: int
+
+    @property
+    def size(self) -> int:
+        return self.digits + self.facts
+
+
+def fixed_point(con: Contraction, group: int) -> FixedRow:
+    """How a row of a product's first operand is kept, if as digits."""
+    groups = -(-con.depth // group)
+    return FixedRow(groups * group // 4 * DIGITS_EACH, (groups + 1) * FACTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +113,12 @@ def parameters(spec: Graph, decisions: Int4RowsDecisions[int]) -> Parameters:
     if found is None:
         raise ValueError("no product with constant weights of four bits")
     con = found.con
+    packs = found.packs(decisions.vl * decisions.nv)
+    if decisions.table == DIGITS:
+        size = fixed_point(con, found.group).size
+        return Parameters(packs, (BufferSpec((con.rows, size), "int32"),))
     copy = BufferSpec(copied_shape(spec, con), con.acc_dtype)
-    return Parameters(
-        found.packs(decisions.vl * decisions.nv), (copy,) if copies(spec, con) else ()
-    )
+    return Parameters(packs, (copy,) if copies(spec, con) else ())
 
 
 def division(spec: Graph, decisions: Int4RowsDecisions[int]) -> Division | None:

@@ -14,12 +14,13 @@ from torch_pruner.families import machine
 from torch_pruner.families.int4_rows.form import (
     MAX_ROWS,
     TABLE_BYTES,
+    Int4Product,
     Int4RowsDecisions,
     copies,
     int4_product,
 )
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
-from torch_pruner.graph.nibbles import CONVERTED, IN_MANTISSA, LOOKED_UP
+from torch_pruner.graph.nibbles import CONVERTED, DIGITS, IN_MANTISSA, LOOKED_UP
 
 if TYPE_CHECKING:
     from torch_pruner.target import TargetSpec
@@ -27,12 +28,25 @@ if TYPE_CHECKING:
 
 _STREAM = 4096.0  # bytes of a panel that are read before its stream is known
 _MASKS = 10  # registers with masks and powers of two, and what is made with them
+_CUT = 3.0  # cycles until a number of the first operand is three digits
 _WAITING, _FETCHED = 0.15, 0.1  # share of the stream's time in which nothing else happens
 
 
 def has_table(target: TargetSpec) -> bool:
     """Whether a vector register holds a float for each of sixteen numbers."""
     return target.vector_bytes == TABLE_BYTES
+
+
+def _has_digits(task: Task, found: Int4Product) -> bool:
+    """Whether the first operand may be fixed point: an instruction multiplies four bytes.
+
+    Not where whole vectors are multiplied twice a cycle: floats keep up with memory there.
+    """
+    target = task.target
+    able = target.byte_dot and target.is_x86 and target.vector_bytes == TABLE_BYTES
+    able = able and target.fma_per_cycle < 2
+    plain = not found.offsets and found.bits == 4 and found.group % 16 == 0
+    return able and plain and not copies(task.spec, found.con)
 
 
 class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
@@ -61,6 +75,8 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         several = [v for v in (1, 2, 3, 4, 6, 8) if v <= vectors]
         early = [1] if self.found.offsets else [0, 1]
         ways = [LOOKED_UP, IN_MANTISSA] if has_table(self.task.target) else [CONVERTED, IN_MANTISSA]
+        if _has_digits(self.task, self.found):
+            ways.append(DIGITS)
         table = ways if self.found.bits == 4 else [CONVERTED]
         parallel = [0, 1] if self.task.threads > 1 else [0]
         options = ([self.lanes], several, [1, 2], early, table, [0, 2048, 4096], parallel)
@@ -73,12 +89,15 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
     def _registers(self, c: Int4RowsDecisions[Array]) -> Array:
         tiles = self.con.rows * c.nv
         used: Array = tiles * (c.split + (c.early == 0)) + c.nv + c.nv * (c.early == 1) + 2
+        digits = tiles * 4 + 2 * c.nv + 4  # three sums and a total, nibbles and masks
+        used = np.where(c.table == DIGITS, digits, used)
         return used + np.where(c.table == IN_MANTISSA, _MASKS, 0)
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
         smallest = (c.nv == 1) & (c.split == 1) & (c.early == 1)
         fits = (self._registers(c) <= self.task.target.vector_registers) | smallest
+        fits &= (c.table != DIGITS) | ((c.split == 1) & (c.early == 0))
         result: Mask = fits & ((c.par == 0) | (self._tasks(c) >= 2))
         return result
 
@@ -97,6 +116,8 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         task_s = (busy + cold * waiting) / target.frequency_hz
         tasks = self._tasks(c)
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, self.task.threads)
+        made = np.where(c.table == DIGITS, con.rows * depth * _CUT, 0.0)  # by every thread
+        seconds = seconds + made / target.frequency_hz
         if copies(spec, con):
             seconds = seconds + con.rows * depth / 4.0 / target.frequency_hz
         weights = con.n * depth * self.stored
@@ -130,7 +151,10 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         cycles = np.maximum(np.maximum(fmas, units) / target.fma_per_cycle, latency)
         loads = (each * rows + c.nv + fetched) / machine.LOADS_PER_CYCLE
         result: Array = np.maximum(np.maximum(cycles, loads), issued / machine.ISSUED_PER_CYCLE)
-        return result
+        dots = 6.0 * rows * c.nv  # three digits of a number, two halves of a word
+        fixed = np.maximum(dots, (dots + 3 * c.nv) / 2) / target.fma_per_cycle
+        fixed = np.maximum(fixed, (dots + 4.0 * c.nv + fetched + 2) / machine.ISSUED_PER_CYCLE)
+        return np.where(c.table == DIGITS, fixed, result)
 
     def default(self) -> Decisions:
         return self.best_predicted(6_000)
