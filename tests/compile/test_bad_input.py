@@ -17,7 +17,7 @@ from torch import nn
 import torch_pruner as tp
 from tests.compile.agreement import assert_equal, check, observe
 
-pytestmark = pytest.mark.tvm
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.tvm
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {
     "fleet": "tornado",

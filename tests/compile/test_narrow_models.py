@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import torch_pruner as tp
 from torch_pruner.target import CpuProbe, TargetSpec
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 FLAGS = CpuProbe.read().flags
 TARGETS = {

@@ -14,6 +14,7 @@ from tests.unit.onnx.test_load import expected, linear
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
 
 
+@pytest.mark.stress  # tests/unit/onnx runs a sample of them in eager by default
 def test_a_sample_of_node_tests(shared_cache) -> None:
     options = {"effort": "none", "cache_dir": str(shared_cache)}
     outcomes = [onnx_nodes.run(case, options) for case in onnx_nodes.cases()[::36]]

@@ -10,7 +10,7 @@ import torch
 
 from tests.suites import architectures, cases, decoders, modules, onnx_fuzz, operators, training
 
-pytestmark = pytest.mark.tvm
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
 
 OPERATORS = (
     "add", "cat", "cumsum", "index_select", "linalg_norm", "masked_fill", "matmul",

@@ -32,7 +32,7 @@ from torch_pruner.task import Candidate, Task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 FILL = 7.0
 

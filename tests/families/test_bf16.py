@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.families.space import Sketch
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 TARGET = TargetSpec.detect(2)
 DOT = {"tm": 6, "nv": 2, "mc": 1, "order": 0, "ku": 2, "tasks": 2, "ahead": 0}

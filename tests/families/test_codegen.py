@@ -14,7 +14,7 @@ from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.graph.contraction import constant_operand, contraction_of, is_widened
 from torch_pruner.graph.ir import Graph, GraphBuilder
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 TILE = {
     "vl": 16,

@@ -25,7 +25,7 @@ from torch_pruner.graph.narrow import keep_narrow
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 POINT = {
     "vl": 16, "nq": 1, "kb": 32, "nr": 1, "nc": 2, "shares": 1, "ahead": 1, "tasks": 1

@@ -11,7 +11,7 @@ from tests.families import kernels as K
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 TILE = {"vl": 16, "tw": 7, "th": 2, "nv": 1, "mc": 4, "order": 0, "par": 1}
 

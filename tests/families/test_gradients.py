@@ -17,7 +17,7 @@ from torch_pruner.task import Task
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 GRADIENT = {"vl": 16, "tm": 6, "nv": 2, "mc": 2, "lb": 1, "par": 1}
 

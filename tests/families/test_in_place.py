@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.families.space import Sketch
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 BOUNDS = {"float32": 1e-5, "float64": 1e-12, "float16": 4e-3, "bfloat16": 2e-2}
 

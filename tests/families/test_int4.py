@@ -15,7 +15,7 @@ from torch_pruner.graph.nibbles import CONVERTED, DIGITS, IN_MANTISSA, LOOKED_UP
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 
 def product(

@@ -21,7 +21,7 @@ from torch_pruner.task import Task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 AVX2 = {"kind": "llvm", "mcpu": "haswell"}
 AVX512 = {"kind": "llvm", "mcpu": "skylake-avx512", "mattr": ["-prefer-256-bit"]}  # no AVX512-BF16

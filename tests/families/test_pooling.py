@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import max_pool2d, max_pool3d
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_size": 3, "stride": 2, "padding": 1},

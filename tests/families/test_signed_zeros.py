@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-42, -1e-42, 0.5, -2.5, 3e38)
 

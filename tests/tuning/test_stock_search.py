@@ -33,6 +33,7 @@ def test_what_it_finds_is_a_candidate_of_ours() -> None:
         assert math.isfinite(again[event["digest"]])
 
 
+@pytest.mark.stress  # a minute
 def test_a_convolution_is_searched_with_its_epilogue_and_its_weights_are_packed() -> None:
     """Its rules raise for an epilogue that they can neither inline nor move into the tiles, and
     would leave each permutation in a loop of its own.
