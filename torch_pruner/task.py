@@ -57,6 +57,19 @@ class Candidate:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """What the machine code of a kernel is made of, beside the target.
+
+    ``past_caches``: what the kernel reads once leaves to others what is in the caches (decided by
+    the graph that it is in, see ``graph.streamed``).
+    """
+
+    spec: Graph
+    candidate: Candidate
+    past_caches: bool = False
+
+
 class MeasureStatus(StrEnum):
     OK = "ok"
     BUILD_ERROR = "build_error"

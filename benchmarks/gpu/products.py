@@ -93,11 +93,12 @@ def prepare(
     from torch_pruner.codegen.build.gpu.driver import CudaDriver
     from torch_pruner.codegen.build.gpu.image import load_gpu_program
     from torch_pruner.codegen.build.gpu.program import build_gpu_program
-    from torch_pruner.graph.memory import Place
+    from torch_pruner.graph.memory import KernelCall, Place
+    from torch_pruner.task import Scheduled
 
     places = tuple(Place(i) for i in range(3))
-    kernels = {task.workload: (task.spec, candidate)}
-    program = build_gpu_program(kernels, {"main": [(task.workload, places)]}, card)
+    kernels = {task.workload: Scheduled(task.spec, candidate)}
+    program = build_gpu_program(kernels, {"main": [KernelCall(task.workload, places)]}, card)
     driver = CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream))
     (entry,) = load_gpu_program(program.to_bytes(), ["main"], driver)
     x, w = operands

@@ -15,7 +15,7 @@ from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate
-from torch_pruner.task import Task
+from torch_pruner.task import Scheduled, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ class ToolchainContract:
     @pytest.fixture
     def library(self, toolchain: Toolchain, target: TargetSpec) -> Library:
         toolchain.prepare()
-        kernels = {s.digest(): (s, draft(Task("t", s, target, 1))) for s in (EXP, NEG)}
+        kernels = {s.digest(): Scheduled(s, draft(Task("t", s, target, 1))) for s in (EXP, NEG)}
         return toolchain.build(kernels, CALLS, SLOTS, target)
 
     @pytest.fixture

@@ -31,6 +31,7 @@ from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.target import TargetSpec
+from torch_pruner.task import Scheduled
 from torch_pruner.tuner.measure._cuda import CudaBuilder
 
 if TYPE_CHECKING:
@@ -48,18 +49,16 @@ STREAM = 7
 BUILDER = "tests.gpu.pretend_gpu:PretendBuilder"
 
 
-def compiled(
-    kernels: Mapping[str, tuple[Graph, Candidate]], card: Card
-) -> tuple[bytes, dict[str, Launch]]:
+def compiled(kernels: Mapping[str, Scheduled], card: Card) -> tuple[bytes, dict[str, Launch]]:
     """As ``program.compile_kernels``: code for the card is generated, and what runs is the text."""
     scheduled = {
-        name: gpu_kernel.schedule(spec, c.sketch, dict(c.decisions))
-        for name, (spec, c) in kernels.items()
+        name: gpu_kernel.schedule(k.spec, k.candidate.sketch, dict(k.candidate.decisions))
+        for name, k in kernels.items()
     }
     _, launches = cuda_source(scheduled, card.arch)
     text = {
-        launches[name].symbol: [spec.to_json(), c.sketch, dict(c.decisions)]
-        for name, (spec, c) in kernels.items()
+        launches[name].symbol: [k.spec.to_json(), k.candidate.sketch, dict(k.candidate.decisions)]
+        for name, k in kernels.items()
     }
     # The loops of a kernel's first launch do what all of its launches do, with all it takes.
     for key in [key for key in launches if key.endswith("/1")]:
@@ -144,7 +143,7 @@ class PretendBuilder(CudaBuilder):
         takes = gpu_kernel.signature(spec, candidate.sketch, dict(candidate.decisions))
         count = len(takes.inputs) + len(takes.outputs) + len(takes.scratch)
         calls = {"main": [KernelCall(spec.digest(), tuple(Place(k) for k in range(count)))]}
-        kernels = {spec.digest(): (spec, candidate)}
+        kernels = {spec.digest(): Scheduled(spec, candidate)}
         return build_gpu_program(kernels, calls, CARD, compiled=compiled)
 
 

@@ -20,13 +20,13 @@ from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
-from torch_pruner.task import Candidate, Task
+from torch_pruner.task import Scheduled, Task
 
 pytestmark = pytest.mark.tvm
 
 
-def drafted(spec: Graph) -> tuple[Graph, Candidate]:
-    return spec, draft(Task("t", spec, TargetSpec.cuda(CARD), 1))
+def drafted(spec: Graph) -> Scheduled:
+    return Scheduled(spec, draft(Task("t", spec, TargetSpec.cuda(CARD), 1)))
 
 
 def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
@@ -52,7 +52,7 @@ def test_a_graph_of_two_kernels_runs_from_its_bytes() -> None:
     arrays = K.inputs_for(first)
     expected = evaluate(second, [evaluate(first, arrays)[0]])
     packs = gpu_kernel.schedule(
-        first, kernels[one][1].sketch, dict(kernels[one][1].decisions)
+        first, kernels[one].candidate.sketch, dict(kernels[one].candidate.decisions)
     ).packs
     given = []
     for array, pack in zip(arrays, packs, strict=True):

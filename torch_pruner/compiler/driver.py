@@ -38,7 +38,7 @@ from torch_pruner.graph.simplify import simplify
 from torch_pruner.graph.streamed import past_caches
 from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.target import tiles_allowed
-from torch_pruner.task import Task
+from torch_pruner.task import Scheduled, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -306,10 +306,7 @@ class Compiler:
         if turns is not None:
             described.append([list(astuple(t)) for t in turns])
         text = json.dumps(described, sort_keys=True, separators=(",", ":"))
-        parts = sorted(
-            f"{w}:{code_of(choices[w].candidate, past_caches=w in lowered.past_caches)}"
-            for w in set(lowered.workloads)
-        )
+        parts = sorted(f"{w}:{code_of(k)}" for w, k in _scheduled(lowered, choices).items())
         return self.context.graph_key(text, parts)
 
     def _library(
@@ -335,7 +332,7 @@ class Compiler:
             raise self._no_library(key)
         self._name_what_is_built(len(lowered.tasks))
         with self.timer.phase("build"):
-            distinct = {t.workload: (t.spec, choices[t.workload].candidate) for t in lowered.tasks}
+            distinct = _scheduled(lowered, choices)
             plan, turns = planned
             calls = {
                 name: [
@@ -347,9 +344,8 @@ class Compiler:
                 )
             }
             kept = KeptKernels(self.store, self.context)
-            library = toolchain.build(
-                distinct, calls, len(plan.slots), self.context.target, kept, lowered.past_caches
-            )
+            target = self.context.target
+            library = toolchain.build(distinct, calls, len(plan.slots), target, kept)
             digest = self._publish(key, library, choices)
             known = self._loaded(key, names) if digest else None
             return known or (list(library.entries()), library.keep, digest)
@@ -379,6 +375,16 @@ class Compiler:
                 "the compiled graph is used but cannot be kept for the next process: %s", err
             )
             return ""
+
+
+def _scheduled(lowered: Lowered, choices: Mapping[str, Choice]) -> dict[str, Scheduled]:
+    """The distinct kernels with their decisions, by workload."""
+    return {
+        t.workload: Scheduled(
+            t.spec, choices[t.workload].candidate, t.workload in lowered.past_caches
+        )
+        for t in lowered.tasks
+    }
 
 
 def _demanded(graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> dict[int, Order]:

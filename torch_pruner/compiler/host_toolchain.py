@@ -15,7 +15,7 @@ from torch_pruner.graph.memory import CHECKSUMS
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch_pruner.compiler.toolchain import Calls, Kernels
@@ -50,35 +50,21 @@ class HostToolchain(Toolchain):
         slots: int,
         target: TargetSpec,
         kept: Kept = NOTHING,
-        past_caches: Collection[str] = (),
     ) -> Library:
         if c_compiler() is not None:
             try:
-                return self._linked(kernels, calls, slots, target, kept, past_caches)
+                return self._linked(kernels, calls, slots, target, kept)
             except OSError as err:
                 log.info("kernels are built in memory, files cannot be written: %s", err)
-        return self._in_memory(kernels, calls, slots, target, past_caches)
+        return self._in_memory(kernels, calls, slots, target)
 
     def _linked(
-        self,
-        kernels: Kernels,
-        calls: Calls,
-        slots: int,
-        target: TargetSpec,
-        kept: Kept,
-        past_caches: Collection[str],
+        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept
     ) -> Library:
         from torch_pruner.compiler.building.library import build_library
 
         library = build_library(
-            kernels,
-            calls,
-            slots,
-            target,
-            self.threads,
-            kept,
-            beside=self.beside,
-            past_caches=past_caches,
+            kernels, calls, slots, target, self.threads, kept, beside=self.beside
         )
 
         numbers = itertools.count()  # two threads at once write two files
@@ -90,17 +76,10 @@ class HostToolchain(Toolchain):
 
         return Library(entries, library.link, library)
 
-    def _in_memory(
-        self,
-        kernels: Kernels,
-        calls: Calls,
-        slots: int,
-        target: TargetSpec,
-        past_caches: Collection[str],
-    ) -> Library:
+    def _in_memory(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
         from torch_pruner.codegen.build.program import build_program, link
 
-        library = build_program(kernels, calls, slots, target, self.threads, past_caches)
+        library = build_program(kernels, calls, slots, target, self.threads)
 
         def entries() -> tuple[Entry, ...]:
             # LLVM makes machine code here, as it does once more to write it down.

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch_pruner.codegen.build.kernel_object import KernelObject
     from torch_pruner.codegen.build.load import Entry
-    from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.memory import KernelCall
     from torch_pruner.target import TargetSpec
-    from torch_pruner.task import Candidate
+    from torch_pruner.task import Scheduled
 
-    Kernels = Mapping[str, tuple[Graph, Candidate]]  # by workload
+    Kernels = Mapping[str, Scheduled]  # by workload
     Calls = Mapping[str, Sequence[KernelCall]]  # by entry
 
 
@@ -43,41 +42,20 @@ class Library:
 class Kept(Protocol):
     """Kernels as machine code that were built for graphs before, under the same keys."""
 
-    def find(
-        self, workload: str, candidate: Candidate | None, *, past_caches: bool = False
-    ) -> KernelObject | None:
-        """The code of a kernel with its decisions; without, of what is no kernel.
+    def find(self, workload: str, kernel: Scheduled | None) -> KernelObject | None:
+        """The code of a kernel; with None, of what is no kernel."""
 
-        With ``past_caches`` it is another than without.
-        """
-
-    def keep(
-        self,
-        workload: str,
-        candidate: Candidate | None,
-        made: KernelObject,
-        *,
-        past_caches: bool = False,
-    ) -> None:
+    def keep(self, workload: str, kernel: Scheduled | None, made: KernelObject) -> None:
         """Keep it for graphs that come."""
 
 
 class NothingKept:
     """``Kept`` of who builds everything anew."""
 
-    def find(
-        self, workload: str, candidate: Candidate | None, *, past_caches: bool = False
-    ) -> KernelObject | None:
+    def find(self, workload: str, kernel: Scheduled | None) -> KernelObject | None:
         return None
 
-    def keep(
-        self,
-        workload: str,
-        candidate: Candidate | None,
-        made: KernelObject,
-        *,
-        past_caches: bool = False,
-    ) -> None:
+    def keep(self, workload: str, kernel: Scheduled | None, made: KernelObject) -> None:
         pass
 
 
@@ -109,12 +87,10 @@ class Toolchain(ABC):
         slots: int,
         target: TargetSpec,
         kept: Kept = NOTHING,
-        past_caches: Collection[str] = (),
     ) -> Library:
         """``slots`` is the length of the table of addresses. Raises ``CompileError``.
 
-        What is ``kept`` need not be built, and what is built may be kept. ``past_caches`` are the
-        workloads whose kernels should leave to others what is in the caches.
+        What is ``kept`` need not be built, and what is built may be kept.
         """
 
     @abstractmethod

@@ -28,7 +28,7 @@ from torch_pruner.graph.attention import fits_tensor_cores
 from torch_pruner.target import TargetSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -76,7 +76,6 @@ class CudaToolchain(Toolchain):
         slots: int,
         target: TargetSpec,
         kept: Kept = NOTHING,
-        past_caches: Collection[str] = (),
     ) -> Library:
         from torch_pruner.codegen.build.gpu.program import build_gpu_program
 

@@ -16,11 +16,13 @@ from torch_pruner.families.sources import family_at, source_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch_pruner.codegen.parts.kernel import ScheduledKernel
     from torch_pruner.families.base import Family
     from torch_pruner.families.space import Sketch
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
-    from torch_pruner.task import Candidate, Task
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.task import Candidate, Scheduled, Task
 
 NAMES = (
     "attention",
@@ -61,6 +63,13 @@ def _built_in(name: str) -> Family:
     found: Family = import_module(f"{__name__}.{name}").FAMILY
     assert found.name == name
     return found
+
+
+def scheduled(kernel: Scheduled, target: TargetSpec) -> ScheduledKernel:
+    """The loops of ``kernel``. Raises ``KeyError``, and what ``Family.schedule`` raises."""
+    return named(kernel.candidate.sketch).schedule(
+        kernel.spec, kernel.candidate, target, past_caches=kernel.past_caches
+    )
 
 
 def families() -> list[Family]:

@@ -15,7 +15,7 @@ from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.phases import Turn
 from torch_pruner.target import TargetSpec
-from torch_pruner.task import Candidate
+from torch_pruner.task import Candidate, Scheduled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,9 @@ def test_what_cannot_be_built_says_why(tmp_path: Path) -> None:
     b = GraphBuilder()
     spec = b.finish([b.pointwise("exp", b.input(0, (4,), "float32"))])
     target = TargetSpec.detect(1)
-    job = jobs.kernel_job("kernel", spec, Candidate("nobody's"), target, tmp_path / "k.o")
+    job = jobs.kernel_job(
+        "kernel", Scheduled(spec, Candidate("nobody's")), target, tmp_path / "k.o"
+    )
     with pytest.raises(exc.CompileError, match="nobody's"):
         jobs.parts_of(jobs.answer(job))
 

@@ -19,26 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch_pruner.codegen.build.kernel_object import Division
-    from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.memory import KernelCall
     from torch_pruner.target import TargetSpec
-    from torch_pruner.task import Candidate
+    from torch_pruner.task import Scheduled
 
 
 def write_kernel(
-    name: str,
-    spec: Graph,
-    candidate: Candidate,
-    target: TargetSpec,
-    path: Path,
-    *,
-    past_caches: bool,
+    name: str, kernel: Scheduled, target: TargetSpec, path: Path
 ) -> tuple[Division, ...]:
     """Write a kernel's object file; its parts. Raises ``CompileError``, ``OSError``, and what an
     emitter raises for decisions that are none of its space."""
-    family = families.named(candidate.sketch)
-    kernel = family.schedule(spec, candidate, target, past_caches=past_caches)
-    module, parts = kernel_module(name, kernel)
+    module, parts = kernel_module(name, families.scheduled(kernel, target))
     object_code(module, target, path)
     return parts
 

@@ -15,39 +15,32 @@ from torch_pruner.codegen.build.weight_checksum import checksum_functions
 from torch_pruner.codegen.tir.builders import IRModule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch_pruner.codegen.build.lower import Compiled
-    from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.memory import KernelCall
     from torch_pruner.target import TargetSpec
-    from torch_pruner.task import Candidate
+    from torch_pruner.task import Scheduled
 
 
 def build_program(
-    kernels: Mapping[str, tuple[Graph, Candidate]],
+    kernels: Mapping[str, Scheduled],
     calls: Mapping[str, Sequence[KernelCall]],
     slots: int,
     target: TargetSpec,
     threads: int = 1,
-    past_caches: Collection[str] = (),
 ) -> Compiled:
     """Machine code with one entry per key of ``calls``, and ``CHECKSUMS``; ``kernels`` by workload.
 
-    ``threads``: for how many the calls were planned. ``past_caches``: workloads whose kernels leave
-    to others what is in the caches. Raises ``CompileError``.
+    ``threads``: for how many the calls were planned. Raises ``CompileError``.
     """
     used = {call.kernel for sequence in calls.values() for call in sequence}
-    scheduled = {}
-    for workload, (spec, candidate) in kernels.items():
-        if workload not in used:
-            continue
-        past = workload in past_caches
-        kernel = families.named(candidate.sketch).schedule(
-            spec, candidate, target, past_caches=past
-        )
-        scheduled[f"kernel_{workload[:16]}"] = kernel
+    scheduled = {
+        f"kernel_{workload[:16]}": families.scheduled(kernel, target)
+        for workload, kernel in kernels.items()
+        if workload in used
+    }
     programs = {
         entry: [replace(call, kernel=f"kernel_{call.kernel[:16]}") for call in sequence]
         for entry, sequence in calls.items()

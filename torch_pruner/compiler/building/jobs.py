@@ -15,7 +15,7 @@ from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.phases import Turn
 from torch_pruner.target import TargetSpec
-from torch_pruner.task import Candidate
+from torch_pruner.task import Candidate, Scheduled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,19 +25,12 @@ if TYPE_CHECKING:
 MAX_LOG = 20000  # characters of an answer's
 
 
-def kernel_job(
-    name: str,
-    spec: Graph,
-    candidate: Candidate,
-    target: TargetSpec,
-    path: Path,
-    *,
-    past_caches: bool = False,
-) -> Message:
-    """Write the object file of a kernel; ``past_caches``: see ``Family.schedule``."""
+def kernel_job(name: str, kernel: Scheduled, target: TargetSpec, path: Path) -> Message:
+    """Write the object file of a kernel."""
     return {
-        "cmd": "kernel", "name": name, "spec": spec.to_json(), "candidate": candidate.to_json(),
-        "target": target.to_json(), "path": str(path), "past_caches": past_caches,
+        "cmd": "kernel", "name": name, "spec": kernel.spec.to_json(),
+        "candidate": kernel.candidate.to_json(), "past_caches": kernel.past_caches,
+        "target": target.to_json(), "path": str(path),
     }  # fmt: skip
 
 
@@ -101,8 +94,8 @@ def _built(message: Message) -> list[list[int | bool | None]]:
         write_entries(kernels, programs, slots, threads, target, path)
         return []
     spec, candidate = Graph.from_json(message["spec"]), Candidate.from_json(message["candidate"])
-    past = message["past_caches"]
-    parts = write_kernel(message["name"], spec, candidate, target, path, past_caches=past)
+    kernel = Scheduled(spec, candidate, message["past_caches"])
+    parts = write_kernel(message["name"], kernel, target, path)
     return [[part.tasks, part.alone] for part in parts]
 
 

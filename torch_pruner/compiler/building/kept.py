@@ -13,7 +13,7 @@ from torch_pruner.log import logger
 if TYPE_CHECKING:
     from torch_pruner.cache import GraphKey, KernelStore
     from torch_pruner.compiler.context import Context
-    from torch_pruner.task import Candidate
+    from torch_pruner.task import Scheduled
 
 log = logger(__name__)
 
@@ -25,10 +25,8 @@ class KeptKernels:
     store: KernelStore
     context: Context
 
-    def find(
-        self, workload: str, candidate: Candidate | None, *, past_caches: bool = False
-    ) -> KernelObject | None:
-        key = self._key(workload, candidate, past_caches)
+    def find(self, workload: str, kernel: Scheduled | None) -> KernelObject | None:
+        key = self._key(workload, kernel)
         if (found := self.store.get(ArtifactKind.KERNEL, key)) is None:
             return None
         try:
@@ -38,26 +36,19 @@ class KeptKernels:
             self.store.drop(ArtifactKind.KERNEL, key)
             return None
 
-    def keep(
-        self,
-        workload: str,
-        candidate: Candidate | None,
-        made: KernelObject,
-        *,
-        past_caches: bool = False,
-    ) -> None:
-        key = self._key(workload, candidate, past_caches)
+    def keep(self, workload: str, kernel: Scheduled | None, made: KernelObject) -> None:
+        key = self._key(workload, kernel)
         self.store.put(Artifact(ArtifactKind.KERNEL, key, made.to_bytes()))
 
-    def _key(self, workload: str, candidate: Candidate | None, past_caches: bool) -> GraphKey:
-        if candidate is None:
+    def _key(self, workload: str, kernel: Scheduled | None) -> GraphKey:
+        if kernel is None:
             return self.context.graph_key(workload, [])
-        code = code_of(candidate, past_caches=past_caches)
-        return self.context.graph_key("kernel", [f"{workload}:{code}"])
+        return self.context.graph_key("kernel", [f"{workload}:{code_of(kernel)}"])
 
 
-def code_of(candidate: Candidate, *, past_caches: bool) -> str:
+def code_of(kernel: Scheduled) -> str:
     """What the code of a kernel depends on beside its graph."""
+    candidate = kernel.candidate
     version = families.named(candidate.sketch).version
     code = candidate.digest if version == 1 else f"{candidate.digest} v{version}"
-    return f"{code} past caches" if past_caches else code
+    return f"{code} past caches" if kernel.past_caches else code

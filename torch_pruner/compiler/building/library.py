@@ -23,7 +23,7 @@ from torch_pruner.graph.ops import OpKind
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from torch_pruner.compiler.toolchain import Calls, Kept, Kernels
     from torch_pruner.graph.ir import Graph
@@ -63,22 +63,20 @@ def build_library(
     kept: Kept,
     *,
     beside: bool,
-    past_caches: Collection[str] = (),
 ) -> LinkedLibrary:
     """What ``codegen.build.program.build_program`` gives, as files.
 
     Kernels that are ``kept`` are not built again, those that are built are kept. ``beside``:
-    processes of their own may build. ``past_caches``: see ``Toolchain.build``. Raises
-    ``CompileError``, ``OSError``.
+    processes of their own may build. Raises ``CompileError``, ``OSError``.
     """
     library, parts = LinkedLibrary(), {}
     used = {call.kernel for sequence in calls.values() for call in sequence}
     jobs: dict[str, Message] = {}
-    for workload in sorted(used, key=lambda w: _work(kernels[w][0]), reverse=True):
-        name, (spec, candidate) = _name(workload), kernels[workload]
-        path, past = library.add(name), workload in past_caches
-        if (found := kept.find(workload, candidate, past_caches=past)) is None:
-            jobs[workload] = kernel_job(name, spec, candidate, target, path, past_caches=past)
+    for workload in sorted(used, key=lambda w: _work(kernels[w].spec), reverse=True):
+        name, kernel = _name(workload), kernels[workload]
+        path = library.add(name)
+        if (found := kept.find(workload, kernel)) is None:
+            jobs[workload] = kernel_job(name, kernel, target, path)
         else:
             path.write_bytes(found.code)
             parts[name] = found.parts
@@ -90,8 +88,7 @@ def build_library(
         jobs.items(), _answers(list(jobs.values()), threads, beside=beside), strict=True
     ):
         made = KernelObject(Path(job["path"]).read_bytes(), parts_of(reply))
-        candidate_of = None if key == CHECKSUMS else kernels[key][1]
-        kept.keep(key, candidate_of, made, past_caches=key in past_caches)
+        kept.keep(key, kernels.get(key), made)
         parts[_name(key)] = made.parts
     named = {e: [replace(c, kernel=_name(c.kernel)) for c in of] for e, of in calls.items()}
     entries = entries_job(parts, named, slots, threads, target, library.add("entries"))

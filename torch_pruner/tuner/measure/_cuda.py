@@ -19,6 +19,7 @@ from torch_pruner.codegen.build.gpu.program import build_gpu_program
 from torch_pruner.codegen.build.gpu.timing_driver import CudaTimingDriver, TimingDriver
 from torch_pruner.exc import CompileError
 from torch_pruner.graph.memory import KernelCall, Place
+from torch_pruner.task import Scheduled
 from torch_pruner.tuner.measure.builder import BuiltKernel
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class CudaBuilder:
         count = len(takes.inputs) + len(takes.outputs) + len(takes.scratch)
         name = spec.digest()
         calls = {"main": [KernelCall(name, tuple(Place(k) for k in range(count)))]}
-        return build_gpu_program({name: (spec, candidate)}, calls, card)
+        return build_gpu_program({name: Scheduled(spec, candidate)}, calls, card)
 
     def set_threads(self, threads: int) -> None:
         """A GPU has no CPU threads."""

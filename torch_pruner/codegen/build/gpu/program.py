@@ -9,16 +9,15 @@ from torch_pruner import families
 from torch_pruner.codegen.build.gpu import nvrtc
 from torch_pruner.codegen.build.gpu.image import Calls, GpuProgram, Launch, launches_of
 from torch_pruner.codegen.build.gpu.source import cuda_source
-from torch_pruner.graph.ir import Graph
 from torch_pruner.target import TargetSpec
-from torch_pruner.task import Candidate
+from torch_pruner.task import Scheduled
 
 if TYPE_CHECKING:
     from torch_pruner.cards import Card
     from torch_pruner.graph.memory import KernelCall
 
 
-Kernels = Mapping[str, tuple[Graph, Candidate]]
+Kernels = Mapping[str, Scheduled]
 Compiled = Callable[[Kernels, "Card"], tuple[bytes, dict[str, Launch]]]
 
 
@@ -52,9 +51,6 @@ def build_gpu_program(
 def compile_kernels(kernels: Kernels, card: Card) -> tuple[bytes, dict[str, Launch]]:
     """An image of kernels by name, and how each is launched. Raises ``CompileError``."""
     target = TargetSpec.cuda(card)
-    scheduled = {
-        name: families.named(candidate.sketch).schedule(spec, candidate, target)
-        for name, (spec, candidate) in kernels.items()
-    }
+    scheduled = {name: families.scheduled(kernel, target) for name, kernel in kernels.items()}
     source, launches = cuda_source(scheduled, card.arch)
     return nvrtc.compile_cubin(source, card.arch)[0], launches
