@@ -118,7 +118,7 @@ class Spare:
         inner = large
         for axis, (size, most) in enumerate(zip(given.shape, spec.shape, strict=True)):
             if filled[axis] > size:
-                large.narrow(axis, size, filled[axis] - size).zero_()
+                _clear(large.narrow(axis, size, filled[axis] - size))
             if size < most:
                 inner = inner.narrow(axis, 0, size)
         _copy(inner, given.detach())
@@ -241,9 +241,24 @@ def _cut(made: torch.Tensor, old: TensorSpec, new: TensorSpec) -> torch.Tensor:
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copies on this thread, unless it is much: torch's other threads go on waiting for work for a
     while after they had some, where those of our kernels want to run."""
-    if not GRAIN <= source.numel() <= MUCH or source.device.type != "cpu":
+    if not _better_alone(source):
         target.copy_(source)
-        return
-    if source.dtype == torch.bfloat16:  # which numpy has not
-        target, source = target.view(torch.int16), source.view(torch.int16)
-    np.copyto(target.numpy(), source.numpy())
+    elif source.dtype == torch.bfloat16:  # which numpy has not
+        np.copyto(target.view(torch.int16).numpy(), source.view(torch.int16).numpy())
+    else:
+        np.copyto(target.numpy(), source.numpy())
+
+
+def _clear(target: torch.Tensor) -> None:
+    """Writes zeros, as ``_copy`` copies."""
+    if not _better_alone(target):
+        target.zero_()
+    elif target.dtype == torch.bfloat16:
+        target.view(torch.int16).numpy().fill(0)
+    else:
+        target.numpy().fill(0)
+
+
+def _better_alone(tensor: torch.Tensor) -> bool:
+    """Whether torch would wake its threads for these elements, and it is not much."""
+    return GRAIN <= tensor.numel() <= MUCH and tensor.device.type == "cpu"
