@@ -23,7 +23,12 @@ from torch_pruner.target import TargetSpec, tiles_allowed
 
 pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
-POINT = {"vl": 16, "nv": 2, "tm": 8, "tr": 8, "nc": 2, "kb": 64, "order": 0, "pack": 1, "tasks": 2}
+POINT = {
+    "vl": 16, "nv": 2, "tm": 8, "tr": 8, "nc": 2, "kb": 64, "order": 0, "pack": 1, "turned": 0,
+    "tasks": 2,
+}  # fmt: skip
+TURNED = {"turned": 1, "nc": 3}
+NARROW = Case(queries=37, keys=197, depth=2, width=3)
 RAGGED = Case(queries=37, keys=197, depth=80, width=80)
 
 
@@ -48,6 +53,15 @@ RAGGED = Case(queries=37, keys=197, depth=80, width=80)
         (Case(dtype="bfloat16", mask="add"), {"order": 1}),
         (Case(dtype="bfloat16", mask="add"), {"order": 1, "pack": 2}),
         (Case(dtype="float64"), {"vl": 8}),
+        (NARROW, {**TURNED, "nc": 2}),
+        (replace(NARROW, width=13, depth=15), {**TURNED, "nc": 5, "pack": 2}),
+        (replace(NARROW, width=1, depth=1, kv=2, batch=2), {**TURNED, "nc": 1, "pack": 0}),
+        (replace(NARROW, causal=True, queries=197), {**TURNED, "nv": 1, "order": 1}),
+        (replace(NARROW, queries=5, width=7, flat=True), {**TURNED, "nv": 1, "nc": 4}),
+        (replace(NARROW, mask="heads", guard=True), {**TURNED, "pack": 2, "tasks": 1}),
+        (replace(NARROW, mask="bool", guard=True, batch=2), {**TURNED, "order": 1}),
+        (replace(NARROW, dtype="bfloat16", mask="add", width=6), {**TURNED, "order": 1}),
+        (replace(NARROW, dtype="float64"), {**TURNED, "vl": 8}),
     ],
 )
 def test_kernels(case: Case, changes: dict[str, int]) -> None:
@@ -56,7 +70,13 @@ def test_kernels(case: Case, changes: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [Case(mask="bool", guard=True), Case(causal=True), Case(kv=2, mask="add", batch=2)]
+    "case",
+    [
+        Case(mask="bool", guard=True),
+        Case(causal=True),
+        Case(kv=2, mask="add", batch=2),
+        Case(width=5, depth=3, mask="add", guard=True),
+    ],
 )
 def test_random_decisions_write_nothing_else(case: Case) -> None:
     spec = attention(case)
@@ -65,9 +85,10 @@ def test_random_decisions_write_nothing_else(case: Case) -> None:
 
 @pytest.mark.parametrize("guard", [True, False])
 @pytest.mark.parametrize("mask", ["add", "bool"])
-def test_rows_that_see_nothing(mask: str, guard: bool) -> None:
+@pytest.mark.parametrize("width", [32, 4])
+def test_rows_that_see_nothing(mask: str, guard: bool, width: int) -> None:
     """Zeros where the graph guards them, else NaN, and neighbours keep their values."""
-    spec = attention(Case(mask=mask, guard=guard))
+    spec = attention(Case(mask=mask, guard=guard, width=width))
     arrays = [aligned(spec.nodes[i].shape, spec.nodes[i].dtype) for i in spec.inputs]
     rng = np.random.default_rng(0)
     for array in arrays[:3]:
@@ -80,7 +101,8 @@ def test_rows_that_see_nothing(mask: str, guard: bool) -> None:
         arrays[3][:, :, 8:][arrays[3][:, :, 8:] == 1] = -math.inf
     with np.errstate(all="ignore"):
         expected = evaluate(spec, arrays)[0]
-    kernel = schedule(spec, "attention", {**POINT, "order": 1})
+    turned = TURNED if width < 16 else {}
+    kernel = schedule(spec, "attention", {**POINT, "order": 1, **turned})
     out = aligned(kernel.outputs[0].shape, "float32")
     compile_kernel(kernel, TargetSpec.detect(2)).bind([*arrays, out])()
     assert np.isnan(expected[:, :, 5]).all() != guard
@@ -120,6 +142,7 @@ def hidden(case: Case, changes: dict[str, int], spoil: str = "") -> tuple[Any, A
         (replace(PREFIX, guard=False, batch=1, heads=3, kv=3), {"tasks": 1, "nv": 3, "tr": 6}),
         (replace(PREFIX, dtype="bfloat16"), {"pack": 2}),
         (replace(PREFIX, dtype="float16", width=10, depth=8), {"nc": 1}),
+        (replace(PREFIX, width=5, depth=2), TURNED),
     ],
 )
 def test_keys_that_a_mask_hides(case: Case, changes: dict[str, int]) -> None:
@@ -130,9 +153,10 @@ def test_keys_that_a_mask_hides(case: Case, changes: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["1 nan", "1 inf", "1 -1e38", "2 nan", "2 -inf", "2 1e38"])
-@pytest.mark.parametrize("pack", [0, 2])
-def test_what_is_not_finite_behind_a_mask_shows(spoil: str, pack: int) -> None:
-    out, expected, _ = hidden(PREFIX, {"pack": pack}, spoil)
+@pytest.mark.parametrize(("pack", "turned"), [(0, 0), (2, 0), (1, 1)])
+def test_what_is_not_finite_behind_a_mask_shows(spoil: str, pack: int, turned: int) -> None:
+    case = replace(PREFIX, width=12) if turned else PREFIX
+    out, expected, _ = hidden(case, {"pack": pack, "turned": turned}, spoil)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 

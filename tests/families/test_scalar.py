@@ -318,8 +318,19 @@ def float_sample() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def large_library(float_sample):
-    cases = [Case(op, ("float32",), "float32") for op in VECTOR_MATH]
+    names = (*VECTOR_MATH, scalar.EXP_AT_MOST_ONE)
+    cases = [Case(op, ("float32",), "float32") for op in names]
     return build({case.name: kernel(case, float_sample.numel()) for case in cases})
+
+
+def test_exp_of_what_does_not_exceed_zero(large_library, float_sample):
+    """Within an ulp, and 0 for what is no normal number."""
+    x = -float_sample.abs()
+    x[:2] = torch.tensor([-INF, NAN])
+    actual = run(large_library, Case(scalar.EXP_AT_MOST_ONE, ("float32",), "float32"), x)
+    exact = torch.exp(x.double()).float()
+    torch.testing.assert_close(actual, exact, rtol=1.2e-7, atol=1.2e-38, equal_nan=True)
+    assert float(actual[0]) == 0.0
 
 
 @pytest.mark.parametrize("op", VECTOR_MATH)

@@ -1,4 +1,4 @@
-"""Whether attention of a few queries is one kernel or three, as their drafts are estimated.
+"""Whether attention of few queries, keys or columns is one kernel or three, by their drafts.
 
 A kernel's candidates all compute one graph, so this is decided before kernels are tuned: both cuts
 are made, and the least predicted latencies of their kernels compared.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
     from torch_pruner.target import TargetSpec
 
-_OWN = "decode_attention"  # the family that such a kernel would be of
+_OWN = "decode_attention", "attention"  # families that such a kernel would be of
 # What a mask leaves of a cache that fills from its start to its end: three kernels read all of it.
 # Half of 4096 keys took 0.47 to 0.55 of what all of them took (docs/experiments.md).
 _SEEN = 0.5
@@ -46,13 +46,20 @@ def _cheaper(graph: Graph, target: TargetSpec, threads: int) -> bool:
     if len(one) != 1 or attention_of(one[0].spec) is None:
         return False
     task = Task("attention", one[0].spec, target, threads)
-    if not families.named(_OWN).matches(task):
+    found = [name for name in _OWN if families.named(name).matches(task)]
+    if not found:
         return False
-    few = few_queries_of(one[0].spec)
-    seen = _SEEN if few is not None and few.ruling else 1.0
-    together = _seconds(one[0], target, threads, (_OWN,)) * seen
+    together = min(
+        _seconds(one[0], target, threads, (name,)) * _seen(one[0].spec, name) for name in found
+    )
     three = fuse(graph).kernels
     return together < sum(_seconds(kernel, target, threads) for kernel in three)
+
+
+def _seen(spec: Graph, family: str) -> float:
+    """The part of the keys that a kernel reads where masks rule some of them out."""
+    few = few_queries_of(spec) if family == "decode_attention" else None
+    return _SEEN if few is not None and few.ruling else 1.0
 
 
 def _seconds(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     Takes = Callable[[Graph, "Attention"], bool]  # whether kernels of a device take an attention
 
-# Measured (docs/experiments.md): with fewer queries a vector of queries is mostly padding. There
-# what is faster is decided by estimates (compiler/one_kernel.py).
+# From here on one kernel is faster (docs/experiments.md). Below, where vectors of queries or of
+# columns would be mostly padding, estimates decide (compiler/one_kernel.py).
 MIN_QUERIES = 16
 MIN_KEYS, MIN_WIDTH = 16, 16
 # Where tiles multiply bfloat16 many times faster, scores in memory cost less than doing without.
@@ -99,25 +99,25 @@ def attentions(
 ) -> Iterator[Attention]:
     """Every attention in ``graph`` that is worth a kernel of its own.
 
-    Of many queries it is one that a kernel ``takes``, of fewer than ``MIN_QUERIES`` one for which
+    Of many queries, keys and columns it is one that a kernel ``takes``, of few one for which
     ``few`` says so. ``tiles``: products of bfloat16 run in tile registers, outside of such a
     kernel.
     """
     for i, node in enumerate(graph.nodes):
         if node.op == "matmul" and (found := match_attention(graph, users, i)) is not None:
-            if found.queries < MIN_QUERIES:
+            if is_small(found):
                 if few(graph, found):
                     yield found
                 continue
             tiled = tiles and graph.nodes[node.inputs[1]].dtype == "bfloat16"
-            keys = MIN_KEYS_IN_TILES if tiled else MIN_KEYS
-            if (
-                found.factor is None
-                and found.keys >= keys
-                and found.width >= MIN_WIDTH
-                and takes(graph, found)
-            ):
+            long = found.keys >= MIN_KEYS_IN_TILES or not tiled
+            if found.factor is None and long and takes(graph, found):
                 yield found
+
+
+def is_small(found: Attention) -> bool:
+    """Whether one kernel may be slower than three, as estimates have to tell."""
+    return found.queries < MIN_QUERIES or found.keys < MIN_KEYS or found.width < MIN_WIDTH
 
 
 def alone(graph: Graph, found: Attention) -> Graph:
@@ -417,17 +417,21 @@ class PlanDecisions(Protocol):
         """Order of units: 0 head by head, 1 the heads of a tile together."""
 
     @property
+    def turned(self) -> int:
+        """1: lanes hold queries in the second product, and not columns."""
+
+    @property
     def tasks(self) -> int:
         """Parallel tasks."""
 
 
 def attention_plan(spec: Graph, att: Attention, decisions: PlanDecisions) -> AttentionPlan:
     """The cut of ``att`` that ``decisions`` make."""
-    lanes = decisions.vl * decisions.nv
+    lanes, turned = decisions.vl * decisions.nv, decisions.turned
     tiles = -(-att.queries // lanes)
     units = att.groups * tiles
     per_task = -(-units // max(1, min(decisions.tasks, units)))
-    column = decisions.vl if att.width >= decisions.vl else 1
+    column = decisions.vl if att.width >= decisions.vl and not turned else 1
     masks = shared_masks(spec, att) if decisions.order else ()
     tasks = -(-units // per_task)
     slots = -(-att.width // column)

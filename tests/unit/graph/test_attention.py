@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from torch_pruner.graph.attention import attention_of, attention_plan, hiding_ma
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.graph.powers import is_at_most_one
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:
@@ -28,7 +30,10 @@ _ONE_KERNEL = [
     Case(dtype="float64"),
     Case(width=80),
 ]
-POINT = {"vl": 16, "nv": 2, "tm": 8, "tr": 8, "nc": 2, "kb": 64, "order": 0, "pack": 1, "tasks": 2}
+POINT = {
+    "vl": 16, "nv": 2, "tm": 8, "tr": 8, "nc": 2, "kb": 64, "order": 0, "pack": 1, "turned": 0,
+    "tasks": 2,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", _ONE_KERNEL)
@@ -51,7 +56,7 @@ def test_is_one_kernel(case: Case) -> None:
     "case",
     [
         Case(seen=True),
-        Case(queries=1),  # a vector of queries would be padding
+        Case(queries=1),  # estimates decide where vectors would be padding, here against it
         Case(keys=8),
         Case(width=8),
         Case(dtype="bfloat16"),  # three kernels use tiles, which the one does not
@@ -61,6 +66,19 @@ def test_stays_three_kernels(case: Case) -> None:
     fused = fuse(attention(case), tiles=True)
     assert len(fused.kernels) == 3
     assert not any(attention_of(k.spec) for k in fused.kernels)
+
+
+@pytest.mark.parametrize("change", ["", "guard", "infinite", "other"])
+def test_powers_of_a_softmax_are_at_most_one(change: str) -> None:
+    b = GraphBuilder()
+    x, y = b.input(0, (4, 8), "float32"), b.input(1, (4, 8), "float32")
+    top = b.reduce("max", y if change == "other" else x, (1,), keepdim=True)
+    if change in ("guard", "infinite"):
+        lowest = b.const(-math.inf, "float32")
+        fill = b.const(0.0 if change == "guard" else -math.inf, "float32")
+        top = b.pointwise("where", b.pointwise("eq", top, lowest), fill, top)
+    graph = b.finish([b.pointwise("exp", b.pointwise("sub", x, top))])
+    assert is_at_most_one(graph, graph.outputs[0]) == (change in ("", "guard"))
 
 
 def test_long_rows_of_bfloat16_are_one_kernel() -> None:

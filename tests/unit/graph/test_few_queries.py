@@ -84,7 +84,6 @@ def test_the_cheaper_cut_is_made() -> None:
     """Keys that eight heads share are read once, which takes neighbours along the depth."""
     shared = Case(queries=1, heads=32, kv=4, keys=4096, depth=64, width=64, mask="bool")
     assert _kernels(attention(shared)) == 1
-    assert _kernels(attention(Case(queries=1, keys=8))) == 3  # no vector of keys
     b = GraphBuilder()
     shapes = ((8, 1, 64), (8, 64, 512), (8, 512, 64))
     q, k, v = (b.input(i, shape, "float32") for i, shape in enumerate(shapes))
@@ -121,3 +120,8 @@ def test_scaled_weights_are_for_the_kernel_of_few_queries_alone() -> None:
 def test_many_queries_read_a_cache_widened() -> None:
     graph = narrow("bfloat16", queries=32)
     assert keep_narrow(graph).digest() == graph.digest()
+
+
+@pytest.mark.parametrize("case", [Case(width=2, depth=2, queries=256, keys=256), Case(width=12)])
+def test_narrow_heads_are_one_kernel(case: Case) -> None:
+    assert _kernels(attention(case)) == 1

@@ -21,6 +21,7 @@ _CASES = {
     "long": Case(queries=2048, keys=2048, heads=32, kv=8, depth=128, width=128, causal=True),
     "small": Case(queries=16, keys=16, depth=16, width=16, heads=1, kv=1),
     "float64": Case(dtype="float64"),
+    "narrow": Case(queries=64, keys=77, depth=2, width=5),
     "bfloat16": Case(dtype="bfloat16", mask="bool"),
 }
 

@@ -41,11 +41,12 @@ class Nest:
     tm: int
     tr: int
     nc: int
+    turned: bool  # lanes hold queries in the second product, too
     kb: int
     dtype: str
     scores: Buffer  # [task][key][lane]
     query: Buffer  # [task][depth][lane]
-    sums: Buffer  # [task][lane][column of a slot]
+    sums: Buffer  # [task][lane][column of a slot]; turned: [task][column][lane]
     values: Buffer | None  # [task][key][column of a slot], where they are not read in place
     keys: Buffer | None  # [task][key][depth], the same
     masks: dict[int, Buffer]  # [task][key][lane]

@@ -13,10 +13,11 @@ import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, imm, index_dtype, index_var
-from torch_pruner.codegen.tir.scalar import apply
+from torch_pruner.codegen.tir.scalar import EXP_AT_MOST_ONE, apply
 from torch_pruner.codegen.tir.values import load, round_bfloat16, value_dtype
 from torch_pruner.graph.ir import Graph, Shape, const_value
 from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.powers import is_at_most_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -167,7 +168,8 @@ class Reader:
             return self.at(n.inputs[0], index)
         if n.kind is OpKind.POINTWISE:
             args = [self.at(i, index if self.graph.nodes[i].shape else ()) for i in n.inputs]
-            value = apply(n.op, args, value_dtype(n.dtype))
+            op = EXP_AT_MOST_ONE if is_at_most_one(self.graph, node) else n.op
+            value = apply(op, args, value_dtype(n.dtype))
             return round_bfloat16(value) if n.op == "cast" and n.dtype == "bfloat16" else value
         if n.kind is OpKind.VIEW:
             return self._view(node, index)

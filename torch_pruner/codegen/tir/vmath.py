@@ -28,6 +28,7 @@ _MAGIC, _MAGIC_BITS = (
     0x4B400000,
 )  # adding 1.5 * 2**23 rounds to an integer, left in the low bits
 _SQRT_HALF_BITS = 0x3F3504F3
+_LEAST_EXP = -88.0  # its power of two rounds to 2**-127, whose bits are those of 0
 _TINY = 1.1754943508222875e-38
 
 _EXPM1 = (
@@ -185,6 +186,19 @@ def _scale(b: Bindings, x: Expr, n: Expr) -> Expr:
 def exp(b: Bindings, x: Expr) -> Expr:
     m, n = _reduce_exp(b, b(clamp(b(x), -104.0, 89.5)))
     return _scale(b, b(m + f32(1.0)), n)
+
+
+def exp_at_most_one(b: Bindings, x: Expr) -> Expr:
+    """e**x for x <= 0 or NaN, 0 where it is below 2**-126.5: 13 instructions where ``exp`` has 23.
+
+    The number that rounds x / ln 2 to an integer leaves the exponent's bits, bias included.
+    """
+    x = b(T.Select(x < f32(_LEAST_EXP), f32(_LEAST_EXP), x))
+    shifted = b(x * f32(_LOG2E) + f32(_MAGIC + 127.0))
+    n = b(shifted - f32(_MAGIC + 127.0))
+    r = b(b(x - n * f32(_LN2_HI)) - n * f32(_LN2_LO))
+    power = b(T.reinterpret("float32", T.shift_left(_bits(shifted), i32(23))))
+    return horner(r, (1.0, 1.0, *_EXPM1)) * power
 
 
 def exp2(b: Bindings, x: Expr) -> Expr:

@@ -2,7 +2,8 @@
 
 Lanes hold queries while scores are made: a tile of ``tm`` keys by ``nv`` vectors of queries, keys
 read in place as scalars, queries transposed once. So the softmax needs no sum across lanes, and the
-products with the values read powers as scalars and values as vectors, in place both. The scores of
+products with the values read powers as scalars and values as vectors, in place both; where values
+have fewer columns than a vector has lanes it is the other way round (``products``). The scores of
 one tile live in scratch of the thread; the softmax is the exact one of two passes. Dividing by its
 sum is left to the end, when there are fewer elements. Queries that do not fill a tile repeat the
 last one and are dropped at the store; columns that do not fill a vector are computed twice.
@@ -20,14 +21,11 @@ from torch_pruner.codegen.parts.attention_tile import (
     kept,
     key_at,
     key_of,
-    over_keys,
     over_lanes,
     pack_keys,
     pack_mask,
     pack_queries,
     pack_values,
-    value_at,
-    value_of,
 )
 from torch_pruner.codegen.parts.beyond import beyond, counts, unless
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
@@ -50,6 +48,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
+from torch_pruner.families.attention.products import columns_of_queries, rows_of_queries
 from torch_pruner.families.attention.visible import end, see
 from torch_pruner.graph.attention import (
     AttentionPlan,
@@ -92,6 +91,7 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         tm=min(decisions.tm, att.keys),
         tr=math.gcd(decisions.tr, lanes),
         nc=min(decisions.nc, plan.slots),
+        turned=bool(decisions.turned),
         kb=min(decisions.kb, att.keys),
         dtype=dtype,
         scores=scores,
@@ -189,7 +189,6 @@ def _unit(nest: Nest, head: Expr | None, fresh: Expr | None) -> Stmt:
     parts.append(over_lanes(nest, lambda v: store(nest.top, v, lowest)))
     parts.append(_scores(nest))
     parts.extend(_softmax(nest))
-    parts.extend(_products(nest))
     parts.append(_write(nest))
     return seq(parts)
 
@@ -258,7 +257,8 @@ def _score_tile(nest: Nest, first: Expr, rows: int) -> Stmt:
 
 
 def _softmax(nest: Nest) -> list[Stmt]:
-    """Replace scores by their powers and add these up; then what the sums are to be divided by."""
+    """Replace scores by powers, add these up and multiply them by values; then what the products
+    are to be divided by."""
     spec, att, reader = nest.spec, nest.att, nest.reader
 
     def row(node: int, v: Expr) -> Stmt:
@@ -271,114 +271,15 @@ def _softmax(nest: Nest) -> list[Stmt]:
             lambda: [store(nest.spread[node], v, reader.at(spec.nodes[node].inputs[0], at))]
         )
 
-    def power(key: Expr, v: Expr) -> Stmt:
-        at = nest.score_at(key, v)
-
-        def emitted() -> list[Stmt]:
-            reader.overrides[att.masked] = lambda _: nest.scores[at]
-            for node in att.spread:
-                buf = nest.spread[node]
-                reader.overrides[node] = kept(buf, v)
-            value = reader.at(att.powers, nest.full(key, v))
-            total = nest.total[v] + nest.scores[at]
-            return [store(nest.scores, at, value), store(nest.total, v, total)]
-
-        stmt = reader.scope(emitted)
-        del reader.overrides[att.masked]
-        return stmt
-
     zero, one = T.const(0, nest.dtype), T.const(1, nest.dtype)
     divisor = nest.spread[att.divisor]
     return [
         *(over_lanes(nest, lambda v, n=node: row(n, v)) for node in att.spread),  # type: ignore[misc]
         over_lanes(nest, lambda v: store(nest.total, v, zero)),
-        over_keys(nest, lambda key: over_lanes(nest, lambda v: power(key, v))),
+        *(columns_of_queries(nest) if nest.turned else rows_of_queries(nest)),
         over_lanes(nest, lambda v: row(att.divisor, v)),
         over_lanes(nest, lambda v: store(divisor, v, one / divisor[v])),
     ]
-
-
-def _products(nest: Nest) -> list[Stmt]:
-    """Powers times values into the sums, a block of keys at a time so that values stay cached."""
-    att, plan = nest.att, nest.plan
-    width = plan.slots * plan.column
-    zero = T.const(0, nest.dtype)
-    base = nest.task * nest.lanes * width
-
-    def clear(j: Expr) -> Stmt:
-        at = base + j * plan.column
-        return loop(plan.column, lambda v: store(nest.sums, at + v, zero), VECTORIZED, "v")
-
-    def block(o: Expr) -> Stmt:
-        start = o * nest.kb
-        limit = nest.end if nest.bounded else imm(att.keys)
-        static = not nest.bounded and att.keys % nest.kb == 0
-        count = nest.kb if static else T.min(limit - start, imm(nest.kb))
-
-        def columns(slot: Expr, many: int) -> Stmt:
-            def rows(r: Expr) -> Stmt:
-                return _product_tile(nest, start, count, r * nest.tr, slot, many)
-
-            return loop(nest.lanes // nest.tr, rows, name="rows")
-
-        return _blocks(plan.slots, nest.nc, columns)
-
-    if nest.bounded:
-        blocks = counted(T.floordiv(nest.end + (nest.kb - 1), nest.kb), block, "block")
-    else:
-        blocks = loop(-(-att.keys // nest.kb), block, name="block")
-    return [loop(nest.lanes * plan.slots, clear, name="o"), blocks]
-
-
-def _blocks(slots: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
-    """Column slots in blocks of ``size``, the rest as a smaller block."""
-    whole, rest = divmod(slots, size)
-    parts = [loop(whole, lambda c: body(c * size, size), name="c")] if whole else []
-    return seq([*parts, body(imm(whole * size), rest) if rest else None])
-
-
-def _product_tile(
-    nest: Nest, start: Expr, count: int | Expr, row: Expr, slot: Expr, many: int
-) -> Stmt:
-    """One register tile: ``tr`` queries by ``many`` vectors of columns."""
-    plan, values = nest.plan, nest.values
-    column, width = plan.column, plan.slots * plan.column
-    acc = buffer(nest.tr * many * column, nest.dtype, "acc", scope="local")
-
-    def each(body: Callable[[Expr, Expr, Expr, Expr], Stmt]) -> Stmt:
-        """``body(i, j, v, at)``: row, slot and lane, and the place in the tile."""
-
-        def vector(i: Expr, j: Expr) -> Stmt:
-            first = (i * many + j) * column
-            return loop(column, lambda v: body(i, j, v, first + v), VECTORIZED, "v")
-
-        return loop(
-            nest.tr, lambda i: loop(many, lambda j: vector(i, j), UNROLLED, "j"), UNROLLED, "i"
-        )
-
-    def sums_at(i: Expr, j: Expr, v: Expr) -> Expr:
-        return ((nest.task * nest.lanes + row + i) * width) + (slot + j) * column + v
-
-    def step(k: Expr) -> Stmt:
-        def update(i: Expr, j: Expr, v: Expr, at: Expr) -> Stmt:
-            if values is None:
-                value = value_of(nest, start + k, first_column(nest, slot + j) + v)
-            else:
-                value = load(values, value_at(nest, start + k, slot + j) + v)
-            power = nest.scores[nest.score_at(start + k, row + i)]
-            return store(acc, at, acc[at] + power * value)
-
-        return each(update)
-
-    steps = loop(count, step, name="k") if isinstance(count, int) else counted(count, step, "k")
-    return seq(
-        [
-            stack(acc),
-            each(lambda i, j, v, at: store(acc, at, nest.sums[sums_at(i, j, v)])),
-            steps,
-            each(lambda i, j, v, at: store(nest.sums, sums_at(i, j, v), acc[at])),
-        ]
-    )
 
 
 def _write(nest: Nest) -> Stmt:
@@ -392,7 +293,10 @@ def _write(nest: Nest) -> Stmt:
     def element(i: Expr, slot: Expr, v: Expr) -> Stmt:
         here = first_column(nest, slot) + v
         index = along(spec, path, (*unlinear(nest.group, batch), nest.first + i, here))
-        at = (nest.task * nest.lanes + i) * width + slot * plan.column + v
+        if nest.turned:
+            at = (nest.task * width + slot) * nest.lanes + i
+        else:
+            at = (nest.task * nest.lanes + i) * width + slot * plan.column + v
         scale = nest.spread[att.divisor][i]
         nest.reader.overrides[att.out] = lambda _: (nest.sums[at] * scale).astype(dtype)
         return nest.reader.scope(

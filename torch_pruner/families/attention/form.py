@@ -21,10 +21,11 @@ class AttentionDecisions(NamedTuple, Generic[N]):
     nv: N  # vectors of queries in a tile
     tm: N  # keys of a tile of scores
     tr: N  # queries of a tile of the second product
-    nc: N  # vectors of columns of a tile of the second product
+    nc: N  # vectors of columns of a tile of the second product; turned: columns
     kb: N  # keys of a block of the second product
     order: N  # order of units: 0 head by head, 1 the heads of a tile of queries together
     pack: N  # copies for each head: 0 none, 1 of values, 2 of values and keys
+    turned: N  # 1: lanes hold queries in the second product, too, and not columns
     tasks: N  # parallel tasks
 
 

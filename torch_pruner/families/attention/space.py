@@ -38,6 +38,7 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         self.itemsize = ITEMSIZE[accumulator(task.spec.nodes[att.out].dtype)]
         self.lanes = max(1, task.target.vector_bytes // self.itemsize)
         self.slots = -(-att.width // self.lanes) if att.width >= self.lanes else att.width
+        self.narrow = att.width < 2 * self.lanes  # so that queries may lie in lanes throughout
         self.masked = bool(shared_masks(task.spec, att))
 
     @cached_property
@@ -47,20 +48,29 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         keys = [t for t in (4, 6, 8, 12, 16) if t <= att.keys] or [1]
         rows = [2, 4, 6, 8, 12, 16]
         columns = [c for c in (1, 2, 3, 4) if c <= self.slots]
+        if self.narrow:
+            columns = sorted({*columns, *(c for c in (2, 3, 4, 5, 6, 8) if c <= att.width)})
         blocks = [b for b in (32, 64, 128, 256) if b < att.keys] + [att.keys]
         heads = att.batch[-1] if att.batch else 1
         order = [0, 1] if heads > 1 else [0]
         tasks = [1, self.task.threads] if self.task.threads > 1 else [1]
-        options = ([self.lanes], queries, keys, rows, columns, blocks, order, [0, 1, 2], tasks)
+        turned = [0, 1] if self.narrow else [0]
+        options = (
+            [self.lanes], queries, keys, rows, columns, blocks, order, [0, 1, 2], turned, tasks
+        )  # fmt: skip
         return tuple(np.array(o, dtype=np.int64) for o in options)
 
     def valid(self, decisions: Decisions) -> Mask:
         c, registers = self.columns(decisions), self.task.target.vector_registers
         scores = c.tm * c.nv + c.nv + 1 <= registers
-        products = c.tr * c.nc + c.nc + 1 <= registers
-        divides = (c.nv * self.lanes) % c.tr == 0
+        products = (c.tr * c.nc + c.nc + 1 <= registers) & (c.nc <= self.slots)
+        products &= (c.nv * self.lanes) % c.tr == 0
+        columns = (c.nv * c.nc + 2 * c.nv + 1 <= registers) | (c.nv * c.nc == 1)
+        # What does not matter to a turned product has one option.
+        columns &= (c.tr == self.domains[3][0]) & (c.kb == self.att.keys)
         units = self.att.groups * np.ceil(self.att.queries / (c.nv * self.lanes))
-        result: Mask = scores & products & divides & ((c.tasks == 1) | (units > 1))
+        second = np.where(c.turned == 1, columns, products)
+        result: Mask = scores & second & ((c.tasks == 1) | (units > 1))
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -88,6 +98,14 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         rounds = np.ceil(self.slots / c.nc) * np.ceil(lanes / c.tr)
         tile = c.tr * c.nc
         product = rounds * (keys * step(c.tr, c.nc) + blocks * (2 * tile + 10))
+        # The first columns are multiplied while powers are made, which hides what they wait for.
+        passes = np.ceil(att.width / c.nc)
+        later = (passes - 1) * (step(c.nc, c.nv) + c.nv / machine.LOADS_PER_CYCLE)
+        turned = keys * (
+            c.nc * c.nv / target.fma_per_cycle + c.nc / machine.LOADS_PER_CYCLE + later
+        )
+        product = np.where(c.turned == 1, turned, product)
+        tile = np.where(c.turned == 1, c.nc * c.nv, tile)
         scattered = np.where((c.pack == 0) & (att.width * size < 1024), 1.15, 1.0)
         vectors_of = np.select([c.pack == 0, c.pack == 1], [0, self.slots], 2 * self.slots)
         copies = keys * vectors_of * 1.5 / np.where(c.order == 0, tiles, 1)
