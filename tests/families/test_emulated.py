@@ -23,6 +23,7 @@ def product() -> Kernel:
     return Kernel(b.finish([b.pointwise("tanh", b.matmul(x, w))]), arrays, "contraction")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["neon", "sve", "riscv64"])
 def test_a_product_runs_elsewhere(name: str) -> None:
     machine = MACHINES[name]
