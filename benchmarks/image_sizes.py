@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     )
     rows = []
     with torch._dynamo.config.patch(recompile_limit=64):
-        for batch, side in some_sizes(options.count, options.most):
+        for batch, side in options.sizes or some_sizes(options.count, options.most):
             generator = torch.Generator().manual_seed(side)
             x = torch.randn(batch, 3, side, side, generator=generator)
             with reports.collect() as programs:
@@ -89,6 +89,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
+def size(text: str) -> tuple[int, int]:
+    """``4x224``: a batch and a side."""
+    batch, side = text.split("x")
+    return int(batch), int(side)
+
+
 def shares(result: dict[str, Any]) -> list[float]:
     """Of the speed of a size's own program, for each size."""
     medians = [{k: t["median_s"] for k, t in row["latency"].items()} for row in result["sizes"]]
@@ -117,6 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.image_sizes", description=__doc__)
     parser.add_argument("--network", default="resnet50", choices=["resnet18", "resnet50"])
     parser.add_argument("--count", type=int, default=8, help="how many sizes")
+    parser.add_argument("--sizes", type=size, nargs="+", help="these, in order: 4x224 4x160")
     parser.add_argument("--most", type=int, default=16, help="the largest batch")
     add_tuning(parser)
     parser.set_defaults(effort="none")
@@ -126,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="images-") as folder:
-        result = measure(options, Path(folder))
+        result = measure(options, Path(options.cache_dir or folder))
     print(render(result))
     write_json(options.out, result)
     return 0

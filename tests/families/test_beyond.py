@@ -177,6 +177,12 @@ def sums() -> Graph:
     return b.finish([bounded(b, b.reduce("sum", x, (2,)), {Bound(1, 64, count)})])
 
 
+def sums_abreast() -> Graph:
+    b = GraphBuilder()
+    x, count = b.input(0, (64, 5, 40), "float32"), b.input(1, (), "int32")
+    return b.finish([bounded(b, b.reduce("sum", x, (1,)), {Bound(40, 64, count)})])
+
+
 def elementwise() -> Graph:
     b = GraphBuilder()
     x, count = b.input(0, (3, 64, 40), "float32"), b.input(1, (), "int32")
@@ -191,6 +197,7 @@ def elementwise() -> Graph:
         (product(batch=3), {"contraction"}),
         (norm(), {"rows"}),
         (sums(), {"rows"}),
+        (sums_abreast(), {"lane_per_row"}),
         (elementwise(), {"elementwise"}),
     ],
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph._aligned import Alike, Place, aligned
 from torch_pruner.graph._bucket_rules import RULES, Operand, windows_reach
 from torch_pruner.graph._padding import UNKNOWN, Fact, NotAlikeError, Padding, Pair, axis_of
-from torch_pruner.graph.extents import Bound, bounded
+from torch_pruner.graph.extents import Bound, bounded, said_once
 from torch_pruner.graph.intervals import interval
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value
 from torch_pruner.graph.ops import FLOATS, WINDOW, OpKind
@@ -81,7 +81,7 @@ def bucketed(
         writer.add(both)
     ends = zip(large.outputs, small.outputs, strict=True)
     outputs = [writer.ended(writer.new[pair]) for pair in ends]
-    return Bucket(writer.builder.finish(outputs), tuple(writer.counts))
+    return Bucket(said_once(writer.builder.finish(outputs)), tuple(writer.counts))
 
 
 def _extended(large: Graph, written: Collection[int]) -> dict[int, tuple[int, int]]:

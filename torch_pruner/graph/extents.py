@@ -12,16 +12,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.ops import OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torch_pruner.graph.ir import Graph, GraphBuilder, Node, Shape
+    from torch_pruner.graph.ir import Node, Shape
 
 __all__ = [
-    "Bound", "Bounds", "axis_counts", "bounded", "false_beyond", "unneeded", "unspecified",
-    "unwritten",
+    "Bound", "Bounds", "axis_counts", "bounded", "false_beyond", "said_once", "unneeded",
+    "unspecified", "unwritten",
 ]  # fmt: skip
 
 
@@ -117,6 +118,45 @@ def unneeded(graph: Graph) -> list[Bounds]:
             before = found[x]
             found[x] = bounds if before is None else _either(before, bounds)
     return [b or _NONE for b in found]
+
+
+def said_once(graph: Graph) -> Graph:
+    """``graph`` with one say on each value that several read: what none of them needs.
+
+    A reader that needs less than others would otherwise have a copy of the value, as a kernel that
+    only leaves out what it does not need.
+    """
+    root: dict[int, int] = {}  # of each bounded value that which is bounded
+    for i, node in enumerate(graph.nodes):
+        if node.op == "within":
+            root[i] = root.get(node.inputs[0], node.inputs[0])
+    read: dict[int, set[int]] = {}  # of these values in which forms others read them
+    users = graph.users()
+    for i in {*root, *root.values()}:
+        others = [
+            u for u in users[i] if graph.nodes[u].op != "within" or graph.nodes[u].inputs[1] == i
+        ]
+        if others or i in graph.outputs:
+            read.setdefault(root.get(i, i), set()).add(i)
+    shared = {r for r, forms in read.items() if len(forms) > 1 and graph.nodes[r].op != "input"}
+    if not shared:
+        return graph
+    bounds, builder, new = unneeded(graph), GraphBuilder(), dict[int, int]()
+
+    def placed(i: int) -> int:
+        if i not in new:
+            new[i] = builder.again(graph.nodes[i], [new[x] for x in graph.nodes[i].inputs])
+        return new[i]
+
+    for i in range(len(graph.nodes)):
+        if root.get(i) in shared:
+            new[i] = new[root[i]]
+            continue
+        placed(i)
+        if i in shared:
+            counts = [b._replace(number=placed(b.number)) for b in bounds[i]]
+            new[i] = bounded(builder, new[i], counts)
+    return builder.finish([new[o] for o in graph.outputs])
 
 
 def _either(one: Bounds, other: Bounds) -> Bounds:

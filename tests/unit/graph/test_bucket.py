@@ -374,6 +374,19 @@ def test_convolutions_and_pools_along_a_sequence(stride):
     agree(build, 12, 8)
 
 
+def test_what_some_readers_need_less_of_is_not_copied_for_them():
+    def build(b, n):
+        x = b.input(0, (2, 4, n), "float32")
+        for index, taps in ((1, 1), (2, 3), (3, 1)):
+            w = b.input(index, (4, 4, taps), "float32", static=True)
+            ends = {"stride": (1,), "lo": (taps // 2,), "hi": (taps // 2,), "dilation": (1,)}
+            y = b.append("conv", (x, w), (2, 4, n), "float32", groups=1, **ends)
+            x = b.pointwise("relu", b.pointwise("add", x, y))
+        return x
+
+    assert len(fuse(agree(build, 12, 8).graph).kernels) == 3
+
+
 def test_convolutions_of_batches_need_no_mask():
     def build(b, n):
         x = b.input(0, (n, 3, 5), "float32")

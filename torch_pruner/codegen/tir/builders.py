@@ -97,16 +97,16 @@ def widened(number: Expr) -> Expr:
 
 
 def loop(
-    extent: int, body: Callable[[Expr], Stmt], kind: ForKind = SERIAL, name: str = "i"
+    extent: int | Expr, body: Callable[[Expr], Stmt], kind: ForKind = SERIAL, name: str = "i"
 ) -> Stmt:
     """A counted loop around ``body(index)``; a loop of one iteration is only its body."""
-    if extent == 1:
+    if isinstance(extent, int) and extent == 1:
         return body(imm(0))
     if kind == PARALLEL:  # the runtime counts tasks
         task = T.Var(name, "int32")
         return S.For(task, 0, extent, kind, body(widened(task)))
     var = index_var(name)
-    return S.For(var, imm(0), imm(extent), kind, body(var))
+    return S.For(var, imm(0), imm(extent) if isinstance(extent, int) else extent, kind, body(var))
 
 
 def enclosed(body: Stmt) -> Stmt:

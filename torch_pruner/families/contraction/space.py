@@ -5,6 +5,7 @@ The symbols are those of Pruner's Symbol-based Analyzer. Decisions: see ``form``
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,15 @@ from torch_pruner.graph.contraction import (
     copies_first,
     is_widened,
 )
+from torch_pruner.graph.extents import axis_counts, unneeded
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_pruner.families.flow import FlowStep
+    from torch_pruner.graph.contraction import Contraction
+    from torch_pruner.graph.ir import Graph
     from torch_pruner.task import Task
 
 
@@ -39,6 +43,18 @@ FAR_ROW_CYCLES = 4.5  # of a step whose operand is a page away from the last one
 PACKED_COLUMN_CYCLES, PACKED_ROW_CYCLES = 1.5, 0.4  # of an element, across memory and along it
 
 
+def at_half_size(spec: Graph, con: Contraction) -> Contraction:
+    """A convolution with half of the positions along every axis of which so many count as is known
+    at run time: sizes that come are smaller than the largest."""
+    if con.form != "conv":
+        return con
+    counted = axis_counts(spec.nodes[con.anchor].shape, unneeded(spec)[con.anchor])
+    axes = (0, *range(2, 1 + len(con.m)))
+    return replace(
+        con, m=tuple(-(-n // 2) if a in counted else n for a, n in zip(axes, con.m, strict=True))
+    )
+
+
 class ContractionSketch(Sketch[ContractionDecisions[Array]]):
     """See the module. One sketch serves matmul and convolution of every kind."""
 
@@ -47,7 +63,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.con = contraction_of(task.spec)
+        self.con = at_half_size(task.spec, contraction_of(task.spec))
         self.constant = constant_operand(task.spec, self.con) is not None
         # For a few rows (decoding) it is a cache of keys or values, which weights have pushed out.
         self.far = self.constant or self.con.rows < _FEW

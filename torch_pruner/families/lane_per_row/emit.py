@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.beyond import some_needed
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.reductions import combine, identity, merge, sum_dtype
 from torch_pruner.codegen.parts.row_passes import forward, row_index
@@ -29,6 +30,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store
+from torch_pruner.graph.extents import unspecified
 from torch_pruner.graph.rows import RowDomain, full_node, passes, row_domain
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def emit(spec: Graph, decisions: LanePerRowDecisions[int], signature: Signature)
     vl, nv = decisions.vl, decisions.nv
     *outer, across = state.kept
     lines = math.prod(outer)
+    turns = all(unspecified(spec, o) for o in spec.outputs)
     parts: list[Stmt] = []
     done = 0
     for vectors, lanes in ((nv, vl), (1, vl), (1, across % vl)):
@@ -83,12 +86,27 @@ def emit(spec: Graph, decisions: LanePerRowDecisions[int], signature: Signature)
             lanes: int = lanes,
         ) -> Stmt:
             *line, at = unlinear(p, (*outer, count)) if lines * count > 1 else _zeros(state.kept)
-            return _block(state, tuple(line), at * (vectors * lanes) + first, vectors, lanes)
+            begin = at * (vectors * lanes) + first
+            body = _block(state, tuple(line), begin, vectors, lanes)
+            places = _begins(state, (*line, begin))
+            return some_needed(spec, reader, places, body) if turns else body
 
         total = lines * count
-        parts.append(blocked(total, max(1, total // TASKS), decisions.par, block))
+        parts.append(blocked(total, max(1, total // TASKS), decisions.par, block, turns=turns))
         done += count * vectors * lanes
     return Emitted(seq(parts), inputs, outputs, scratch)
+
+
+def _begins(state: _Abreast, row: Index) -> list[tuple[int, Index]]:
+    """Of each output the first element that a row writes."""
+    spec, domain = state.spec, state.domain
+    found: list[tuple[int, Index]] = []
+    for o in spec.outputs:
+        if full_node(spec, o, domain.shape) is None:
+            found.append((o, row_index(spec, o, domain, row)))
+        else:
+            found.append((o, forward(spec, o, state.index(row, _zeros(domain.axes)))))
+    return found
 
 
 def _zeros(shape: Sequence[int]) -> Index:

@@ -123,12 +123,14 @@ def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
     blocks, panels = -(-plan.tiles // rows), plan.con.n // nest.bn // shares
 
     tiles = math.prod(nest.grid[1:], start=nest.grid[0])
+    # Of tiles that are counted at run time each chunk has as many.
+    each = T.truncdiv(tiles + (rows * chunks - 1), rows * chunks) if nest.varies else per_chunk
 
     def task(p: Expr) -> Stmt:
         chunk, share = unlinear(p, (chunks, shares))
 
         def block(b: Expr) -> Stmt:
-            at = b * chunks + chunk if nest.varies else chunk * per_chunk + b
+            at = chunk * each + b
             first = index_var("first")
             own: Callable[[Expr], Expr] | None
             if nest.varies:
@@ -147,7 +149,7 @@ def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
                 return when(at * rows < tiles, body)
             return body if blocks % per_chunk == 0 else when(at < blocks, body)
 
-        return loop(per_chunk, block, name="b")
+        return loop(each, block, name="b")
 
     return loop(chunks * shares, task, kind, "p")
 
