@@ -110,6 +110,7 @@ def _build(
     from torch_pruner.codegen.build.objects import write_entries, write_kernel
     from torch_pruner.exc import CompileError
     from torch_pruner.graph.memory import KernelCall, Place
+    from torch_pruner.task import Scheduled
 
     target = machine.spec()
     parts, programs, objects, built = {}, {}, [], []
@@ -117,9 +118,8 @@ def _build(
     for k, candidate in enumerate(chosen):
         path, name = folder / f"{k}.o", f"k{k}"
         try:
-            parts[name] = write_kernel(
-                name, kernel.spec, candidate, target, path, past_caches=bool(k % 2)
-            )
+            scheduled = Scheduled(kernel.spec, candidate, past_caches=bool(k % 2))
+            parts[name] = write_kernel(name, scheduled, target, path)
         except CompileError:
             found.refused += 1
             continue
