@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.transposed import transposed
 from torch_pruner.codegen.tir.builders import (
     SERIAL,
     UNROLLED,
@@ -14,8 +15,11 @@ from torch_pruner.codegen.tir.builders import (
     S,
     Stmt,
     T,
+    buffer,
     index_var,
     loop,
+    seq,
+    stack,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import load, store
@@ -112,6 +116,42 @@ def first_column(nest: Nest, slot: Expr) -> Expr:
 
 
 def pack_queries(nest: Nest) -> Stmt:
+    """The tile's queries with lanes for neighbours: squares of vectors turned in registers."""
+    depth, vl = nest.att.depth, nest.vl
+    if depth < vl or vl & (vl - 1):
+        return _pack_queries_singly(nest)
+    source = nest.spec.nodes[nest.att.scores].inputs[0]
+    batch = nest.spec.nodes[source].shape[:-2]
+    squares = [buffer(vl * vl, nest.dtype, name, scope="local") for name in ("square", "other")]
+    steps, whole = transposed(squares[0], squares[1], vl)
+
+    def square(j: Expr, block: Expr) -> Stmt:
+        first = T.min(block * vl, imm(depth - vl)) if depth % vl else block * vl
+
+        def taken(i: Expr, v: Expr) -> Stmt:
+            index = (*unlinear(nest.group, batch), nest.query_at(j * vl + i), first + v)
+            return nest.reader.scope(
+                lambda: [
+                    store(squares[0], i * vl + v, nest.reader.at(source, index).astype(nest.dtype))
+                ]
+            )
+
+        def left(i: Expr, v: Expr) -> Stmt:
+            at = (nest.task * depth + first + i) * nest.lanes + j * vl + v
+            return store(nest.query, at, whole[i * vl + v])
+
+        def vectors(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+            return loop(
+                vl, lambda i: loop(vl, lambda v: body(i, v), VECTORIZED, "v"), UNROLLED, "i"
+            )
+
+        return seq([*(stack(s) for s in squares), vectors(taken), *steps, vectors(left)])
+
+    blocks = -(-depth // vl)
+    return loop(nest.nv, lambda j: loop(blocks, lambda b: square(j, b), name="block"), name="j")
+
+
+def _pack_queries_singly(nest: Nest) -> Stmt:
     source = nest.spec.nodes[nest.att.scores].inputs[0]
     batch = nest.spec.nodes[source].shape[:-2]
 
