@@ -112,10 +112,59 @@ def test_ways_to_floats_are_exact(shape: tuple[int, int, int], early: int) -> No
 def test_which_way_is_drafted() -> None:
     """Digits where floats take longer than memory; else numbers are looked up."""
     ways = {"znver4": DIGITS, "znver5": LOOKED_UP, "skylake-avx512": LOOKED_UP}
+    ways |= {"znver3": DIGITS, "haswell": DIGITS}
     for mcpu, way in ways.items():
         target = TargetSpec.from_dict({"kind": "llvm", "mcpu": mcpu}, 2)
         (sketch, *_) = sketches_for(Task("int4", product(1, 768, 3072), target, 2))
         assert dict(sketch.named(sketch.default()))["table"] == way, mcpu
+
+
+@pytest.mark.parametrize(
+    ("shape", "group"),
+    [
+        ((1, 65, 400), 128),
+        ((1, 40, 400), 48),
+        ((2, 24, 300), 80),
+        ((2, 16, 203), 32),
+        ((3, 9, 64), 16),
+    ],
+)
+def test_digits_of_groups_of_any_size(shape: tuple[int, int, int], group: int) -> None:
+    """Groups of which sums of sixteen bits hold a part, and depths that end within one."""
+    spec = product(*shape, group)
+    lanes = digit_lanes(spec)
+    for vectors in (1, 2):
+        point = {"vl": lanes, "nv": vectors, "split": 1, "early": 0, "table": DIGITS}
+        outputs, expected, _ = K.run(spec, "int4_rows", point | {"ahead": 2048, "par": 0})
+        assert K.error(outputs, expected) < 1e-5
+
+
+@pytest.mark.parametrize("word", [-0x77777778, 0x77777777])
+def test_digits_that_are_all_the_least(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 digits of -128 by weights of -8 are one more than sixteen bits hold."""
+    spec = product(1, 48, 128)
+    lanes = digit_lanes(spec)
+    given = K.inputs_for
+
+    def inputs(spec: Graph, seed: int = 0) -> list[K.Array]:
+        arrays = given(spec, seed)
+        arrays[0][...] = 1 + 2.0**-14
+        arrays[1][...] = word
+        return arrays
+
+    monkeypatch.setattr(K, "inputs_for", inputs)
+    point = {"vl": lanes, "nv": 2, "split": 1, "early": 0, "table": DIGITS, "ahead": 0, "par": 0}
+    outputs, expected, _ = K.run(spec, "int4_rows", point)
+    assert K.error(outputs, expected) < 1e-5
+
+
+def digit_lanes(spec: Graph) -> int:
+    """Of the vectors of this processor, where it multiplies digits."""
+    (sketch, *_) = sketches_for(Task("int4", spec, TargetSpec.detect(2), 2))
+    if DIGITS not in sketch.domains[sketch.names.index("table")]:
+        pytest.skip("no products of digits here")
+    lanes: int = sketch.lanes
+    return lanes
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -134,13 +183,7 @@ def test_what_fixed_point_cannot_hold_is_taken_as_floats(
 ) -> None:
     """One element of a row, in a group of its own and beside ordinary ones."""
     spec = product(2, 48, 200)
-    sketch = next(
-        s
-        for s in sketches_for(Task("int4", spec, TargetSpec.detect(2), 2))
-        if s.name == "int4_rows"
-    )
-    if DIGITS not in sketch.domains[sketch.names.index("table")]:
-        pytest.skip("no products of four bytes here")
+    lanes = digit_lanes(spec)
     given = K.inputs_for
 
     def inputs(spec: Graph, seed: int = 0) -> list[K.Array]:
@@ -151,7 +194,7 @@ def test_what_fixed_point_cannot_hold_is_taken_as_floats(
         return arrays
 
     monkeypatch.setattr(K, "inputs_for", inputs)
-    point = {"vl": 16, "nv": 2, "split": 1, "early": 0, "ahead": 0, "par": 0}
+    point = {"vl": lanes, "nv": 2, "split": 1, "early": 0, "ahead": 0, "par": 0}
     fixed, floats = (
         K.run(spec, "int4_rows", point | {"table": way})[0][0] for way in (DIGITS, IN_MANTISSA)
     )

@@ -1,10 +1,8 @@
-"""Weights of four bits times a row in fixed point: whole numbers, four products an instruction.
+"""A row in fixed point, for products of its digits with weights of four bits (``digit_sums``).
 
 A group of a row is numbers of 22 bits and one power of two, each number three signed digits to the
-base 256. The nibbles of a word, set off by eight, are two words of four bytes without a sign; one
-instruction multiplies the bytes of sixteen columns with four digits and adds all to sums of 32
-bits. Sums of a group are exact; floats are made of them once, where a group is scaled. What fixed
-point cannot hold (infinities, NaN, groups of tiny numbers) says so, and the row is taken as floats.
+base 256. What fixed point cannot hold (infinities, NaN, groups of tiny numbers) says so, and the
+row is taken as floats.
 """
 
 from __future__ import annotations
@@ -17,52 +15,35 @@ from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
     Expr,
-    S,
     Stmt,
     T,
     buffer,
     enclosed,
-    importing,
     loop,
     seq,
     stack,
-    vector,
     when,
 )
 from torch_pruner.codegen.tir.reader import imm
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.families.int4_rows.form import DIGITS_EACH, FACTS, fixed_point
+from torch_pruner.families.int4_rows.form import DIGITS_EACH, HALF, fixed_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.codegen.parts.nibbles import Nibbles
     from torch_pruner.codegen.parts.operands import Nest
+    from torch_pruner.families.int4_rows.form import FixedRow
 
 _LANES = 16
-_NAME = "torch_pruner_nibble_dot"
-_IR = f"""
-declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <64 x i8>, <64 x i8>)
-define <16 x i32> @{_NAME}(<16 x i32> %c, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
-  %x = bitcast <16 x i32> %a to <64 x i8>
-  %y = bitcast <16 x i32> %b to <64 x i8>
-  %r = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32> %c, <64 x i8> %x, <64 x i8> %y)
-  ret <16 x i32> %r
-}}
-"""
 _BITS = 21  # of a number, beside the one before its point and its sign
 _LEAST, _MOST = 22, 254  # exponents of float32 whose groups fixed point holds
 _BIAS, _MANTISSA = 127, 23  # bits of a float32
 _ROUND = 12582912.0  # 1.5 * 2^23: what is added to it is rounded to a whole number
-_NIBBLES, _EIGHTS = 0x0F0F0F0F, 0x08080808
 
 
 def _word(value: int) -> Expr:
     return T.const(value, "int32")
-
-
-def _all(value: Expr | int) -> Expr:
-    return T.Broadcast(_word(value) if isinstance(value, int) else value, _LANES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +59,29 @@ class FixedPoint:
         """Words of a group, in a column of the weights."""
         return self.weights.group // self.weights.per_word
 
-    def _digits(self, row: Expr, g: Expr, k: Expr, half: int, w: Expr) -> Expr:
-        each = fixed_point(self.nest.con, self.weights.group)
-        at = ((g * DIGITS_EACH + k) * 2 + half) * self.words + w
-        return row * each.size + at
+    @property
+    def form(self) -> FixedRow:
+        return fixed_point(self.nest.con, self.weights.group, self.nest.vl)
 
-    def _fact(self, row: Expr, g: Expr, k: int) -> Expr:
-        each = fixed_point(self.nest.con, self.weights.group)
-        return row * each.size + each.digits + g * FACTS + k
+    def digits(self, row: Expr, g: Expr, k: Expr, half: int, w: Expr) -> Expr:
+        """Where four digits ``k`` are: those of the lower (or upper) nibbles of word ``w``."""
+        at = ((g * DIGITS_EACH + k) * 2 + half) * self.words + w
+        return row * self.form.size + at
+
+    def fact(self, row: Expr, g: Expr, k: Expr | int) -> Expr:
+        """Where fact ``k`` of a group is."""
+        each = self.form
+        return row * each.size + each.digits + g * each.each + k
+
+    def scale(self, row: Expr, g: Expr) -> Expr:
+        """The power of two of a group."""
+        return T.reinterpret("float32", self.kept[self.fact(row, g, self.form.each - 1)])
 
     def usable(self) -> Expr:
         """Whether fixed point holds all rows."""
         found: Expr | None = None
         for m in range(self.nest.con.rows):
-            one = self.kept[self._fact(imm(m), imm(self.weights.groups), 0)] > 0
+            one = self.kept[self.fact(imm(m), imm(self.weights.groups), 0)] > 0
             found = one if found is None else T.all(found, one)
         assert found is not None
         return found
@@ -102,7 +92,7 @@ class FixedPoint:
         def row(m: Expr) -> Stmt:
             good = buffer(1, "int32", "good", scope="local")
             groups = loop(self.weights.groups, lambda g: self._group(m, g, value, good), name="g")
-            at = self._fact(m, imm(self.weights.groups), 0)
+            at = self.fact(m, imm(self.weights.groups), 0)
             return seq(
                 [stack(good), store(good, 0, _word(1)), groups, store(self.kept, at, good[0])]
             )
@@ -173,128 +163,66 @@ class FixedPoint:
                 vectors(lambda at, v: store(top, v, T.max(top[v], bits(at)))),
                 store(most, 0, _word(0)),
                 loop(_LANES, lambda v: store(most, 0, T.max(most[0], top[v])), UNROLLED, "v"),
-                when(fits, store(self.kept, self._fact(row, g, DIGITS_EACH), scale),
+                when(fits, store(self.kept, self.fact(row, g, self.form.each - 1), scale),
                      seq([store(good, 0, _word(0)),
-                          store(self.kept, self._fact(row, g, DIGITS_EACH), _word(0))])),
+                          store(self.kept, self.fact(row, g, self.form.each - 1), _word(0))])),
                 vectors(fix),
-                self._cut(row, g, fixed),
+                self._cut(row, g, fixed, good),
             ]
         )  # fmt: skip
 
-    def _cut(self, row: Expr, g: Expr, fixed: Buffer) -> Stmt:
+    def _cut(self, row: Expr, g: Expr, fixed: Buffer, good: Buffer) -> Stmt:
         """Digits of a group, in words of four as nibbles are, and what eight times each sum is."""
-        words, per_word = self.words, self.weights.per_word
-        sums = buffer(DIGITS_EACH * words, "int32", "sums", scope="local")
-        totals = buffer(DIGITS_EACH, "int32", "totals", scope="local")
+        words, per_word, slots = self.words, self.weights.per_word, self.form.slots
+        sums = buffer(DIGITS_EACH * slots * words, "int32", "sums", scope="local")
 
         def lane(w: Expr) -> Stmt:
             packed: dict[tuple[int, int], Expr] = {}
-            added: list[Expr] = [_word(0)] * DIGITS_EACH
+            added: list[Expr] = [_word(0)] * (DIGITS_EACH * slots)
             for i in range(per_word):
                 number = fixed[w * per_word + i]
                 byte, half = divmod(i, 2)
                 for k in range(DIGITS_EACH):
                     more = T.shift_right(number + _word(128), _word(8))
                     digit = number - T.shift_left(more, _word(8))
-                    added[k] = added[k] + digit
+                    slot = k * slots + i * slots // per_word
+                    added[slot] = added[slot] + digit
                     here = T.shift_left(T.bitwise_and(digit, _word(255)), _word(8 * byte))
                     before = packed.get((k, half))
                     packed[k, half] = here if before is None else T.bitwise_or(before, here)
                     number = more
             stores = [
-                store(self.kept, self._digits(row, g, imm(k), half, w), word)
+                store(self.kept, self.digits(row, g, imm(k), half, w), word)
                 for (k, half), word in packed.items()
             ]
             return seq([*stores, *(store(sums, k * words + w, s) for k, s in enumerate(added))])
 
+        parts = [self._offsets(row, g, p, sums, good) for p in range(self.form.parts)]
+        return seq([stack(sums), loop(words, lane, VECTORIZED, "w"), *parts])
+
+    def _offsets(self, row: Expr, g: Expr, part: int, sums: Buffer, good: Buffer) -> Stmt:
+        """What eight times the sums of a part of a group are, which the nibbles are set off by."""
+        slots, each = self.form.slots, self.words // self.form.parts
+        totals = buffer(DIGITS_EACH * slots, "int32", "totals", scope="local")
+
         def total(k: Expr) -> Stmt:
-            added = loop(
-                words, lambda w: store(totals, k, totals[k] + sums[k * words + w]), UNROLLED, "w"
-            )
-            return seq([store(totals, k, _word(0)), added])
+            def add(w: Expr) -> Stmt:
+                return store(totals, k, totals[k] + sums[k * self.words + part * each + w])
 
-        return seq(
-            [
-                stack(sums),
-                stack(totals),
-                loop(words, lane, VECTORIZED, "w"),
-                loop(DIGITS_EACH, total, UNROLLED, "k"),
-                *(
-                    store(self.kept, self._fact(row, g, k), totals[k] * _word(-8))
-                    for k in range(DIGITS_EACH)
-                ),
-            ]
-        )
+            # Where sums have 16 bits this is the only one that is too large.
+            most = store(good, 0, T.Select(totals[k] == _word(-HALF // 8), _word(0), good[0]))
+            adding = loop(each, add, UNROLLED, "w")
+            return seq([store(totals, k, _word(0)), adding, most if slots > 1 else None])
 
-    def panel(self, nb: Expr, vectors: int, total: Buffer, ahead: int) -> Stmt:
-        """Adds a panel's products to ``total``, as many sums as a tile has."""
-        nest, weights = self.nest, self.weights
-        rows, vl, bn = nest.con.rows, nest.vl, nest.bn
-        acc = buffer(DIGITS_EACH * rows * bn, "int32", "acc", scope="local")
+        def fact(k: int) -> Expr:
+            first, *second = (totals[k * slots + i] * _word(-8) for i in range(slots))
+            if not second:
+                return first
+            low = T.bitwise_and(first, _word(0xFFFF))
+            return T.bitwise_or(low, T.shift_left(second[0], _word(16)))
 
-        def at(k: Expr, m: Expr, j: Expr) -> Expr:
-            return vector((k * rows + m) * bn + j * vl, vl)
-
-        def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-            def row(m: Expr) -> Stmt:
-                return loop(vectors, lambda j: body(m, j), UNROLLED, "j")
-
-            return loop(rows, row, UNROLLED, "m")
-
-        def parts(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
-            return loop(DIGITS_EACH, lambda k: each(lambda m, j: body(k, m, j)), UNROLLED, "k")
-
-        def begin(g: Expr) -> Stmt:
-            def one(k: Expr, m: Expr, j: Expr) -> Stmt:
-                first = self.kept[self._fact(m, g, 0) + k]
-                return S.BufferStore(acc, _all(first), [at(k, m, j)])
-
-            return parts(one)
-
-        def word(g: Expr, w: Expr) -> Stmt:
-            line = g * self.words + w
-
-            def nibbles(j: Expr, half: int) -> Expr:
-                given = weights.words[vector((nb * weights.word_rows + line) * bn + j * vl, vl)]
-                moved = T.shift_right(given, _all(4)) if half else given
-                return T.bitwise_xor(T.bitwise_and(moved, _all(_NIBBLES)), _all(_EIGHTS))
-
-            def one(k: Expr, m: Expr, j: Expr) -> Stmt:
-                total = acc[at(k, m, j)]
-                for half in (0, 1):
-                    digits = _all(self.kept[self._digits(m, g, k, half, w)])
-                    total = T.call_extern("int32x16", _NAME, total, nibbles(j, half), digits)
-                return S.BufferStore(acc, total, [at(k, m, j)])
-
-            return seq([weights.fetch(nb, line, ahead), parts(one)])
-
-        def fold(g: Expr) -> Stmt:
-            def one(m: Expr, j: Expr) -> Stmt:
-                def sums(k: int) -> Expr:
-                    return acc[at(imm(k), m, j)].astype(f"float32x{vl}")
-
-                base = T.Broadcast(T.const(256.0, "float32"), vl)
-                found = (sums(2) * base + sums(1)) * base + sums(0)
-                scale = T.reinterpret("float32", self.kept[self._fact(m, g, DIGITS_EACH)])
-                factor = weights.scale(nb, g, j) * T.Broadcast(scale, vl)
-                place = vector(m * bn + j * vl, vl)
-                return S.BufferStore(total, total[place] + found * factor, [place])
-
-            return each(one)
-
-        def group(g: Expr, count: int) -> Stmt:
-            return seq([begin(g), loop(count, lambda w: word(g, w), name="w"), fold(g)])
-
-        whole, rest = divmod(nest.con.depth, weights.group)
-        return seq(
-            [
-                stack(acc),
-                loop(whole, lambda g: group(g, self.words), name="g") if whole else None,
-                group(imm(whole), -(-rest // weights.per_word)) if rest else None,
-            ]
-        )
-
-
-def within(body: Stmt) -> Stmt:
-    """``body`` with what it calls."""
-    return importing(_IR, body)
+        stores = [
+            store(self.kept, self.fact(row, g, part * DIGITS_EACH + k), fact(k))
+            for k in range(DIGITS_EACH)
+        ]
+        return seq([stack(totals), loop(DIGITS_EACH * slots, total, UNROLLED, "k"), *stores])

@@ -30,7 +30,8 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
-from torch_pruner.families.int4_rows.digits import FixedPoint, within
+from torch_pruner.families.int4_rows.digit_sums import sums_of, within
+from torch_pruner.families.int4_rows.digits import FixedPoint
 from torch_pruner.families.int4_rows.form import Int4Product, int4_product
 from torch_pruner.graph.nibbles import DIGITS, IN_MANTISSA
 
@@ -70,7 +71,7 @@ def emit(spec: Graph, decisions: Int4RowsDecisions[int], signature: Signature) -
     tasks = loop(nest.blocks, work.task, nest.kind, name="p")
     if fixed is not None:
         made = fixed.make(lambda m, k: work.element(m, k))
-        return Emitted(within(seq([made, tasks])), inputs, [out], scratch)
+        return Emitted(within(fixed, seq([made, tasks])), inputs, [out], scratch)
     copied = copy_first(nest) if scratch else None
     return Emitted(weights.within(seq([copied, tasks])), inputs, [out], scratch)
 
@@ -134,8 +135,8 @@ class _Rows:
             group(imm(whole), rest) if rest else None,
         ]
         if self.fixed is not None:
-            fixed = self.fixed.panel(nb, vectors, total, self.decisions.ahead)
-            groups = [when(self.fixed.usable(), fixed, seq(groups))]
+            products = sums_of(self.fixed, vectors, total).added(nb, self.decisions.ahead)
+            groups = [when(self.fixed.usable(), products, seq(groups))]
         place = TilePosition(imm(0), nb, vectors, imm(0), imm(0), (imm(0), 1), imm(0))
         rows = Rows(lambda i: unlinear(i, nest.con.m))
         return seq(

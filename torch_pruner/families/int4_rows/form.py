@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 16
 DIGITS_EACH = 3  # of a number in fixed point
-FACTS = 4  # of a group in fixed point: what eight times the sum of each digit is, and the scale
+QUAD_LANES = 16  # of the vectors whose words of four bytes an instruction multiplies and adds up
+PART_WORDS = 8  # of digits times nibbles, at most, whose sums 16 bits hold
+HALF = 1 << 15  # what they do not hold
 TABLE_BYTES = 64  # of a vector whose sixteen floats are all the numbers that there are
 
 N = TypeVar("N")
@@ -39,20 +41,34 @@ class Int4RowsDecisions(NamedTuple, Generic[N]):
 @dataclass(frozen=True, slots=True)
 class FixedRow:
     """Words of a row in fixed point: ``digits``, then the facts of each group, and whether it is
-    of use."""
+    of use.
+
+    Facts are what eight times the sum of each digit is, of each of a group's ``parts`` (where
+    ``slots`` is two, of both halves of its words, with 16 bits each), and the scale.
+    """
 
     digits: int
-    facts: int
+    groups: int
+    parts: int
+    slots: int
+
+    @property
+    def each(self) -> int:
+        """Facts of a group."""
+        return DIGITS_EACH * self.parts + 1
 
     @property
     def size(self) -> int:
-        return self.digits + self.facts
+        return self.digits + (self.groups + 1) * self.each
 
 
-def fixed_point(con: Contraction, group: int) -> FixedRow:
+def fixed_point(con: Contraction, group: int, lanes: int) -> FixedRow:
     """How a row of a product's first operand is kept, if as digits."""
-    groups = -(-con.depth // group)
-    return FixedRow(groups * group // 4 * DIGITS_EACH, (groups + 1) * FACTS)
+    groups, words = -(-con.depth // group), group // per_word(4)
+    parts = next(p for p in range(1, words + 1) if words % p == 0 and words // p <= PART_WORDS)
+    quads = lanes == QUAD_LANES
+    digits = groups * group // 4 * DIGITS_EACH
+    return FixedRow(digits, groups, 1 if quads else parts, 1 if quads else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +131,7 @@ def parameters(spec: Graph, decisions: Int4RowsDecisions[int]) -> Parameters:
     con = found.con
     packs = found.packs(decisions.vl * decisions.nv)
     if decisions.table == DIGITS:
-        size = fixed_point(con, found.group).size
+        size = fixed_point(con, found.group, decisions.vl).size
         return Parameters(packs, (BufferSpec((con.rows, size), "int32"),))
     copy = BufferSpec(copied_shape(spec, con), con.acc_dtype)
     return Parameters(packs, (copy,) if copies(spec, con) else ())

@@ -13,6 +13,8 @@ import numpy as np
 from torch_pruner.families import machine
 from torch_pruner.families.int4_rows.form import (
     MAX_ROWS,
+    PART_WORDS,
+    QUAD_LANES,
     TABLE_BYTES,
     Int4Product,
     Int4RowsDecisions,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 _STREAM = 4096.0  # bytes of a panel that are read before its stream is known
+_PAIR_BYTES = 32  # of vectors whose bytes AVX2 multiplies
 _MASKS = 10  # registers with masks and powers of two, and what is made with them
 _CUT = 3.0  # cycles until a number of the first operand is three digits
 _WAITING, _FETCHED = 0.15, 0.1  # share of the stream's time in which nothing else happens
@@ -38,13 +41,13 @@ def has_table(target: TargetSpec) -> bool:
 
 
 def _has_digits(task: Task, found: Int4Product) -> bool:
-    """Whether the first operand may be fixed point: an instruction multiplies four bytes.
+    """Whether the first operand may be fixed point: an instruction multiplies four bytes, or two.
 
-    Not where whole vectors are multiplied twice a cycle: floats keep up with memory there.
+    Of AVX-512 not where whole vectors are multiplied twice a cycle: floats keep up with memory.
     """
     target = task.target
-    able = target.byte_dot and target.is_x86 and target.vector_bytes == TABLE_BYTES
-    able = able and target.fma_per_cycle < 2
+    quads = target.byte_dot and target.vector_bytes == TABLE_BYTES and target.fma_per_cycle < 2
+    able = target.is_x86 and (quads or target.vector_bytes == _PAIR_BYTES)
     plain = not found.offsets and found.bits == 4 and found.group % 16 == 0
     return able and plain and not copies(task.spec, found.con)
 
@@ -63,6 +66,7 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         self.found, self.con = found, found.con
         self.lanes = max(2, task.target.vector_bytes // 4)
         self.stored = found.stored_bytes(task.spec)
+        self.quads = self.lanes == QUAD_LANES
 
     @staticmethod
     def fits(task: Task) -> bool:
@@ -151,10 +155,20 @@ class Int4RowsSketch(Sketch[Int4RowsDecisions[Array]]):
         cycles = np.maximum(np.maximum(fmas, units) / target.fma_per_cycle, latency)
         loads = (each * rows + c.nv + fetched) / machine.LOADS_PER_CYCLE
         result: Array = np.maximum(np.maximum(cycles, loads), issued / machine.ISSUED_PER_CYCLE)
+        return np.where(c.table == DIGITS, self._digit_cycles(c, fetched), result)
+
+    def _digit_cycles(self, c: Int4RowsDecisions[Array], fetched: Array) -> Array:
+        """The same with digits of the rows in place of floats."""
+        target, rows = self.task.target, self.con.rows
         dots = 6.0 * rows * c.nv  # three digits of a number, two halves of a word
-        fixed = np.maximum(dots, (dots + 3 * c.nv) / 2) / target.fma_per_cycle
-        fixed = np.maximum(fixed, (dots + 4.0 * c.nv + fetched + 2) / machine.ISSUED_PER_CYCLE)
-        return np.where(c.table == DIGITS, fixed, result)
+        units = np.maximum(dots, (dots + 3 * c.nv) / 2) / target.fma_per_cycle
+        issued = dots + 4.0 * c.nv + fetched + 2
+        if not self.quads:  # pairs are added by an instruction of their own, digits broadcast
+            issued = issued + dots + 6.0 * rows
+            # of the words of a part: three vectors of sums become one of floats
+            issued = issued + (9.0 * rows + 3.0) * c.nv / PART_WORDS
+        result: Array = np.maximum(units, issued / machine.ISSUED_PER_CYCLE)
+        return result
 
     def default(self) -> Decisions:
         return self.best_predicted(6_000)
