@@ -5,22 +5,21 @@ In and out as of ``benchmarks.job``. Eager is timed in the same process, before 
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.job import answer_with
+from benchmarks.job import ProcessJob, answer_with
 
 EAGER_S = 2.0  # that eager is timed for
 STEADY_S = 3.0  # that the last program is timed for
 
 
 @dataclass(frozen=True, slots=True)
-class ServingJob:
+class ServingJob(ProcessJob):
     """A network and how it is compiled: "aot_eager" captures, and then eager runs it.
 
     ``pause_s`` passes between two requests. Serving ends when nothing is pending, or ``limit_s``
@@ -29,14 +28,9 @@ class ServingJob:
 
     network: str
     backend: str
-    options: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
     layers: int | None = None
     pause_s: float = 0.0
     limit_s: float = 120.0
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 def run(job: ServingJob) -> dict[str, Any]:
@@ -48,8 +42,7 @@ def run(job: ServingJob) -> dict[str, Any]:
     import torch_pruner.dynamo.backend  # noqa: F401  imports count among none of these times
     from benchmarks import models
 
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    job.use_threads()
     module, inputs = models.load(job.network, torch.float32, 1, job.layers)
     ours = job.backend == "pruner"
     with torch.no_grad():
@@ -107,7 +100,7 @@ def serve(call: Any, begin: float, job: ServingJob) -> dict[str, Any]:
 
 
 def main() -> None:
-    job = ServingJob(**json.loads(sys.argv[1]))
+    job = ServingJob.from_json(sys.argv[1])
     answer_with(lambda: run(job), Path(sys.argv[2]))
 
 

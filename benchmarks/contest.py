@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from benchmarks import accuracy, machine_peak, models, reports, timing
 from benchmarks.contestants import OURS, PREPARE, Setting, as_tensors, time_limit
-from benchmarks.job import answer_with, reason, timed
+from benchmarks.job import ProcessJob, answer_with, reason, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ PEAK = "fma peak"
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class Contest(ProcessJob):
     """What to run, and how. ``excluded`` gives reasons for contestants that are not tried.
 
     ``onnx`` names a file for each runtime that wants one; ``quick`` has the options of the
@@ -42,9 +42,7 @@ class Contest:
     precision: str = "float32"
     batch: int = 1
     layers: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
     quick: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
     rounds: int = 20
     min_seconds: float = 1.0
     pause_s: float = 0.0
@@ -52,20 +50,10 @@ class Contest:
     onnx: dict[str, str] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, text: str) -> Contest:
-        fields = json.loads(text)
-        return cls(**fields | {"contestants": tuple(fields["contestants"])})
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
 
 def run(contest: Contest, answer: Path) -> dict[str, Any]:
     """The result has ``contestants`` by name: ``reason``, or times and numerical difference."""
-    if contest.threads:
-        torch.set_num_threads(contest.threads)
-    threads = torch.get_num_threads()
+    threads = contest.use_threads()
     module, inputs = models.load(
         contest.network, models.PRECISIONS[contest.precision], contest.batch, contest.layers
     )

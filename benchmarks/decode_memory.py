@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables, timing
 from benchmarks.arguments import add_tuning, backend_options, read_json, write_json
-from benchmarks.job import answer_with, launch
+from benchmarks.job import ProcessJob, answer_with, launch
 
 if TYPE_CHECKING:
     import torch
@@ -38,17 +37,12 @@ STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeMemoryJob:
+class DecodeMemoryJob(ProcessJob):
     """A Llama of so many layers, and how it runs."""
 
     variant: str
     layers: int
     prompt: int
-    options: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 def run(job: DecodeMemoryJob) -> dict[str, Any]:
@@ -59,8 +53,7 @@ def run(job: DecodeMemoryJob) -> dict[str, Any]:
     import torch_pruner
     from benchmarks.decoding.torch_models import TorchDecoder
 
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    job.use_threads()
     torch.ones(64, 64) @ torch.ones(64, 64)  # threads, and what they need
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
     before = memory()
@@ -120,7 +113,9 @@ def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     """What the process said that was measured, or the first one's failure."""
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         settings = {"cache_dir": folder} | backend_options(options) | VARIANTS[variant]
-        job = DecodeMemoryJob(variant, options.layers, options.prompt, settings, options.threads)
+        job = DecodeMemoryJob(
+            variant, options.layers, options.prompt, options=settings, threads=options.threads
+        )
         module = "benchmarks.decode_memory"
         if variant != "eager" and not options.cold:
             first = launch(job, module=module)
@@ -167,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _child(text: str, answer: Path) -> None:
-    job = DecodeMemoryJob(**json.loads(text))
+    job = DecodeMemoryJob.from_json(text)
     answer_with(lambda: run(job), answer)
 
 

@@ -7,15 +7,14 @@ those that the model makes before anything is compiled.
 from __future__ import annotations
 
 import inspect
-import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.job import answer_with, timed
+from benchmarks.job import ProcessJob, answer_with, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,21 +43,16 @@ WAYS: Mapping[str, Way] = {
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationJob:
+class GenerationJob(ProcessJob):
     """``backend`` may be eager. ``calls`` after the first that are timed."""
 
     network: str
     way: str
     backend: str
-    options: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
     layers: int = 2
     width: int = 256
     tokens: int = 128
     calls: int = 3
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 def _llama(job: GenerationJob) -> Any:
@@ -181,8 +175,7 @@ def run(job: GenerationJob) -> dict[str, Any]:
     import torch_pruner
     from torch_pruner.dynamo.run import reports
 
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    job.use_threads()
     model = build(job)
     expected = generate(model, job)
     ours = job.backend == "pruner"
@@ -235,7 +228,7 @@ def _time_steps(model: Any) -> list[float]:
 
 
 def main() -> None:
-    job = GenerationJob(**json.loads(sys.argv[1]))
+    job = GenerationJob.from_json(sys.argv[1])
     answer_with(lambda: run(job), Path(sys.argv[2]))
 
 

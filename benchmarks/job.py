@@ -17,9 +17,9 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,8 +31,36 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessJob:
+    """What a process of its own is told: ``options`` of our backend, how many ``threads``.
+
+    Subclasses add fields that JSON knows; what is annotated as a tuple comes back as one.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    threads: int | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        given = json.loads(text)
+        tuples = {f.name for f in fields(cls) if str(f.type).startswith("tuple")}
+        return cls(**{k: tuple(v) if k in tuples else v for k, v in given.items()})
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def use_threads(self) -> int:
+        """Tells torch how many; how many it has then."""
+        import torch
+
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        return torch.get_num_threads()
+
+
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(ProcessJob):
     """What to build, with which backend, and how much to measure.
 
     ``against`` names the backends that are timed beside it; empty: nothing is timed unless
@@ -45,23 +73,12 @@ class Job:
     batch: int = 1
     layers: int | None = None
     backend: str = "pruner"
-    options: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
     check: bool = True
     steady: bool = False
     against: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     rounds: int = 20
     min_seconds: float = 1.0
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        fields = json.loads(text)
-        lists = {name: tuple(fields[name]) for name in ("against", "preload")}
-        return cls(**fields | lists)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 class Launchable(Protocol):
@@ -164,8 +181,7 @@ def run(job: Job) -> dict[str, Any]:
     for name in job.preload:
         importlib.import_module(name)
     result: dict[str, Any] = {"status": "ok", "import_s": time.perf_counter() - start}
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    job.use_threads()
     result["threads"] = torch.get_num_threads()
     module, inputs = models.load(
         job.network, models.PRECISIONS[job.precision], job.batch, job.layers

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
-from benchmarks.job import Job, answer_with, compiled, launch
+from benchmarks.job import Job, ProcessJob, answer_with, compiled, launch
 
 FREED = "freed"
 BACKENDS = ("eager", "aot_eager", "pruner", FREED)
@@ -31,16 +30,11 @@ ALLOWED = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryJob:
+class MemoryJob(ProcessJob):
     """Which network to call, compiled or not."""
 
     network: str
     backend: str
-    options: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 def run(job: MemoryJob) -> dict[str, Any]:
@@ -50,8 +44,7 @@ def run(job: MemoryJob) -> dict[str, Any]:
     import torch_pruner
     from benchmarks import models
 
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    job.use_threads()
     module, inputs = models.load(job.network)
     freed = 0
     with torch.no_grad():
@@ -99,7 +92,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         found: dict[str, Any] = {"fill": fill}
         for backend in BACKENDS:
             own = settings | ({"weights": "frozen"} if backend == FREED else {})
-            job = MemoryJob(name, backend, own, options.threads)
+            job = MemoryJob(name, backend, options=own, threads=options.threads)
             if backend == FREED:  # the first one builds kernels for narrow weights
                 launch(job, module="benchmarks.memory")
             found[backend] = launch(job, module="benchmarks.memory")
@@ -145,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _child(text: str, answer: Path) -> None:
-    job = MemoryJob(**json.loads(text))
+    job = MemoryJob.from_json(text)
     answer_with(lambda: run(job), answer)
 
 

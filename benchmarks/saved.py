@@ -9,10 +9,9 @@ and the module with its weights built before.
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ import torch  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from benchmarks import accuracy, models  # noqa: E402
-from benchmarks.job import answer_with, timed  # noqa: E402
+from benchmarks.job import ProcessJob, answer_with, timed  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)
-class SavedJob:
+class SavedJob(ProcessJob):
     """What to build, and the ``file`` to save it in or, with ``load``, to load it from."""
 
     network: str
@@ -34,17 +33,7 @@ class SavedJob:
     precision: str = "float32"
     layers: int | None = None
     backend: str = "pruner"
-    options: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
     preload: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, text: str) -> SavedJob:
-        fields = json.loads(text)
-        return cls(**fields | {"preload": tuple(fields["preload"])})
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 class Tensors(torch.nn.Module):
@@ -68,8 +57,7 @@ def run(job: SavedJob) -> dict[str, Any]:
         importlib.import_module(name)
     result: dict[str, Any] = {"status": "ok", "report": None}
     result["import_s"] = time.perf_counter() - START
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    job.use_threads()
     network, inputs = models.load(job.network, models.PRECISIONS[job.precision], 1, job.layers)
     module = Tensors(network)
     given: Any = ((), inputs) if isinstance(inputs, dict) else (inputs, {})

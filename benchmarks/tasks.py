@@ -14,7 +14,7 @@ import itertools
 import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import tables, timing
 from benchmarks.arguments import add_tuning, backend_options, network_names, write_json
-from benchmarks.job import answer_with, compiled, launch
+from benchmarks.job import ProcessJob, answer_with, compiled, launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,18 +39,13 @@ LOW = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class TaskJob:
+class TaskJob(ProcessJob):
     """Which network to compile, and how."""
 
     network: str
     precision: str = "float32"
     batch: int = 1
     layers: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 def run(job: TaskJob) -> dict[str, Any]:
@@ -60,9 +55,7 @@ def run(job: TaskJob) -> dict[str, Any]:
     import torch_pruner
     from benchmarks import machine_peak, models
 
-    if job.threads:
-        torch.set_num_threads(job.threads)
-    threads = torch.get_num_threads()
+    threads = job.use_threads()
     dtype = models.PRECISIONS[job.precision]
     module, inputs = models.load(job.network, dtype, job.batch, job.layers)
     with torch.no_grad():
@@ -244,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _child(text: str, answer: Path) -> None:
-    job = TaskJob(**json.loads(text))
+    job = TaskJob.from_json(text)
     answer_with(lambda: run(job), answer)
 
 

@@ -6,10 +6,7 @@ and hashes. No other module reads the environment; every variable is a row of do
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import re
 import shutil
 import tempfile
 from dataclasses import dataclass, fields
@@ -19,10 +16,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_pruner import log
+from torch_pruner import option_kinds as kinds
 from torch_pruner.exc import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 PREFIX = "TORCH_PRUNER_"
 COMPILERS = ("gcc", "cc", "clang")
@@ -56,192 +54,43 @@ MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """What one option accepts: ``parse`` takes a value given in code, ``read`` the environment's.
-
-    Both raise ``TypeError`` or ``ValueError`` with what they expect.
-    """
-
-    expects: str
-    parse: Callable[[Any], Any]
-    read: Callable[[str], Any]
-
-
-def _choice(*names: str) -> Option:
-    expects = f"one of {', '.join(map(repr, names))}"
-
-    def parse(value: Any) -> Any:
-        if not isinstance(value, str) or value not in names:
-            raise ValueError(expects)
-        return value
-
-    return Option(expects, parse, parse)
-
-
-def _boolean() -> Option:
-    expects = "True or False"
-    words = {"1": True, "true": True, "yes": True, "on": True}
-    words |= {"0": False, "false": False, "no": False, "off": False}
-
-    def parse(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise TypeError(expects)
-        return value
-
-    def read(text: str) -> bool:
-        if text.lower() not in words:
-            raise ValueError("1 or 0 (or true, false)")
-        return words[text.lower()]
-
-    return Option(expects, parse, read)
-
-
-def _integer(least: int) -> Option:
-    expects = f"an integer of at least {least}"
-
-    def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(expects)
-        return value
-
-    def read(text: str) -> int:
-        if not re.fullmatch(r"[+-]?\d+", text):
-            raise ValueError(expects)
-        return parse(int(text))
-
-    return Option(expects, parse, read)
-
-
-def _number_of(*numbers: int) -> Option:
-    expects = f"one of {', '.join(map(str, numbers))}"
-
-    def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value not in numbers:
-            raise ValueError(expects)
-        return value
-
-    def read(text: str) -> int:
-        if text not in map(str, numbers):
-            raise ValueError(expects)
-        return int(text)
-
-    return Option(expects, parse, read)
-
-
-def _seconds() -> Option:
-    expects = "a number of seconds above 0"
-
-    def parse(value: Any) -> float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
-            raise ValueError(expects)
-        return float(value)
-
-    def read(text: str) -> float:
-        try:
-            return parse(float(text))
-        except ValueError:
-            raise ValueError(expects) from None
-
-    return Option(expects, parse, read)
-
-
-def _path() -> Option:
-    expects = "a path"
-
-    def parse(value: Any) -> str:
-        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-            raise ValueError(expects)
-        return os.path.abspath(os.path.expanduser(os.fsdecode(value)))
-
-    return Option(expects, parse, parse)
-
-
-def _pattern(pattern: str, expects: str) -> Option:
-    def parse(value: Any) -> str:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise ValueError(expects)
-        return value
-
-    return Option(expects, parse, parse)
-
-
-def _target() -> Option:
-    expects = "'auto' or a TVM target as a dict with a 'kind'"
-
-    def parse(value: Any) -> str:
-        if value == "auto":
-            return "auto"
-        try:
-            data = json.loads(value) if isinstance(value, str) else dict(value)
-            text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-        except (TypeError, ValueError):
-            raise ValueError(expects) from None
-        if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
-            raise TypeError(expects)
-        return text
-
-    def read(text: str) -> str:
-        """A word is the model of a GPU, "h200", or the one at hand: "cuda"."""
-        if not re.fullmatch(r"cuda|orin|[a-z]+\d+", text.lower()):
-            return parse(text)
-        return parse({"kind": "cuda"} | ({} if text == "cuda" else {"model": text.lower()}))
-
-    return Option(expects, parse, read)
-
-
-def _optional(option: Option) -> Option:
-    return Option(
-        f"{option.expects}, or None",
-        lambda value: None if value is None else option.parse(value),
-        lambda text: None if text.lower() == "none" else option.read(text),
-    )
-
-
-def _or_auto(option: Option) -> Option:
-    return Option(
-        f"'auto', or {option.expects}",
-        lambda value: value if value == "auto" else option.parse(value),
-        lambda text: text if text == "auto" else option.read(text),
-    )
-
-
-OPTIONS: Mapping[str, Option] = MappingProxyType(
+OPTIONS: Mapping[str, kinds.Option] = MappingProxyType(
     {
-        "effort": _choice(*EFFORT),
-        "time_budget_s": _optional(_seconds()),
-        "trials": _optional(_integer(0)),
-        "on_miss": _choice("tune", "fallback", "error"),
-        "fallback": _choice("eager", "inductor", "error"),
-        "library": _boolean(),
-        "strategy": _choice("draft-verify", "metaschedule", "random"),
-        "cost_model": _choice("pacm", "moa", "offline", "xgb", "analytic", "random"),
-        "executor": _choice("local", "rpc"),
-        "tracker": _optional(_pattern(r"[^:/\s]+:\d{1,5}/[^/\s]+", "'host:port/device_key'")),
-        "target": _target(),
-        "threads": _optional(_integer(1)),
-        "cache_dir": _optional(_path()),
-        "seed": _integer(0),
-        "check": _choice("first-call", "off"),
-        "compile": _choice("blocking", "background"),
-        "fast_math": _boolean(),
-        "weights": _choice("checked", "live", "frozen"),
-        "weight_bits": _optional(_number_of(8, 4)),
-        "int8_weights": _boolean(),
-        "narrow_weights": _boolean(),
-        "strict": _boolean(),
-        "debug_dir": _optional(_path()),
-        "progress": _or_auto(_boolean()),
-        "cuda_graphs": _boolean(),
-        "max_sizes": _integer(0),
+        "effort": kinds.choice(*EFFORT),
+        "time_budget_s": kinds.optional(kinds.seconds()),
+        "trials": kinds.optional(kinds.integer(0)),
+        "on_miss": kinds.choice("tune", "fallback", "error"),
+        "fallback": kinds.choice("eager", "inductor", "error"),
+        "library": kinds.boolean(),
+        "strategy": kinds.choice("draft-verify", "metaschedule", "random"),
+        "cost_model": kinds.choice("pacm", "moa", "offline", "xgb", "analytic", "random"),
+        "executor": kinds.choice("local", "rpc"),
+        "tracker": kinds.optional(
+            kinds.pattern(r"[^:/\s]+:\d{1,5}/[^/\s]+", "'host:port/device_key'")
+        ),
+        "target": kinds.target(),
+        "threads": kinds.optional(kinds.integer(1)),
+        "cache_dir": kinds.optional(kinds.path()),
+        "seed": kinds.integer(0),
+        "check": kinds.choice("first-call", "off"),
+        "compile": kinds.choice("blocking", "background"),
+        "fast_math": kinds.boolean(),
+        "weights": kinds.choice("checked", "live", "frozen"),
+        "weight_bits": kinds.optional(kinds.number_of(8, 4)),
+        "int8_weights": kinds.boolean(),
+        "narrow_weights": kinds.boolean(),
+        "strict": kinds.boolean(),
+        "debug_dir": kinds.optional(kinds.path()),
+        "progress": kinds.or_auto(kinds.boolean()),
+        "cuda_graphs": kinds.boolean(),
+        "max_sizes": kinds.integer(0),
     }
 )
 # Settings of the environment alone: they concern the process and not one compiled model.
-ENV_ONLY: Mapping[str, Option] = MappingProxyType(
+ENV_ONLY: Mapping[str, kinds.Option] = MappingProxyType(
     {
-        "cache_max_bytes": _integer(1),
-        "log": _optional(_choice(*log.LEVELS)),
+        "cache_max_bytes": kinds.integer(1),
+        "log": kinds.optional(kinds.choice(*log.LEVELS)),
     }
 )
 ALIASES: Mapping[str, str] = MappingProxyType({"debug": "debug_dir"})

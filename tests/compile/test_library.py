@@ -23,8 +23,8 @@ def a_fast_library(monkeypatch):
     monkeypatch.setattr("torch_pruner.devices.aten.AtenVendor.latency_s", latency_s)
     # Nor is it spared where ours come close to what the processor can do.
     monkeypatch.setattr("torch_pruner.tuner.roofline.roofline_s", lambda task: 0.0)
-    monkeypatch.setattr("torch_pruner.compiler.kernels.VENDOR_SWITCH_S", 0.0)
-    monkeypatch.setattr("torch_pruner.compiler.kernels.VENDOR_SPIN_S", 0.0)
+    monkeypatch.setattr("torch_pruner.compiler.vendor.VENDOR_SWITCH_S", 0.0)
+    monkeypatch.setattr("torch_pruner.compiler.vendor.VENDOR_SPIN_S", 0.0)
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_pruner.graph.ir import Graph, GraphBuilder
 
 if TYPE_CHECKING:
-    from torch_pruner.compiler.kernels import Vendor
+    from torch_pruner.compiler.vendor import Vendor
 
 
 def product(size: int) -> Graph:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_pruner.compiler.kernels import Choice
+from torch_pruner.compiler.choice import Choice
 from torch_pruner.config import OPTIONS, Config
 from torch_pruner.graph.ir import Graph
 from torch_pruner.log import PHASES

@@ -8,26 +8,24 @@ owns the memory.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tempfile
 from dataclasses import KW_ONLY, astuple, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc, families
-from torch_pruner.cache import Artifact, ArtifactKind
-from torch_pruner.compiler import elsewhere, kernels
+from torch_pruner.compiler import choice, elsewhere, kernels
 from torch_pruner.compiler.building.kept import KeptKernels, code_of
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.dump import dump_graph, dump_turns
 from torch_pruner.compiler.kept_layouts import keep_to
+from torch_pruner.compiler.libraries import Libraries
+from torch_pruner.compiler.lowered import Lowered, demanded
 from torch_pruner.compiler.one_kernel import is_cheaper_as_one
 from torch_pruner.compiler.phases import turns_of
 from torch_pruner.graph.attention import no_attention
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
-from torch_pruner.graph.hoist import Hoisted, hoist_static, with_changing_inputs
+from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
 from torch_pruner.graph.int4 import keep_groups, quantize_weights4
 from torch_pruner.graph.memory import KernelCall, MemoryPlan, Place, plan_memory
 from torch_pruner.graph.narrow import keep_narrow
@@ -38,16 +36,17 @@ from torch_pruner.graph.simplify import simplify
 from torch_pruner.graph.streamed import past_caches
 from torch_pruner.log import PhaseTimer, logger
 from torch_pruner.target import tiles_allowed
-from torch_pruner.task import Scheduled, Task
+from torch_pruner.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch_pruner.cache import GraphKey, KernelStore
     from torch_pruner.codegen.build.load import Entry
+    from torch_pruner.compiler.choice import Choice
     from torch_pruner.compiler.context import Context
-    from torch_pruner.compiler.kernels import Choice, Vendor
-    from torch_pruner.compiler.toolchain import Library, Toolchain
+    from torch_pruner.compiler.toolchain import Toolchain
+    from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.graph.attention import Takes
     from torch_pruner.graph.ir import Graph
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-LIBRARY = ArtifactKind.LIBRARY
 BUILD_S = 1.0  # that a kernel may take to be built; few take so long
 
 
@@ -93,17 +91,6 @@ class CompiledGraph:
     library: str = ""  # the sha256 of its file; none without one
     barriers: int = 0  # between the phases of a call
     choices: Mapping[str, Choice] = field(default_factory=dict)  # of each kernel, by workload
-
-
-@dataclass(slots=True)
-class Lowered:
-    """A fused graph and its distinct kernels."""
-
-    hoisted: Hoisted
-    fused: FusedGraph
-    tasks: list[Task]
-    workloads: list[str]  # of each kernel, in order
-    past_caches: frozenset[str]  # see ``graph.streamed``
 
 
 @dataclass(slots=True)
@@ -146,7 +133,7 @@ class Compiler:
             small = ordinary(small)
             hoisted = hoist_static(small)
             main = allow_tf32(hoisted.graph, self.tf32)
-            fixed = _demanded(main, inputs, outputs)
+            fixed = demanded(main, inputs, outputs)
             target = self.context.target
             tiles = target.bf16_tiles and tiles_allowed()
             fused = fuse(
@@ -200,7 +187,7 @@ class Compiler:
             folder, digest = self.config.debug_dir, key.digest()
             dump_graph(folder, digest, fused, lowered.tasks, choices)
             dump_turns(folder, digest, lowered.workloads, turns)
-        segments = _segments(lowered, choices)
+        segments = lowered.segments(choices)
         entries, keep, library = self._library(key, lowered, choices, (plan, turns), segments)
         steps: list[Entry | LibraryCall] = []
         for segment in segments:
@@ -208,7 +195,7 @@ class Compiler:
                 steps.append(_library_call(lowered.fused, segment, takes[segment], plan))
             else:
                 steps.append(entries.pop(0))
-        reports = tuple(kernels.report(t, choices[t.workload]) for t in lowered.tasks)
+        reports = tuple(choice.report(t, choices[t.workload]) for t in lowered.tasks)
         hoisted = lowered.hoisted
         return CompiledGraph(
             tuple(steps),
@@ -277,10 +264,10 @@ class Compiler:
         return kept if may or self._is_built(lowered, kept) else choices
 
     def _is_built(self, lowered: Lowered, choices: Mapping[str, Choice]) -> bool:
-        if all(isinstance(segment, int) for segment in _segments(lowered, choices)):
+        if all(isinstance(segment, int) for segment in lowered.segments(choices)):
             return True
         key = self._graph_key(lowered, choices, self._turns(lowered, choices))
-        return self.store.get(LIBRARY, key) is not None
+        return Libraries(self.store, self.toolchain).has(key)
 
     def _name_what_is_built(self, kernels: int) -> None:
         """Before it begins: without a library there is nothing to run, whatever the budget says."""
@@ -306,7 +293,7 @@ class Compiler:
         if turns is not None:
             described.append([list(astuple(t)) for t in turns])
         text = json.dumps(described, sort_keys=True, separators=(",", ":"))
-        parts = sorted(f"{w}:{code_of(k)}" for w, k in _scheduled(lowered, choices).items())
+        parts = sorted(f"{w}:{code_of(k)}" for w, k in lowered.scheduled(choices).items())
         return self.context.graph_key(text, parts)
 
     def _library(
@@ -324,15 +311,15 @@ class Compiler:
         names = [f"segment{i}" for i, s in enumerate(segments) if not isinstance(s, int)]
         if not names:
             return [], None, ""
-        toolchain = self.toolchain
-        toolchain.prepare()
-        if (known := self._loaded(key, names)) is not None:
-            return known
+        libraries = Libraries(self.store, self.toolchain)
+        self.toolchain.prepare()
+        if (known := libraries.loaded(key, names)) is not None:
+            return known[0], None, known[1]
         if self.config.on_miss == "error":
             raise self._no_library(key)
         self._name_what_is_built(len(lowered.tasks))
         with self.timer.phase("build"):
-            distinct = _scheduled(lowered, choices)
+            distinct = lowered.scheduled(choices)
             plan, turns = planned
             calls = {
                 name: [
@@ -345,77 +332,11 @@ class Compiler:
             }
             kept = KeptKernels(self.store, self.context)
             target = self.context.target
-            library = toolchain.build(distinct, calls, len(plan.slots), target, kept)
-            digest = self._publish(key, library, choices)
-            known = self._loaded(key, names) if digest else None
-            return known or (list(library.entries()), library.keep, digest)
-
-    def _loaded(self, key: GraphKey, names: Sequence[str]) -> tuple[list[Entry], Any, str] | None:
-        """As ``_library``, if the cache has it."""
-        if (found := self.store.get(LIBRARY, key)) is None:
-            return None
-        try:
-            entries = self.toolchain.load(found[1], [*names, *self.toolchain.own])
-        except exc.CorruptEntry as err:
-            log.warning("rebuilding a library that cannot be loaded: %s", err)
-            self.store.drop(LIBRARY, key)
-            return None
-        return entries, None, found[0].blob
-
-    def _publish(self, key: GraphKey, library: Library, choices: Mapping[str, Choice]) -> str:
-        """Keep a library for the next process; the digest of its file, "" if that fails."""
-        try:
-            with tempfile.TemporaryDirectory(prefix="torch_pruner") as folder:
-                path = Path(folder) / "graph.so"
-                library.save(path)
-                self.store.put(Artifact(LIBRARY, key, path, {"kernels": len(choices)}))
-                return hashlib.sha256(path.read_bytes()).hexdigest()
-        except (exc.CompileError, OSError) as err:
-            log.warning(
-                "the compiled graph is used but cannot be kept for the next process: %s", err
-            )
-            return ""
-
-
-def _scheduled(lowered: Lowered, choices: Mapping[str, Choice]) -> dict[str, Scheduled]:
-    """The distinct kernels with their decisions, by workload."""
-    return {
-        t.workload: Scheduled(
-            t.spec, choices[t.workload].candidate, t.workload in lowered.past_caches
-        )
-        for t in lowered.tasks
-    }
-
-
-def _demanded(graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> dict[int, Order]:
-    """The memory order of each end of ``graph``; prepared inputs, which come last, lie in order.
-
-    An output that several are is made as the first of them, and an input lies as it was given even
-    where it is an output, too.
-    """
-    fixed: dict[int, Order] = {}
-    for i, order in zip(graph.outputs, outputs, strict=True):
-        fixed.setdefault(i, tuple(order))
-    for i in graph.inputs[len(inputs) :]:
-        fixed.pop(i, None)
-    return fixed | {i: tuple(o) for i, o in zip(graph.inputs, inputs, strict=False)}
-
-
-def _segments(lowered: Lowered, choices: Mapping[str, Choice]) -> list[int | tuple[int, ...]]:
-    """Runs of generated kernels (tuples) and vendor kernels (their position) in execution order."""
-    result: list[int | tuple[int, ...]] = []
-    run: list[int] = []
-    for k, workload in enumerate(lowered.workloads):
-        if not families.named(choices[workload].sketch).generated:
-            if run:
-                result.append(tuple(run))
-                run = []
-            result.append(k)
-        else:
-            run.append(k)
-    if run:
-        result.append(tuple(run))
-    return result
+            library = self.toolchain.build(distinct, calls, len(plan.slots), target, kept)
+            digest = libraries.publish(key, library, len(choices))
+            if digest and (known := libraries.loaded(key, names)) is not None:
+                return known[0], None, known[1]
+            return list(library.entries()), library.keep, digest
 
 
 def _library_call(fused: FusedGraph, k: int, takes: Signature, plan: MemoryPlan) -> LibraryCall:

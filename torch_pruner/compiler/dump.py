@@ -13,7 +13,7 @@ from torch_pruner.log import logger
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch_pruner.compiler.kernels import Choice
+    from torch_pruner.compiler.choice import Choice
     from torch_pruner.graph.ir import Graph
     from torch_pruner.task import Task
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
-from torch_pruner.compiler.kernels import Choice
+from torch_pruner.compiler.choice import Choice
 from torch_pruner.families.contraction import FAMILY
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.quantize import FEW_ROWS

@@ -8,87 +8,32 @@ import json
 import math
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch_pruner import exc, families
 from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
 from torch_pruner.compiler.alike import tuned
+from torch_pruner.compiler.choice import Choice, finite
 from torch_pruner.compiler.executors import release_later
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.compiler.remembered import history, learned
+from torch_pruner.compiler.vendor import wins, worth_vendor
 from torch_pruner.families.library import FAMILY as LIBRARY
-from torch_pruner.graph.describe import flops_of
-from torch_pruner.graph.ops import FLOATS, OpKind
 from torch_pruner.log import PhaseTimer, logger, warn_once
-from torch_pruner.report import Source, TaskReport, Tuning
+from torch_pruner.report import Tuning
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch_pruner.compiler.context import Context
+    from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
-    from torch_pruner.graph.ir import Graph
     from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.task_run import TaskOutcome
 
 log = logger(__name__)
-
-# A vendor kernel is a step of its own with another thread pool: its idle workers spin against ours.
-# Measured on two cores, per call of such a kernel: 10 ms inside GPT-2 (12 calls, 240 ms instead of
-# 120), 2.3 ms inside BERT-tiny (18 calls, 68 ms instead of 26).
-VENDOR_MARGIN, VENDOR_SWITCH_S, VENDOR_SPIN_S = 1.1, 20e-6, 10e-3
-
-
-class Vendor(Protocol):
-    """Runs a kernel graph through the framework's own operators.
-
-    Tests: ``tests/contracts/vendor.py``.
-    """
-
-    def latency_s(self, spec: Graph) -> float | None:
-        """Median seconds per call, or None when the library cannot run it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The chosen way to run a kernel. ``latency_s`` is infinite when it was never timed."""
-
-    candidate: Candidate
-    source: Source
-    latency_s: float = math.inf
-    before_s: float | None = None
-    trials: int = 0
-    effort: str = ""  # that its tuning was completed with; "" for one that is not tuned
-
-    def to_json(self) -> dict[str, Any]:
-        """For another process, which gets it back with ``from_json``."""
-        timed = [_finite(self.latency_s), self.before_s]
-        return {"candidate": self.candidate.to_json(), "source": self.source, "timed": timed,
-                "trials": self.trials, "effort": self.effort}  # fmt: skip
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Choice:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what is no choice."""
-        latency_s, before_s = data["timed"]
-        return Choice(
-            Candidate.from_json(data["candidate"]), data["source"],
-            math.inf if latency_s is None else float(latency_s), before_s, int(data["trials"]),
-            str(data["effort"]),
-        )  # fmt: skip
-
-    @property
-    def sketch(self) -> str:
-        return self.candidate.sketch
-
-    @property
-    def decisions(self) -> dict[str, int]:
-        return dict(self.candidate.decisions)
-
-    @property
-    def digest(self) -> str:
-        return self.candidate.digest
 
 
 def choose(
@@ -362,50 +307,18 @@ def _settle(
 
     best_s = found.best.latency_s
     # Timing the vendor's kernel costs up to half a second: not where it cannot win.
-    possible = worth_vendor(task) and _wins(roofline_s(task), best_s, task.threads)
+    possible = worth_vendor(task) and wins(roofline_s(task), best_s, task.threads)
     if vendor is not None and config.library and possible:
         vendor_s = vendor.latency_s(task.spec)
-        if vendor_s is not None and _wins(vendor_s, best_s, task.threads):
+        if vendor_s is not None and wins(vendor_s, best_s, task.threads):
             # Ours was timed at another moment, perhaps a busier one: both once more, side by side.
             again = executor.race([MeasureInput(task, found.best.candidate)])[0]
             best_s = min(best_s, again.latency_s)
             vendor_s = min(vendor_s, vendor.latency_s(task.spec) or math.inf)
-            if _wins(vendor_s, best_s, task.threads):
-                before_s = _finite(best_s)
+            if wins(vendor_s, best_s, task.threads):
+                before_s = finite(best_s)
                 return Choice(Candidate(LIBRARY.name), "library", vendor_s, before_s, found.trials)
-    return Choice(found.best.candidate, "tuned", best_s, _finite(found.first_s), found.trials)
-
-
-def _wins(vendor_s: float, ours_s: float, threads: int) -> bool:
-    switch_s = VENDOR_SPIN_S if threads > 1 else VENDOR_SWITCH_S
-    return vendor_s * VENDOR_MARGIN + switch_s < ours_s
-
-
-def _finite(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None
-
-
-def worth_vendor(task: Task) -> bool:
-    """Whether a library can have a better kernel: for large contractions of floating point."""
-    contraction = any(n.kind is OpKind.CONTRACT and n.dtype in FLOATS for n in task.spec.nodes)
-    return contraction and flops_of(task.spec) > 1e6
-
-
-def report(task: Task, choice: Choice) -> TaskReport:
-    """The report's line about a kernel."""
-    return TaskReport(
-        name=task.name,
-        workload=task.workload,
-        weight=task.weight,
-        flops=flops_of(task.spec),
-        source=choice.source,
-        latency_before_s=choice.before_s,
-        latency_after_s=_finite(choice.latency_s),
-        trials=choice.trials,
-        digest=choice.digest,
-        sketch=choice.sketch,
-        effort=choice.effort,
-    )
+    return Choice(found.best.candidate, "tuned", best_s, finite(found.first_s), found.trials)
 
 
 def _publish(

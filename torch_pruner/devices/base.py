@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from torch_pruner.compiler.bundles import BundleDevice
     from torch_pruner.compiler.context import Context
-    from torch_pruner.compiler.kernels import Vendor
     from torch_pruner.compiler.toolchain import Toolchain
+    from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.tuner.measure.base import MeasureExecutor
 

@@ -19,8 +19,8 @@ from torch_pruner.devices.dtypes import DEFAULT_DTYPES, DTYPES
 from torch_pruner.target import TargetSpec
 
 if TYPE_CHECKING:
-    from torch_pruner.compiler.kernels import Vendor
     from torch_pruner.compiler.toolchain import Toolchain
+    from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.tuner.measure.base import MeasureExecutor
 

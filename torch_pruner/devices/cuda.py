@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from torch_pruner.codegen.build.gpu.driver import Driver
     from torch_pruner.codegen.build.gpu.program import Compiled
     from torch_pruner.codegen.build.load import Entry
-    from torch_pruner.compiler.kernels import Vendor
     from torch_pruner.compiler.toolchain import Calls, Kernels
+    from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.tuner.measure.base import MeasureExecutor
 

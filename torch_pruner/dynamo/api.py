@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import os
 
     from torch_pruner.compiler.bundles import Manifest
+    from torch_pruner.compiler.choice import Choice
     from torch_pruner.compiler.driver import Compiler
     from torch_pruner.dynamo.lower.calls import DynamoCall, RuntimeValue
     from torch_pruner.task import Task
@@ -345,7 +346,7 @@ def _explain_graph(
     )
 
 
-def _explain_task(task: Task, compiler: Compiler, known: kernels.Choice | None) -> TaskExplanation:
+def _explain_task(task: Task, compiler: Compiler, known: Choice | None) -> TaskExplanation:
     out = task.spec.nodes[task.spec.outputs[0]]
     differs: Mapping[str, tuple[object, object]] = {}
     timed = known is not None and math.isfinite(known.latency_s)

@@ -13,7 +13,7 @@ from torch_pruner.background.compile_process import CompileProcess
 from torch_pruner.background.queue import Job, JobQueue
 from torch_pruner.background.request import Answer, CompileRequest
 from torch_pruner.compiler import elsewhere
-from torch_pruner.compiler.kernels import Choice
+from torch_pruner.compiler.choice import Choice
 from torch_pruner.config import Config
 from torch_pruner.exc import CompileError, WorkerDied
 from torch_pruner.graph.ir import GraphBuilder

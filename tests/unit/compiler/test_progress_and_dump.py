@@ -6,8 +6,8 @@ import io
 import json
 from typing import TYPE_CHECKING
 
+from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.dump import dump_graph, dump_turns
-from torch_pruner.compiler.kernels import Choice
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.phases import Turn

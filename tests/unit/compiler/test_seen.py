@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from torch_pruner.compiler import kernels
+from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.remembered import seen
 from torch_pruner.compiler.stores import store_for
@@ -68,7 +69,7 @@ def test_what_was_asked_to_run_as_drafted_is_no_note(config, store, context) -> 
 def test_what_was_tuned_since_is_noted_no_more(config, store, context) -> None:
     task = product(context, 3)
     run_untuned([task], config, store, context)
-    tuned = kernels.Choice(Candidate("contraction"), "tuned", 1e-5)
+    tuned = Choice(Candidate("contraction"), "tuned", 1e-5)
     kernels._publish(task, tuned, store, context, effort="quick", chosen=True)
     assert seen.noted(store, context) == []
 

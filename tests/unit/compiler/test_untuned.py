@@ -14,6 +14,7 @@ from tests.fakes import make_task
 from torch_pruner import exc
 from torch_pruner.cache import KernelEntry, KernelStore, TuningRecord
 from torch_pruner.compiler import bundles, kernels
+from torch_pruner.compiler.choice import report as choice_report
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
@@ -87,7 +88,7 @@ def test_a_choice_says_with_what_it_was_tuned(tmp_path: Path) -> None:
     stored(store, context, effort="quick", trials=32)
     task = make_task()
     choice = kernels.look_up([task], Config(), store, context)[task.workload]
-    report = kernels.report(task, choice)
+    report = choice_report(task, choice)
     assert (report.source, report.effort, report.trials, report.tuned) == (
         "cache",
         "quick",

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from torch_pruner.cache.entry import KernelEntry
-from torch_pruner.compiler import kernels
+from torch_pruner.compiler import choice, kernels
 from torch_pruner.graph.ir import Graph
 from torch_pruner.log import logger
 from torch_pruner.task import Task
@@ -65,4 +65,4 @@ def tune_noted(compiler: Compiler) -> Sequence[TaskReport]:
         compiler.tunings,
         executor=compiler.executor,
     )
-    return tuple(kernels.report(task, choices[task.workload]) for task in tasks)
+    return tuple(choice.report(task, choices[task.workload]) for task in tasks)

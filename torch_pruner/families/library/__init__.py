@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LibraryFamily(Family):
-    """See the module. Whether it wins is measured after the search, see ``compiler.kernels``."""
+    """See the module. Whether it wins is measured after the search, see ``compiler.vendor``."""
 
     name = "library"
     generated = False
