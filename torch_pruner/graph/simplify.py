@@ -40,6 +40,8 @@ def _rewrite(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
             return _simplify_views.rewrite(b, node, inputs[0])
         case OpKind.REDUCE:
             return _reduce(b, node, inputs[0])
+        case OpKind.CONTRACT if node.op == "conv":
+            return _conv(b, node, inputs)
         case OpKind.INJECTIVE:
             if node.op == "pad":
                 return _pad(b, node, inputs[0])
@@ -74,6 +76,21 @@ def _pad(b: GraphBuilder, node: Node, x: int) -> int:
         hi = tuple(a + c for a, c in zip(hi, inner.attr("hi"), strict=True))
         x = inner.inputs[0]
     return b.append("pad", (x,), node.shape, node.dtype, lo=lo, hi=hi, value=value)
+
+
+def _conv(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:
+    """Zeros that are put around the input are padding of the convolution's own."""
+    inner = b.nodes[inputs[0]]
+    if inner.op != "pad" or inner.attr("value") != 0:
+        return b.again(node, inputs)
+    before, after = inner.attr("lo"), inner.attr("hi")
+    if any(before[:2]) or any(after[:2]):
+        return b.again(node, inputs)
+    lo = tuple(p + q for p, q in zip(node.attr("lo"), before[2:], strict=True))
+    hi = tuple(p + q for p, q in zip(node.attr("hi"), after[2:], strict=True))
+    others = {name: node.attr(name) for name in ("stride", "dilation", "groups")}
+    operands = (inner.inputs[0], inputs[1])
+    return b.append("conv", operands, node.shape, node.dtype, lo=lo, hi=hi, **others)
 
 
 def _cat(b: GraphBuilder, node: Node, inputs: tuple[int, ...]) -> int:

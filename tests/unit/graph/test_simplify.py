@@ -278,6 +278,22 @@ def test_pads():
     assert graph.nodes[-1].attr("lo") == (2, 0)
 
 
+@pytest.mark.parametrize(("value", "lo", "apart"), [(0, 1, False), (0, 0, False), (1, 1, True)])
+def test_zeros_around_an_image_are_padding_of_its_convolution(value, lo, apart):
+    def build(b: GraphBuilder) -> int:
+        x, w = b.input(0, (1, 4, 6, 5), "float32"), b.input(1, (8, 2, 3, 3), "float32")
+        around = {"lo": (0, 0, lo, 0), "hi": (0, 0, 2, 1), "value": value}
+        padded = b.append("pad", (x,), (1, 4, 8 + lo, 6), "float32", **around)
+        settings = {"stride": (2, 2), "lo": (0, 1), "hi": (0, 1), "dilation": (1, 1), "groups": 2}
+        return b.append("conv", (padded, w), (1, 8, (5 + lo) // 2 + 1, 3), "float32", **settings)
+
+    graph = check(build)
+    assert any(n.op == "pad" for n in graph.nodes) == apart
+    conv = graph.nodes[graph.outputs[0]]
+    assert conv.attr("lo") == ((0, 1) if apart else (lo, 1))
+    assert conv.attr("hi") == ((0, 1) if apart else (2, 2))
+
+
 def test_concatenation_of_neighbouring_slices():
     def build(b: GraphBuilder) -> int:
         v = x(b, (8, 3))

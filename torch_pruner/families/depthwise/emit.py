@@ -12,7 +12,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch_pruner.codegen.parts.beyond import behind, row_counts
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
@@ -38,11 +38,16 @@ from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.graph.contraction import Contraction, ConvShape, contraction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch_pruner.families.depthwise.form import DepthwiseDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
+
+# Output lines of a tile that want an input line, each with the offsets that precede the last.
+Wanted: TypeAlias = "Sequence[tuple[int, Index]]"
+
+_LANES = (VECTORIZED, "v")
 
 
 @dataclass(slots=True)
@@ -214,24 +219,44 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
         panel = part.first // nest.vl + q * vectors + j
         return load(nest.weights, (panel * con.depth + k) * nest.vl + v)
 
-    def taps(line: Index, offsets: Index, h: int) -> Stmt:
-        """The kernel line at ``offsets`` for output line ``h`` of the tile."""
+    def taps(line: Index, wanted: Wanted) -> Stmt:
+        """An input line, column after column: each is read once, for all sums that want it.
 
-        def tap(c: Expr) -> Stmt:
-            def step(i: Expr, j: Expr, v: Expr) -> Stmt:
-                column = (start + i) * conv.stride[-1] + c * conv.dilation[-1] - conv.lo[-1]
-                x = nest.reader.at(con.a, (image, channel + j * lanes + v, *line, column))
-                w = weight(linear((*offsets, c), con.k), j, v)
-                here = place(h, i, j, v)
-                new = acc[here] + x.astype(con.acc_dtype) * w.astype(con.acc_dtype)
-                done = store(acc, here, new)
-                if strip.inside:
-                    return done
-                return when(T.all(column >= 0, column < nest.extent[-1]), done)
+        Kernel offset after offset instead, LLVM would keep what neighbouring offsets share and
+        spill it, as sums take most of the registers.
+        """
+        return seq([column(line, wanted, at) for at in sorted(_readers_of(conv, strip.width))])
 
-            return over(step)
+    def column(line: Index, wanted: Wanted, at: int) -> Stmt:
+        place_at = start * conv.stride[-1] + (at - conv.lo[-1])
 
-        return loop(con.k[-1], tap, UNROLLED, "c")
+        def vector(j: Expr) -> Stmt:
+            return seq(
+                [
+                    loop(lanes, partial(product, line, place_at, (h, offsets), reader, j), *_LANES)
+                    for h, offsets in wanted
+                    for reader in _readers_of(conv, strip.width)[at]
+                ]
+            )
+
+        body = loop(vectors, vector, UNROLLED, "j")
+        if strip.inside:
+            return body
+        return when(T.all(place_at >= 0, place_at < nest.extent[-1]), body)
+
+    def product(
+        line: Index,
+        column: Expr,
+        which: tuple[int, Index],
+        reader: tuple[int, int],
+        j: Expr,
+        v: Expr,
+    ) -> Stmt:
+        (h, offsets), (i, c) = which, reader
+        x = nest.reader.at(con.a, (image, channel + j * lanes + v, *line, column))
+        w = weight(linear((*offsets, imm(c)), con.k), j, v)
+        here = place(h, imm(i), j, v)
+        return store(acc, here, acc[here] + x.astype(con.acc_dtype) * w.astype(con.acc_dtype))
 
     zero = T.const(0, con.acc_dtype)
 
@@ -246,13 +271,19 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
     return seq([stack(acc), *init, *_lines(nest, outer, taps), *write])
 
 
-def _lines(
-    nest: _Nest, outer: list[Expr], taps: Callable[[Index, Index, int], Stmt]
-) -> Iterator[Stmt]:
+def _readers_of(conv: ConvShape, width: int) -> dict[int, list[tuple[int, int]]]:
+    """By column of a tile's input: the tile's columns that read it, each at which offset."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for i, c in itertools.product(range(width), range(conv.kernel[-1])):
+        found.setdefault(i * conv.stride[-1] + c * conv.dilation[-1], []).append((i, c))
+    return found
+
+
+def _lines(nest: _Nest, outer: list[Expr], taps: Callable[[Index, Wanted], Stmt]) -> Iterator[Stmt]:
     """Every input line that the tile reads, once, for all of the output lines that want it."""
     conv = nest.conv
     if not outer:
-        yield taps((), (), 0)
+        yield taps((), [(0, ())])
         return
     if nest.th == 1:
         yield _line_by_line(nest, outer, taps)
@@ -275,12 +306,8 @@ def _lines(
             if not wanted:
                 continue
             line = outer[-1] * (nest.th * stride) + (y - lo)
-            body = seq(
-                [
-                    taps((*place, line), (*(imm(r) for r in (*far, offset)),), h)
-                    for h, offset in wanted
-                ]
-            )
+            known = [(h, tuple(imm(r) for r in (*far, offset))) for h, offset in wanted]
+            body = taps((*place, line), known)
             guards = list(inside)
             if y < lo:
                 guards.append(line >= 0)
@@ -289,16 +316,14 @@ def _lines(
             yield when(T.all(*guards), body) if guards else body
 
 
-def _line_by_line(
-    nest: _Nest, outer: list[Expr], taps: Callable[[Index, Index, int], Stmt]
-) -> Stmt:
+def _line_by_line(nest: _Nest, outer: list[Expr], taps: Callable[[Index, Wanted], Stmt]) -> Stmt:
     """Loops over kernel lines for a tile of one output line; nothing is unrolled."""
     conv = nest.conv
 
     def visit(place: Index, offsets: Index) -> Stmt:
         d = len(offsets)
         if d == len(outer):
-            return taps(place, offsets, 0)
+            return taps(place, [(0, offsets)])
         stride, dilation, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], nest.extent[d]
         kernel, highest = conv.kernel[d], (nest.con.m[d + 1] - 1) * conv.stride[d] - lo
 

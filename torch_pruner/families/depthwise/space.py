@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _MAX_UNROLLED = 72  # vector multiply-adds of one tile: more take seconds to compile
+_CACHE_LINE = 64  # bytes
+_EXPOSED = 0.5  # of the shorter of arithmetic and waiting for memory: what does not overlap
 
 
 class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
@@ -71,34 +73,43 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         images = self.lines / height
         tiles = images * strips * tall * np.ceil(vectors / c.nv)
 
-        registers = c.tw * c.th * c.nv + 2  # S1; weights are folded into the arithmetic
-        fmas = c.tw * c.th * c.nv * con.depth
         stride, dilation = conv.stride[-1], conv.dilation[-1]
-        far = math.prod(con.k[:-2])
+        far, offsets = math.prod(con.k[:-2]), con.k[-1]
         kernel_lines = con.k[-2] if len(con.k) > 1 else 1
         down = conv.stride[-2] if len(con.k) > 1 else 1
         rows = np.minimum((c.th - 1) * down + kernel_lines, c.th * kernel_lines)
-        span = np.minimum((c.tw - 1) * stride + con.k[-1] * 1.0, c.tw * con.k[-1])
-        loads = far * rows * span * c.nv + con.depth * c.nv
-        work = np.maximum(fmas / target.fma_per_cycle, loads / machine.LOADS_PER_CYCLE)
+        span = np.minimum((c.tw - 1) * stride + offsets * 1.0, c.tw * offsets)
+        fmas = c.tw * c.th * c.nv * con.depth
+        # S1: sums, an element of the input, and the weights of a kernel line; where these do not
+        # fit, they are read for each product.
+        registers = c.tw * c.th * c.nv + 1 + offsets * c.nv
+        kept = registers <= target.vector_registers
+        elements, weights = far * rows * span * c.nv, np.where(kept, con.depth * c.nv, fmas)
+        work = np.maximum(
+            fmas / target.fma_per_cycle, (elements + weights) / machine.LOADS_PER_CYCLE
+        )
+        issued = fmas + elements + np.where(kept, weights, 0.0)
+        work = np.maximum(work, issued / machine.ISSUED_PER_CYCLE)
         latency = con.depth * machine.FMA_LATENCY  # chains of one accumulator
         after = set(range(con.anchor + 1, len(self.task.spec.nodes)))
         epilogue = 2.0 + machine.pointwise_cycles(self.task.spec, after)
         cycles = np.maximum(work, latency) + c.tw * c.th * c.nv * epilogue
         cycles = cycles + 8 + 2 * far * rows
 
-        line = self.itemsize * con.m[-1] * stride * dilation
-        held = np.select(  # S3: what a core reads again for the next line
-            [c.order < 2], [line * rows * c.nv * self.lanes], line * rows * con.n
-        )
+        line = con.m[-1] * stride * dilation
+        piece = c.nv * self.lanes * self.itemsize
+        held = np.select(  # S3: what a core reads again for the next line, in lines of the cache
+            [c.order < 2], [line * rows * np.maximum(piece, _CACHE_LINE)],
+            line * rows * con.n * self.itemsize,
+        )  # fmt: skip
         again = np.where(c.order == 0, 1.0, 1.0 + 0.1 * (rows / (c.th * down) - 1))
         moved = machine.input_bytes(self.task.spec) + machine.output_bytes(self.task.spec)
-        reads = loads * tiles * self.lanes * self.itemsize
+        reads = (elements + weights) * tiles * self.lanes * self.itemsize
         memory = again * moved / machine.bytes_per_cycle(np.full(len(decisions), moved), target)
         # Lines that are read in pieces of less than a page defeat the hardware's prefetcher.
-        pieces = np.where(c.order == 2, 1.0, 1.0 + 0.5 / c.nv)
+        memory = memory * np.where(c.order == 2, 1.0, 1.0 + _CACHE_LINE / 2 / piece)
         total = tiles * cycles + reads / machine.bytes_per_cycle(held, target) * 0.3
-        total = np.maximum(total, memory * pieces)
+        total = np.maximum(total, memory) + _EXPOSED * np.minimum(total, memory)
         tasks = self._tasks(c)
         seconds, rounds = machine.parallel_seconds(
             tasks, total / tasks / target.frequency_hz, c.par, threads
