@@ -206,3 +206,25 @@ def test_ways_of_the_suite(monkeypatch, shared_cache):
     for way in ("SGD(fused=True)", "p.data.neg_", "views-of-a-flat-buffer", "another-process"):
         outcome = suite.check(f"bert_tiny:{way}")
         assert outcome.status == "compiled", (way, outcome.reason)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_compiled_copies_of_rows(threads):
+    """Rows of one tensor and of several, fewer than threads and more; nothing behind them."""
+    from torch_pruner.codegen.build.lower import compile_module
+    from torch_pruner.codegen.build.row_copies import copy_functions
+    from torch_pruner.codegen.tir.builders import tvm
+    from torch_pruner.dynamo.run.row_copies import RowCopier, Rows
+    from torch_pruner.graph.memory import COPIES
+    from torch_pruner.target import TargetSpec
+
+    library = compile_module(tvm.IRModule(copy_functions()), TargetSpec.resolve("auto"))
+    copy = RowCopier(library[COPIES], threads)
+    sources = [torch.rand(n, 9, 7) for n in (1, 2, 5, 17)]
+    targets = [torch.full((len(s) * 3 * 7 + 1,), 5.0) for s in sources]
+    rows = [Rows(3 * 7 * 4, 9 * 7 * 4, len(s), 3 * 7 * 4) for s in sources]
+    copy(list(zip(targets, sources, rows, strict=True)))
+    for target, source in zip(targets, sources, strict=True):
+        assert torch.equal(target[:-1].view(-1, 3, 7), source[:, :3])
+        assert target[-1] == 5.0
+    copy([])

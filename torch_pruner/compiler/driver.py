@@ -27,7 +27,7 @@ from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
 from torch_pruner.graph.int4 import keep_groups, quantize_weights4
-from torch_pruner.graph.memory import KernelCall, MemoryPlan, Place, plan_memory
+from torch_pruner.graph.memory import CHECKSUMS, COPIES, KernelCall, MemoryPlan, Place, plan_memory
 from torch_pruner.graph.narrow import keep_narrow
 from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.prepared import ordinary
@@ -87,6 +87,7 @@ class CompiledGraph:
     digest: str
     keep: Any = None  # the library, where it was never written to disk
     checksums: tuple[Entry, ...] = ()  # see ``graph.memory.CHECKSUMS``; none without a library
+    copies: Entry | None = None  # see ``graph.memory.COPIES``
     weights: str = "checked"  # the option
     library: str = ""  # the sha256 of its file; none without one
     barriers: int = 0  # between the phases of a call
@@ -195,6 +196,7 @@ class Compiler:
                 steps.append(_library_call(lowered.fused, segment, takes[segment], plan))
             else:
                 steps.append(entries.pop(0))
+        own = dict(zip(self.toolchain.own, entries, strict=False))  # none where nothing was built
         reports = tuple(choice.report(t, choices[t.workload]) for t in lowered.tasks)
         hoisted = lowered.hoisted
         return CompiledGraph(
@@ -206,7 +208,8 @@ class Compiler:
             reports,
             key.digest(),
             keep,
-            tuple(entries),
+            tuple(own[n] for n in CHECKSUMS if n in own),
+            own.get(COPIES),
             self.config.weights,
             library,
             turns[-1].phase if turns else 0,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 CHECKSUMS = ("sample", "samples")
 """Entries of a program that look at what parameters hold: on one thread, and on all of them."""
+COPIES = "copies"
+"""The entry that copies rows: see ``codegen.build.row_copies``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from tests.unit.dynamo.test_symbolic import Builds, arguments, attend, captured_one
 from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.lower.tensors import TensorSpec
+from torch_pruner.dynamo.run.row_copies import RowCopier, Rows
 from torch_pruner.dynamo.sizes import padded_region, sized_call, symbolic
 from torch_pruner.dynamo.sizes.padded_region import PaddedRegion, Spare
 from torch_pruner.dynamo.sizes.sized_call import times_larger
@@ -337,3 +340,52 @@ def test_few_results_are_looked_for():
     with torch.inference_mode():
         results = [call([torch.zeros(2, 4)])[0] for _ in range(2)]
     assert not any(s.result() is r for s in spare._sources.values() for r in results)
+
+
+def test_rows_of_a_cache_that_grows_are_copied_by_the_program(monkeypatch):
+    """... all of a call's at once, and those of others, or few, as before."""
+    monkeypatch.setattr(padded_region, "GRAIN", 16)
+    spare, asked = Spare(), []
+
+    def entry(address):
+        table = (ctypes.c_int64 * 14).from_address(address)
+        asked.append(list(table[:2]))
+        for k in range(table[1]):
+            to, start, to_step, step, rows, nbytes = table[2 + 6 * k : 8 + 6 * k]
+            for r in range(rows):
+                ctypes.memmove(to + r * to_step, start + r * step, nbytes)
+
+    def run(inputs):
+        x, y, z, count = inputs
+        for t in (x, y, z):
+            t[:, :, int(count)] = 7.0
+        return [x, y, z]
+
+    given = [torch.rand(2, 3, 4, 5), torch.rand(2, 3, 4, 5), torch.rand(1, 2, 4, 1)]
+    for n in (4, 5, 6):
+        shapes = [(*x.shape[:2], n, x.shape[3]) for x in given]
+        most, after = ([(*s[:2], m, s[3]) for s in shapes] for m in (20, n + 1))
+        small, large = region(*shapes, outputs=after), region(*most, outputs=most)
+        copier = RowCopier(entry, 3)
+        made = PaddedRegion(run, large, small, [torch.tensor(n)], spare, copier)(given)
+        for x, y in zip(given, made, strict=True):
+            assert y.is_contiguous()
+            assert torch.equal(y[:, :, :n], x)
+            assert (y[:, :, n] == 7.0).all()
+        given = made
+    assert asked == [[3, 2]] * 3
+
+
+def test_rows_that_are_not_one_behind_the_other():
+    spec = TensorSpec.make
+    target = spec((2, 3, 4), (12, 4, 1), torch.float32)
+    assert Rows.of(target, spec((2, 5, 4), (20, 4, 1), torch.float32)) == (48, 80, 2, 48)
+    for shape, strides in (
+        ((2, 5, 4), (4, 8, 1)),
+        ((2, 5, 6), (30, 6, 1)),
+        ((2, 3, 4), (12, 4, 1)),
+    ):
+        assert Rows.of(target, spec(shape, strides, torch.float32)) is None
+    assert Rows.of(target, spec((2, 5, 4), (20, 4, 1), torch.float16)) is None
+    turned = spec((2, 3, 4), (12, 1, 3), torch.float32)
+    assert Rows.of(turned, spec((2, 5, 4), (20, 4, 1), torch.float32)) is None

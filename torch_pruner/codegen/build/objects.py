@@ -1,4 +1,4 @@
-"""Parts of a library, each an object file of its own: kernels, what looks at weights, entries.
+"""Parts of a library, each an object file of its own: kernels, what every library has, entries.
 
 A kernel's code is the same whatever graph it is in, so it is built once and kept; what is new for a
 graph are its entries, which call kernels. Kernels are built by several processes at once, and LLVM
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner import families
 from torch_pruner.codegen.build.lower import entry_module, kernel_module, object_code
+from torch_pruner.codegen.build.row_copies import copy_functions
 from torch_pruner.codegen.build.weight_checksum import checksum_functions
 from torch_pruner.codegen.tir.builders import IRModule
 
@@ -34,9 +35,9 @@ def write_kernel(
     return parts
 
 
-def write_checksums(target: TargetSpec, path: Path) -> None:
-    """Write the object file of the entries ``CHECKSUMS``. Raises ``CompileError``, ``OSError``."""
-    object_code(IRModule(checksum_functions()), target, path)
+def write_own(target: TargetSpec, path: Path) -> None:
+    """Write the object file of what every library has. Raises ``CompileError``, ``OSError``."""
+    object_code(IRModule(checksum_functions() | copy_functions()), target, path)
 
 
 def write_entries(

@@ -13,8 +13,7 @@ Results are a checksum for each block, then for each block 0 if all facts are tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from torch_pruner.codegen.build.addresses import Reads
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,
@@ -28,10 +27,8 @@ from torch_pruner.codegen.tir.builders import (
     S,
     Stmt,
     T,
-    as_pointer,
     buffer,
     loop,
-    pointer,
     prefetch,
     seq,
     stack,
@@ -50,37 +47,12 @@ from torch_pruner.graph.weight_checksum import (
 )
 
 AHEAD = 16  # lines of a turn: each lies in another page, where no processor looks ahead
-_MOST = 1 << 30  # elements that a buffer of unknown length is declared with
 
 
 def checksum_functions() -> dict[GlobalVar, PrimFunc]:
     """The entries ``CHECKSUMS`` as functions of the address of a table (see the module)."""
     kinds = zip(CHECKSUMS, (SERIAL, PARALLEL), strict=True)
     return {GlobalVar(name): _function(name, kind) for name, kind in kinds}
-
-
-@dataclass(slots=True)
-class _Reads:
-    """Statements that bind what is read from addresses, in order."""
-
-    stmts: list[Stmt] = field(default_factory=list)
-
-    def at(self, address: Expr, dtype: str, name: str) -> Buffer:
-        """A buffer at an address."""
-        var = pointer(f"{name}_ptr", dtype)
-        declared = T.decl_buffer((_MOST,), dtype, name, data=var)
-        self.stmts.extend(
-            [S.Bind(var, as_pointer(address, dtype)), S.DeclBuffer(declared, data=var)]
-        )
-        return declared
-
-    def bind(self, value: Expr, name: str) -> Expr:
-        var = T.Var(name, "int64")
-        self.stmts.append(S.Bind(var, value))
-        return var
-
-    def word(self, address: Expr, name: str) -> Expr:
-        return self.bind(self.at(address, "int64", name)[0], f"{name}_word")
 
 
 def _int(value: int) -> Expr:
@@ -93,7 +65,7 @@ def _wide(value: int) -> Expr:
 
 def _function(name: str, kind: ForKind) -> PrimFunc:
     address = T.Var("table", "int64")
-    reads = _Reads()
+    reads = Reads()
     table = reads.at(address, "int64", "given")
     names = ("rows", "blocks", "facts", "results", "count", "turn", "tensors")
     given = {n: reads.bind(table[k], n) for k, n in enumerate(names)}
@@ -106,7 +78,7 @@ def _function(name: str, kind: ForKind) -> PrimFunc:
 
 def _block(given: dict[str, Expr], p: Expr) -> Stmt:
     """The checksum of all rows of a block, and whether all its facts are true."""
-    reads = _Reads()
+    reads = Reads()
     blocks = reads.at(given["blocks"], "int64", "blocks_")
     results = reads.at(given["results"], "uint64", "results_")
     bounds = [[reads.bind(blocks[(p + k) * 2 + j], f"b{k}{j}") for k in (0, 1)] for j in (0, 1)]
@@ -144,7 +116,7 @@ def _block(given: dict[str, Expr], p: Expr) -> Stmt:
 
 def _first(given: dict[str, Expr], r: Expr, begin: Expr, firsts: Buffer) -> Stmt:
     """Keeps the address of the first line of row ``r`` in this turn, and fetches it."""
-    reads = _Reads()
+    reads = Reads()
     fields = reads.at(given["rows"] + r * (FIELDS * 8), "int64", "row")
     distance, turn = reads.bind(fields[5], "distance"), given["turn"]
     # A division takes longer than reading the one line that a small span has.
@@ -158,7 +130,7 @@ def _row(
     given: dict[str, Expr], r: Expr, begin: Expr, firsts: Buffer, acc: Buffer, keys: Buffer
 ) -> Stmt:
     """Adds the lines of a row that are read in this turn to the lanes."""
-    reads = _Reads()
+    reads = Reads()
     fields = reads.at(given["rows"] + r * (FIELDS * 8), "int64", "row")
     step, last, each, more = (
         reads.bind(fields[1 + k], name) for k, name in enumerate(("step", "last", "each", "more"))
@@ -167,7 +139,7 @@ def _row(
     own = T.shift_right(first - fields[0], _int(LINE.bit_length() - 1))
     lines = reads.bind(each + T.Select(own < more, _int(1), _int(0)), "lines")
     i = T.Var("i", "int64")
-    line = _Reads()
+    line = Reads()
     at = line.bind(T.min(first + i * step, last), "at")
     memory = line.at(at, "uint64", "memory")
     later = line.at(at + step * AHEAD, "uint64", "later")
@@ -186,7 +158,7 @@ def _row(
 
 def _tensor(given: dict[str, Expr], h: Expr) -> Stmt:
     """Fetches what torch knows of a tensor."""
-    reads = _Reads()
+    reads = Reads()
     known = reads.at(given["facts"] + h * (FACTS * 8), "int64", "fact")
     impl = reads.at(reads.bind(known[0], "impl"), "int64", "implementation")
     return seq([*reads.stmts, *(prefetch(impl, _int(8 * k)) for k in range(3))])
@@ -194,7 +166,7 @@ def _tensor(given: dict[str, Expr], h: Expr) -> Stmt:
 
 def _behind(given: dict[str, Expr], s: Expr) -> Stmt:
     """Fetches a tensor's storage and its version counter."""
-    reads = _Reads()
+    reads = Reads()
     known = reads.at(given["facts"] + s * (FACTS * 8), "int64", "fact")
     layout = reads.at(given["tensors"], "int64", "layout")
     impl = reads.bind(known[0], "impl")
@@ -205,7 +177,7 @@ def _behind(given: dict[str, Expr], s: Expr) -> Stmt:
 
 def _fact(given: dict[str, Expr], f: Expr, wrong: Buffer) -> Stmt:
     """Notes in ``wrong`` if what is known of a tensor is no longer so."""
-    reads = _Reads()
+    reads = Reads()
     known = reads.at(given["facts"] + f * (FACTS * 8), "int64", "fact")
     layout = reads.at(given["tensors"], "int64", "layout")
     impl = reads.bind(known[0], "impl")
@@ -216,7 +188,7 @@ def _fact(given: dict[str, Expr], f: Expr, wrong: Buffer) -> Stmt:
     one = T.const(0, "int32")
     differs = T.bitwise_or(T.bitwise_xor(data, known[1]), T.bitwise_xor(offset, known[2]))
     plain = store(wrong, one, T.bitwise_or(wrong[one], differs))
-    counter = _Reads()
+    counter = Reads()
     place = counter.word(impl + layout[3], "counter")
     version = counter.at(place + layout[4], "uint32", "version")
     moved = T.bitwise_xor(version[0].astype("int64"), asked)

@@ -34,9 +34,9 @@ def kernel_job(name: str, kernel: Scheduled, target: TargetSpec, path: Path) -> 
     }  # fmt: skip
 
 
-def checksums_job(target: TargetSpec, path: Path) -> Message:
+def own_job(target: TargetSpec, path: Path) -> Message:
     """Write the object file of the entries that look at weights."""
-    return {"cmd": "checksums", "target": target.to_json(), "path": str(path)}
+    return {"cmd": "own", "target": target.to_json(), "path": str(path)}
 
 
 def entries_job(
@@ -81,11 +81,11 @@ def parts_of(reply: Message) -> tuple[Division, ...]:
 
 
 def _built(message: Message) -> list[list[int | bool | None]]:
-    from torch_pruner.codegen.build.objects import write_checksums, write_entries, write_kernel
+    from torch_pruner.codegen.build.objects import write_entries, write_kernel, write_own
 
     target, path = TargetSpec.from_json(message["target"]), Path(message["path"])
-    if message["cmd"] == "checksums":
-        write_checksums(target, path)
+    if message["cmd"] == "own":
+        write_own(target, path)
         return []
     if message["cmd"] == "entries":
         kernels = {name: divisions(parts) for name, parts in message["kernels"].items()}

@@ -13,9 +13,9 @@ from torch_pruner.codegen.build.kernel_object import KernelObject
 from torch_pruner.codegen.build.link import link_objects
 from torch_pruner.compiler.building.jobs import (
     answer,
-    checksums_job,
     entries_job,
     kernel_job,
+    own_job,
     parts_of,
 )
 from torch_pruner.compiler.executors import build_pool, release_later
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-CHECKSUMS = "checksums"  # what is kept beside kernels
+OWN = "own"  # what every library has, kept beside kernels
 FEW = 2  # jobs that are done here where TVM is imported already
 
 
@@ -80,10 +80,10 @@ def build_library(
         else:
             path.write_bytes(found.code)
             parts[name] = found.parts
-    if (found := kept.find(CHECKSUMS, None)) is None:
-        jobs[CHECKSUMS] = checksums_job(target, library.add(CHECKSUMS))
+    if (found := kept.find(OWN, None)) is None:
+        jobs[OWN] = own_job(target, library.add(OWN))
     else:
-        library.add(CHECKSUMS).write_bytes(found.code)
+        library.add(OWN).write_bytes(found.code)
     for (key, job), reply in zip(
         jobs.items(), _answers(list(jobs.values()), threads, beside=beside), strict=True
     ):

@@ -36,6 +36,7 @@ from torch_pruner.dynamo.run.build import (
 from torch_pruner.dynamo.run.checked import CheckedCall, bound_of_weights, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import one_at_a_time
+from torch_pruner.dynamo.run.row_copies import RowCopier
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep
 from torch_pruner.dynamo.sizes import symbolic
 from torch_pruner.dynamo.sizes.every_size import EverySize, Sample
@@ -89,7 +90,7 @@ class Buckets:
         self._holds = holds
         self._gm, self._metadata, self._config, self._label = gm, metadata, config, label
         self._large: dict[_Sizes, Program] = {}  # by the sizes of the arguments
-        self._runs: dict[tuple[Sequence[object], ...], list[StepCall]] = {}
+        self._runs: dict[tuple[Sequence[object], ...], list[_Inner]] = {}
         self._spare = Spare()
         self._shared: list[_Shared] = []  # the smallest first
         self._latest: tuple[_Sizes, fx.GraphModule, Program] | None = None
@@ -278,7 +279,7 @@ class Buckets:
         return self._guarded(graph, call, name, checked=new and self._config.check == "first-call")
 
     def _joined(
-        self, buckets: Sequence[Bucket], runs: Sequence[StepCall], wide: Program, small: Program
+        self, buckets: Sequence[Bucket], runs: Sequence[_Inner], wide: Program, small: Program
     ) -> GraphCall:
         """The small program with its regions computed by ``runs``."""
         steps: list[GraphStep] = []
@@ -293,7 +294,9 @@ class Buckets:
                     ]
                 checks = step.does.checks if self._device.checks_indices else ()
                 roomy = with_room(large, bucket.graph)
-                padding = PaddedRegion(inner, roomy, step.does, counts, self._spare)
+                padding = PaddedRegion(
+                    inner.run, roomy, step.does, counts, self._spare, inner.copier
+                )
                 run = guarded(padding, checks, step.does.flags)
             else:
                 run = eager_call(step.does, self._config.fallback)
@@ -322,12 +325,12 @@ class Buckets:
 
     def _compiled(
         self, buckets: Sequence[Bucket], wide: Program, name: str, config: Config
-    ) -> list[StepCall]:
+    ) -> list[_Inner]:
         """Every region of ``wide`` with its bucket's graph in place of its own."""
         timer = PhaseTimer()
         compiler = self._device.compiler(config, timer)
         count = TensorSpec.make((), (), COUNT)
-        runs: list[StepCall] = []
+        runs: list[_Inner] = []
         steps, built, left = list[ProgramStep](), list[BuiltRegion](), iter(buckets)
         for step in wide.steps:
             does = step.does
@@ -338,7 +341,7 @@ class Buckets:
                 does = replace(does, graph=bucket.graph, inputs=inputs, checks=(), flags=())
                 mine = held_by(step.reads, self._holds)
                 region = built_region(does, compiler, self._device, f"{name}.{len(runs)}", mine)
-                runs.append(_inner(region, does, self._device))
+                runs.append(_inner(region, does, self._device, compiler.context.threads))
                 built.append(BuiltRegion(region, step.reads))
             steps.append(replace(step, does=does))
         program = replace(wide, steps=tuple(steps))
@@ -354,15 +357,27 @@ class _Shared:
 
     sizes: EverySize
     wide: Program
-    runs: list[StepCall]
+    runs: list[_Inner]
     name: str
 
 
-def _inner(call: RegionCall, region: RegionStep, device: Device) -> StepCall:
-    """A region that others call: it asks itself whether ``torch.profiler`` is on."""
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """A region that others call, and what copies results of it."""
+
+    run: StepCall
+    copier: RowCopier | None
+
+
+def _inner(call: RegionCall, region: RegionStep, device: Device, threads: int) -> _Inner:
+    """Asks itself whether ``torch.profiler`` is on."""
     run, named = region_calls(call, region, device)
     profiler = torch.autograd.profiler
-    return lambda inputs: (named if profiler._is_profiler_enabled else run)(inputs)
+    copies = call.compiled.copies
+    return _Inner(
+        lambda inputs: (named if profiler._is_profiler_enabled else run)(inputs),
+        None if copies is None else RowCopier(copies, threads),
+    )
 
 
 def _wiring(program: Program) -> tuple[tuple[object, ...], tuple[int, ...]]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from torch_pruner.dynamo.lower.tensors import TensorSpec, dense_strides
+from torch_pruner.dynamo.run.row_copies import Rows
 from torch_pruner.graph.bucket import Bucket, bucketed
 from torch_pruner.graph.memory import ALIGNMENT
 from torch_pruner.graph.updates import written_inputs
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
     from torch_pruner.dynamo.lower.program import RegionStep
+    from torch_pruner.dynamo.run.row_copies import RowCopier
     from torch_pruner.graph.ir import Graph
 
 __all__ = ["PaddedRegion", "Spare", "bucket_of", "with_room"]
@@ -65,8 +67,7 @@ def with_room(region: RegionStep, graph: Graph) -> RegionStep:
     return replace(region, inputs=tuple(inputs))
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(NamedTuple):
     """What a result was copied from: ``large``, as it was then, begins with the same elements."""
 
     result: weakref.ref[torch.Tensor]
@@ -190,14 +191,19 @@ class PaddedRegion:
         small: RegionStep,
         counts: Sequence[torch.Tensor],
         spare: Spare,
+        copier: RowCopier | None = None,
     ) -> None:
         """``counts`` are the inputs that ``run`` has besides those of ``large``."""
         self._run, self._counts, self._spare = run, tuple(counts), spare
+        self._copier = copier
         pairs = enumerate(zip(large.inputs, small.inputs, strict=True))
         self._pads = tuple(
             (i, spare.known(new)) for i, (new, old) in pairs if new.shape != old.shape
         )
-        self._cuts = tuple(zip(large.outputs, small.outputs, strict=True))
+        self._cuts = tuple(
+            (old, new, None if copier is None else _divided(old, new))
+            for old, new in zip(large.outputs, small.outputs, strict=True)
+        )
 
     def __call__(self, inputs: Sequence[RuntimeValue]) -> list[torch.Tensor]:
         given = [*cast("Sequence[torch.Tensor]", inputs), *self._counts]
@@ -207,19 +213,32 @@ class PaddedRegion:
             given[i] = large = self._spare.take(spec, tensor)
             filled[large.data_ptr()] = spec, large, tuple(tensor.shape)
         made = cast("Sequence[torch.Tensor]", self._run(given))
-        results, copied = [], []
-        for m, (old, new) in zip(made, self._cuts, strict=True):
-            result = _cut(m, old, new)
+        results, copied, divided = [], [], []
+        for m, (old, new, rows) in zip(made, self._cuts, strict=True):
+            if rows is None:
+                result = _cut(m, old, new)
+            else:
+                result = torch.empty_strided(new.shape, new.strides, dtype=new.dtype)
+                divided.append((result, m, rows))
             if (address := m.data_ptr()) in filled:  # a padded input, written into
                 spec, large, _ = filled.pop(address)
                 if result.data_ptr() != address:
                     copied.append((spec, large, result))
             results.append(result)
+        if divided:
+            cast("RowCopier", self._copier)(divided)
         for spec, large, shape in filled.values():
             self._spare.give(spec, large, shape)
         if copied:
             self._spare.keep(copied)
         return results
+
+
+def _divided(old: TensorSpec, new: TensorSpec) -> Rows | None:
+    """How threads share the copy of what counts of a result; None where one makes it, or none."""
+    rows = Rows.of(new, old)
+    much = rows is not None and rows.rows > 1 and math.prod(new.shape) >= GRAIN
+    return rows if much else None
 
 
 def _cut(made: torch.Tensor, old: TensorSpec, new: TensorSpec) -> torch.Tensor:
