@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.background.compile_process import VENDOR
 from torch_pruner.background.request import Answer, CompileRequest
+from torch_pruner.background.resting import RestingExecutor, cpu_seconds
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.driver import Compiler
 from torch_pruner.compiler.executors import local_executor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.graph.ir import Graph
+    from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.measure.protocol import Message
 
 MAX_ERROR = 4000  # characters
@@ -52,11 +54,20 @@ def compiled(request: CompileRequest) -> Answer:
     compiler = Compiler(
         config, store_for(config), Context.make(config, threads),
         HostToolchain(threads, beside=False),
-        executor=lambda: local_executor(threads, config.seed),
+        executor=lambda: _executor(request, threads),
         vendor=_LateVendor(threads) if request.times_vendor else None, timer=timer,
     )  # fmt: skip
     found = compiler.compile(request.graph, request.inputs, request.outputs)
     return Answer(found.choices, timer.seconds)
+
+
+def _executor(request: CompileRequest, threads: int) -> MeasureExecutor:
+    """A search of hours rests while who asked for it, the parent of this process, is at work."""
+    found = local_executor(threads, request.config.seed)
+    if request.config.effort != "full":
+        return found
+    parent = os.getppid()
+    return RestingExecutor(found, lambda: cpu_seconds(parent))
 
 
 @dataclass(frozen=True, slots=True)
