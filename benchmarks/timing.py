@@ -60,8 +60,8 @@ class Timing:
         return asdict(self)
 
 
-# A turn among competitors whose threads spin for up to 74 ms after a call (benchmarks/README.md).
-PAUSE_S, WAKE, PER_TURN = 0.1, 3, 5
+# A turn among competitors whose threads spin for up to 200 ms after a call (benchmarks/README.md).
+PAUSE_S, WAKE, PER_TURN = 0.3, 3, 5
 
 
 def in_turns(

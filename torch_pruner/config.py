@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PREFIX = "TORCH_PRUNER_"
 COMPILERS = ("gcc", "cc", "clang")
+SPINS = 7000  # looks for work before a thread sleeps: 2 to 5 ms
 _logger = log.logger(__name__)
 
 
@@ -234,10 +235,13 @@ def set_thread_defaults(threads: int) -> None:
     """Tell TVM's thread pools, one per calling thread, how to start; the user's setting wins.
 
     A pool never grows, so it starts with a thread for every CPU, of which kernels use as many as
-    they are configured for; the others sleep.
+    they are configured for; the others sleep. A thread that waits for the next call does so for
+    some milliseconds, which covers what is between two tokens, and not for the 200 that TVM would:
+    for as long it takes a core from eager, and from whatever else the process does.
     """
     os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(SPINS))
 
 
 def use_one_thread() -> None:

@@ -309,3 +309,15 @@ def test_bits_of_weights_in_code_win_over_either_variable() -> None:
     assert Config.from_options(None, {}, {"TORCH_PRUNER_WEIGHT_BITS": "none"}).rounded_bits is None
     with pytest.raises(OptionError, match="WEIGHT_BITS"):
         Config.from_options(None, {}, {"TORCH_PRUNER_WEIGHT_BITS": "5"})
+
+
+def test_threads_that_wait_do_not_hold_a_core_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TVM_THREAD_POOL_SPIN_COUNT"
+    for other in ("TVM_NUM_THREADS", "TVM_BIND_THREADS"):
+        monkeypatch.setenv(other, "2")  # restored at the end
+    monkeypatch.delenv(name, raising=False)
+    config.set_thread_defaults(2)
+    assert config.environment()[name] == str(config.SPINS)
+    monkeypatch.setenv(name, "5")  # the user's wins
+    config.set_thread_defaults(2)
+    assert config.environment()[name] == "5"
