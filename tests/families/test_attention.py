@@ -21,7 +21,7 @@ from torch_pruner.codegen.build.lower import aligned, compile_kernel
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec, tiles_allowed
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(4)]
 
 POINT = {
     "vl": 16, "nv": 2, "tm": 8, "tr": 8, "nc": 2, "kb": 64, "order": 0, "pack": 1, "turned": 0,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch_pruner.families.space import Sketch
     from torch_pruner.graph.signature import BufferSpec
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(4)]
 
 _DIMS = (1, 2, 3, 4, 7, 16, 17, 40)  # vectors of 8 and 16 lanes: filled, crossed, missed
 _GUARD = 4096

@@ -32,7 +32,7 @@ from torch_pruner.task import Task
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.tvm, pytest.mark.sampled(4)]
 TINY = {"bm": 32, "bn": 32, "bk": 16, "tm": 4, "tn": 4, "stages": 1, "tensor": 0, "ahead": 0}
 TENSOR = {"bm": 64, "bn": 64, "bk": 32, "tm": 32, "tn": 32, "stages": 2, "tensor": 1, "ahead": 0}
 
