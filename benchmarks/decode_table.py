@@ -136,7 +136,8 @@ def page(content: Mapping[str, Any], source: str) -> str:
         tables.markdown(SUMMARY, summary(rows)),
     ]
     for row in rows:
-        commit = f"Commit {row['machine']['commit']}, {row['machine']['date']}."
+        of = row["machine"]
+        commit = f"{of['cpu']}, commit {of['commit']}, {of['date']}."
         parts += [f"## {title(row)}", commit, tables.markdown(HEADER, lines(row))]
     if why := [f"* {line}" for line in reasons(rows)]:
         parts += ["## Who could not, and why", "\n".join(why)]
