@@ -28,7 +28,7 @@ LEAST, MOST = -8, 7
 # The largest magnitude of a group as so many steps: below 8 it is one of the levels or is rounded
 # inwards, above it the group is cut off for the sake of the rest.
 _STEPS = np.linspace(6.5, 10.5, 17, dtype=np.float32)
-_CHUNK = 1 << 16  # elements that a thread rounds at once: they stay in its caches
+_CHUNK = 1 << 17  # elements that a thread rounds at once: they stay in its caches
 _THREADS = 4
 
 
@@ -60,7 +60,7 @@ def words_of(weight: Array, scales: Array, group: int) -> Array:
     def some(at: slice) -> None:
         groups = _grouped(weight[:, at], group)
         steps = np.ascontiguousarray(scales[:, at].T, dtype=np.float32)[..., None]
-        levels = _rounded(groups, _inverse(steps)).astype(np.int8)
+        levels = _rounded(groups, _inverse(steps), np.empty_like(groups)).astype(np.int8)
         flat = levels.reshape(len(levels), -1)[:, : weight.shape[0]]
         out[:, at] = packed(flat.T)
 
@@ -152,11 +152,15 @@ def _quietly(work: Callable[[slice], None]) -> Callable[[slice], None]:
 def _best(groups: Array) -> Array:
     """The scales (n, groups) of ``groups`` (n, groups, group)."""
     low, high = groups.min(axis=2), groups.max(axis=2)
+    finite = np.isfinite(low) & np.isfinite(high)
+    if not finite.all():
+        groups = np.where(finite[..., None], groups, np.float32(0))
     extreme = np.where(high > -low, high, low)
+    levels = np.empty_like(groups)
     best_scale = np.zeros_like(extreme)
     best_gain = np.full_like(extreme, -1.0)
     for steps in _STEPS:
-        levels = _rounded(groups, _inverse(-extreme[..., None] / steps))
+        _rounded(groups, _inverse(-extreme[..., None] / steps), levels)
         # The best scale for these levels is along / square; it takes along^2 / square off the error
         # of leaving all of it out.
         along = np.einsum("ngk,ngk->ng", groups, levels)
@@ -165,16 +169,19 @@ def _best(groups: Array) -> Array:
         better = gain > best_gain
         best_gain = np.where(better, gain, best_gain)
         best_scale = np.where(better, along / square, best_scale)
-    return np.where(np.isfinite(low) & np.isfinite(high), best_scale, np.float32(np.nan))
+    return np.where(finite, best_scale, np.float32(np.nan))
 
 
 def _inverse(steps: Array) -> Array:
     return np.where(steps == 0, np.float32(0), np.float32(1) / steps)
 
 
-def _rounded(groups: Array, inverse: Array) -> Array:
-    """The nearest levels, as floats; zero for what has none."""
-    levels = groups * inverse
-    np.rint(levels, out=levels)
-    np.clip(levels, LEAST, MOST, out=levels)
-    return np.asarray(np.nan_to_num(levels, copy=False))
+def _rounded(groups: Array, inverse: Array, out: Array) -> Array:
+    """The nearest levels, as floats, in ``out``; zero for what has none."""
+    np.multiply(groups, inverse, out=out)
+    np.rint(out, out=out)
+    np.clip(out, LEAST, MOST, out=out)
+    # Infinity times zero, or NaN itself: rare, and to look for them costs more than to round.
+    if not np.isfinite(out.sum()):
+        np.nan_to_num(out, copy=False)
+    return out
