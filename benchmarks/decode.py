@@ -92,7 +92,8 @@ def measure(names: Sequence[str], setting: Setting, options: argparse.Namespace)
                 process.close()
         return {}
     read, read_bytes = machine_peak.read_loop(setting.threads, machine_peak.read_bytes())
-    ready = turns.load_all([n for n in names if n not in found], setting, found)
+    at_once = 2 if setting.options["effort"] == "none" else 1  # nothing is tuned meanwhile
+    ready = turns.load_all([n for n in names if n not in found], setting, found, at_once)
     try:
         calls = {n: _turn(process, options) for n, process in ready.items()}
         calls[READ] = _own_turn(read, options.per_turn)

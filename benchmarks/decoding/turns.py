@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -119,17 +120,26 @@ def in_turns(
 
 
 def load_all(
-    names: Sequence[str], setting: Setting, found: dict[str, dict[str, Any]]
+    names: Sequence[str],
+    setting: Setting,
+    found: dict[str, dict[str, Any]],
+    at_once: int = 1,
 ) -> dict[str, Process]:
-    """Those that are ready; ``found`` gets what they say, or the reason."""
-    ready: dict[str, Process] = {}
-    for name in names:
+    """Those that are ready; ``found`` gets what they say, or the reason.
+
+    ``at_once`` of them load beside each other: not where loading measures kernels.
+    """
+
+    def load(name: str) -> tuple[Process, dict[str, Any]]:
         process = Process(name, setting)
         try:
-            found[name] = process.ask("load")
+            return process, process.ask("load")
         except Failed as error:
-            found[name] = {"reason": str(error)}
             process.close()
-        else:
-            ready[name] = process
-    return ready
+            return process, {"reason": str(error)}
+
+    with ThreadPoolExecutor(at_once) as pool:
+        loaded = list(zip(names, pool.map(load, names), strict=True))
+    for name, (_, said) in loaded:
+        found[name] = said
+    return {name: process for name, (process, said) in loaded if "reason" not in said}
