@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph._aligned import Alike, Place, aligned
-from torch_pruner.graph._bucket_rules import RULES, Operand, windows_reach
+from torch_pruner.graph._bucket_rules import RULES, windows_reach
+from torch_pruner.graph._padded_builder import COUNT_DTYPE, PaddedBuilder
+from torch_pruner.graph._padded_cat import joined, written
 from torch_pruner.graph._padding import UNKNOWN, Fact, NotAlikeError, Padding, Pair, axis_of
 from torch_pruner.graph.extents import Bound, bounded, said_once
 from torch_pruner.graph.intervals import interval
@@ -26,9 +28,7 @@ from torch_pruner.graph.updates import writes_in_place
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["Bucket", "NotAlikeError", "bucketed"]
-
-COUNT_DTYPE = "int32"
+__all__ = ["COUNT_DTYPE", "Bucket", "NotAlikeError", "bucketed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +106,18 @@ def _told(node: Node) -> list[tuple[str, object]]:
     return [(name, value) for name, value in node.attrs if not (reaches and name == "hi")]
 
 
-class Writer:
-    """Writes the graph of a bucket, node by node, and keeps the book on padding."""
+class Writer(PaddedBuilder):
+    """Writes the graph of a bucket, node by node."""
 
     def __init__(
         self, large: Graph, zeroed: Collection[int] = (), written: Collection[int] = ()
     ) -> None:
+        super().__init__(len(large.inputs))
         self._zeroed, self._extended = zeroed, _extended(large, written)
         self._room: dict[int, Pair] = {}  # extents of inputs before they were made longer
-        self.builder = GraphBuilder()
-        self.known: dict[int, Padding] = {}
         self.new: dict[Place, int] = {}  # of each pair of nodes
-        self.counts: dict[Pair, int] = {}
-        self._inputs = len(large.inputs)
         self._varying: dict[Pair, None] = {}  # extents of inputs
         self._extents: dict[Pair, None] = {}  # of all values
-        self._twins: dict[tuple[int, tuple[tuple[Pair, ...], ...]], int] = {}
 
     def note(self, both: Alike) -> None:
         """What varies of a node; before any is added: numbers come before what they are made of."""
@@ -155,7 +151,7 @@ class Writer:
         if a.op in ("take", "gather"):
             operands[1] = self._from_the_front(operands[0], operands[1], a.attr("dim"))
             operands[0] = self._counted(operands[0], [a.attr("dim")])
-        for k, (numbers, value) in RULES[a.op].masks(a, self._operands(operands)).items():
+        for k, (numbers, value) in RULES[a.op].masks(a, self.operands(operands)).items():
             operands[k] = self.masked(operands[k], frozenset(numbers), value)
             self.new[both.operands[k]] = operands[k]  # who reads it later reads what is masked
         if a.op in ("conv", *WINDOW):
@@ -164,9 +160,9 @@ class Writer:
             self.known[i].along((a.attr("dim"),)) for i in operands[:-1]
         )
         if a.op == "cat" and operands[0] in self._room:
-            self.new[at] = self._written(operands, a.attr("dim"), pairs)
+            self.new[at] = written(self, operands, self._room[operands[0]], a.attr("dim"), pairs)
         else:
-            self.new[at] = self._joined(a, operands) if between else self.emit(a, operands, pairs)
+            self.new[at] = joined(self, a, operands) if between else self.emit(a, operands, pairs)
 
     def _input(self, a: Node, pairs: Sequence[Pair], more: tuple[int, int] | None) -> int:
         """An input, if it varies there with ``more``: an axis, and what that has room for."""
@@ -183,49 +179,6 @@ class Writer:
             known = self.known[at]
             self.known[at] = replace(known, facts=(Fact(0.0),) * len(known.facts))
         return at
-
-    def _operands(self, at: Sequence[int]) -> list[Operand]:
-        return [Operand(i, self.builder.dtype(i), self.known[i]) for i in at]
-
-    def emit(self, node: Node, operands: Sequence[int], pairs: Sequence[Pair]) -> int:
-        """``node`` over ``operands``, nodes of the new graph; ``pairs`` are its extents."""
-        padding = RULES[node.op].padding(node, tuple(pairs), self._operands(operands))
-        if padding.pairs != tuple(pairs):
-            raise NotAlikeError(f"{node.op}: its extents are not those of its operands")
-        at = self.builder.append(node.op, operands, node.shape, node.dtype, **dict(node.attrs))
-        return self.kept(at, padding)
-
-    def kept(self, at: int, padding: Padding) -> int:
-        """A node with what is known of it: another one like it, where it is known to vary
-        otherwise. So positions along an axis that happens to be as long at the large size stay
-        apart from those along one that varies."""
-        if self.known.setdefault(at, padding).dims == padding.dims:
-            return at
-        twin = self._twins.setdefault((at, padding.dims), len(self.builder.nodes))
-        if twin == len(self.builder.nodes):
-            self.builder.nodes.append(self.builder.nodes[at])
-            self.known[twin] = padding
-        return twin
-
-    def make(
-        self, op: str, operands: Sequence[int], pairs: Sequence[Pair], dtype: str, **attrs: object
-    ) -> int:
-        """A node that neither graph has."""
-        shape = tuple(large for large, _ in pairs)
-        return self.emit(Node(op, (), shape, dtype, tuple(attrs.items())), operands, pairs)  # type: ignore[arg-type]
-
-    def const(self, value: float | bool, dtype: str) -> int:
-        at = self.builder.const(value, dtype)
-        self.known.setdefault(at, Padding((), value=const_value(self.builder.nodes[at])))
-        return at
-
-    def count(self, pair: Pair) -> int:
-        """The input that says how much of an extent counts."""
-        if pair not in self.counts:
-            index = self._inputs + len(self.counts)
-            self.counts[pair] = self.builder.input(index, (), COUNT_DTYPE, counts=True)
-            self.known[self.counts[pair]] = Padding(())
-        return self.counts[pair]
 
     def ended(self, output: int) -> int:
         """An output, of which what counts comes first along each axis, and the rest is nothing."""
@@ -330,75 +283,6 @@ class Writer:
 
     # Numbers and places that depend on the size
 
-    def _joined(self, a: Node, operands: Sequence[int]) -> int:
-        """A concatenation in which padding comes between operands, one after the other."""
-        dim, left = a.attr("dim"), operands[0]
-        for right in operands[1:]:
-            known, other = self.known[left], self.known[right]
-            extents = known.pairs[dim], other.pairs[dim]
-            total = (extents[0][0] + extents[1][0], extents[0][1] + extents[1][1])
-            pairs = [total if d == dim else p for d, p in enumerate(known.pairs)]
-            if known.along((dim,)):
-                left = self._behind(left, right, dim, pairs)
-            else:
-                left = self.make("cat", [left, right], pairs, a.dtype, dim=dim)
-        return left
-
-    def _written(self, operands: Sequence[int], dim: int, pairs: Sequence[Pair]) -> int:
-        """The second operand in the room of the first, behind what counts of it."""
-        left, right = operands
-        known, other = self.known[left], self.known[right]
-        if any(
-            a != b for d, (a, b) in enumerate(zip(known.dims, other.dims, strict=True)) if d != dim
-        ):
-            raise NotAlikeError("operands of cat that vary along other factors")
-        line = (other.pairs[dim],)
-        place = self.make("iota", [], line, "int64", dim=0)
-        first = self.make("cast", [self.count(self._room[left])], (), "int64")
-        at = self.make("add", [place, first], line, "int64")
-        shape, dtype = [large for large, _ in pairs], self.builder.dtype(left)
-        result = self.builder.append(
-            "update", (left, right, at), shape, dtype, dim=dim, in_place=True
-        )
-        dims = tuple(axis_of(pairs[dim]) if d == dim else f for d, f in enumerate(known.dims))
-        plain = Padding(dims)
-        # The rows are written where they count: behind them is what was there.
-        facts = [Fact(0.0) if axis == dim else UNKNOWN for axis, _ in plain.varying]
-        return self.kept(result, replace(plain, facts=tuple(facts)))
-
-    def _behind(self, left: int, right: int, dim: int, pairs: Sequence[Pair]) -> int:
-        """``right`` behind what counts of ``left`` along an axis: a cache that grows by a token.
-
-        The padding of ``left`` would come between them, so where ``right`` lies is computed.
-        """
-        known, other, line = self.known[left], self.known[right], (pairs[dim],)
-        rest = [[f for d, f in enumerate(x.dims) if d != dim] for x in (known, other)]
-        if rest[0] != rest[1]:
-            raise NotAlikeError("operands of cat that vary along other factors")
-        known.padding_last(dim)
-        other.padding_last(dim)
-        first = self.count(known.pairs[dim])
-        place = self.make("iota", [], line, COUNT_DTYPE, dim=0)
-        at = self.make("sub", [place, first], line, COUNT_DTYPE)
-        last = other.pairs[dim][0] - 1
-        for op, bound in (("maximum", 0), ("minimum", last)):
-            at = self.make(op, [at, self.const(bound, COUNT_DTYPE)], line, COUNT_DTYPE)
-        shape, dtype = [large for large, _ in pairs], self.builder.dtype(left)
-        dims = tuple(axis_of(pairs[dim]) if d == dim else f for d, f in enumerate(known.dims))
-        plain = Padding(dims)
-        padding = replace(plain, facts=(UNKNOWN,) * len(plain.varying))
-        hi = tuple(last + 1 if d == dim else 0 for d in range(len(shape)))
-        ends = {"lo": (0,) * len(shape), "hi": hi, "value": 0}
-        early = self.kept(self.builder.append("pad", (left,), shape, dtype, **ends), padding)
-        late = self.builder.append("take", (right, at), shape, dtype, dim=dim)
-        late = self.kept(late, padding)
-        test = self.make("lt", [place, first], line, "bool")
-        alone = [pairs[dim] if d == dim else (1, 1) for d in range(len(shape))]
-        if len(alone) > 1:
-            test = self.make("reshape", [test], alone, "bool")
-        test = self.kept(self.builder.broadcast(test, shape), padding)
-        return self.kept(self.builder.append("where", (test, early, late), shape, dtype), padding)
-
     def _const(self, a: Node, b: Node) -> int:
         """A number; one that varies is what it is of an extent of an input."""
         large, small = const_value(a), const_value(b)
@@ -417,13 +301,13 @@ class Writer:
         if dtype == "bool":
             return None
         if dtype in FLOATS and math.isclose(large * pair[0], small * pair[1], rel_tol=1e-12):
-            return self._scalar("div", self.const(large * pair[0], dtype), pair, dtype)
+            return self.scalar("div", self.const(large * pair[0], dtype), pair, dtype)
         if dtype in FLOATS and math.isclose(large / pair[0], small / pair[1], rel_tol=1e-12):
-            return self._scalar("mul", self.const(large / pair[0], dtype), pair, dtype)
+            return self.scalar("mul", self.const(large / pair[0], dtype), pair, dtype)
         if large - small == pair[0] - pair[1]:
-            return self._scalar("add", self.const(large - pair[0], dtype), pair, dtype)
+            return self.scalar("add", self.const(large - pair[0], dtype), pair, dtype)
         if small - large == pair[0] - pair[1]:
-            return self._scalar("sub", self.const(large + pair[0], dtype), pair, dtype)
+            return self.scalar("sub", self.const(large + pair[0], dtype), pair, dtype)
         return None
 
     def _of_area(self, large: float, small: float, dtype: str) -> int | None:
@@ -449,19 +333,13 @@ class Writer:
         area = self.make("cast", [area], (), dtype)
         return self.make(op, [self.const(number, dtype), area], (), dtype)
 
-    def _scalar(self, op: str, number: int, pair: Pair, dtype: str) -> int:
-        extent = self.count(pair)
-        if dtype != COUNT_DTYPE:
-            extent = self.make("cast", [extent], (), dtype)
-        return self.make(op, [number, extent], (), dtype)
-
     def _from_the_front(self, x: int, index: int, axis: int) -> int:
         """Positions along an axis of ``x``: negative ones count from the end of what counts."""
         pair = self.known[x].pairs[axis]
         if pair[0] == pair[1] or interval(self.builder.nodes, index)[0] >= 0:
             return index
         pairs, dtype = self.known[index].pairs, self.builder.dtype(index)
-        end = self._scalar("add", self.const(0, dtype), pair, dtype)
+        end = self.scalar("add", self.const(0, dtype), pair, dtype)
         back = self.make("add", [index, end], pairs, dtype)
         test = self.make("lt", [index, self.const(0, dtype)], pairs, "bool")
         return self.make("where", [test, back, index], pairs, dtype)
@@ -491,7 +369,7 @@ class Writer:
         known, line = self.known[x], ((length, length),)
         known.padding_last(axis)
         x = self._counted(x, [axis])
-        first = self._scalar("add", self.const(start, COUNT_DTYPE), known.pairs[axis], COUNT_DTYPE)
+        first = self.scalar("add", self.const(start, COUNT_DTYPE), known.pairs[axis], COUNT_DTYPE)
         at = self.make("iota", [], line, COUNT_DTYPE, dim=0)
         at = self.make("mul", [at, self.const(step, COUNT_DTYPE)], line, COUNT_DTYPE)
         at = self.make("add", [at, first], line, COUNT_DTYPE)

@@ -11,7 +11,8 @@ from tests.emitting import signature
 from tests.unit.graph.attention_graphs import Case, attention
 from tests.unit.graph.random_graphs import assert_close, inputs_for, run_fused
 from torch_pruner.families.attention.form import AttentionDecisions
-from torch_pruner.graph.attention import attention_of, attention_plan, hiding_mask, shared_masks
+from torch_pruner.graph.attention import attention_of, attention_plan
+from torch_pruner.graph.attention_masks import hiding_mask, shared_masks
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder

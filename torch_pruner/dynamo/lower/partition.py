@@ -21,15 +21,8 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.aten import Rejection, RejectionKind, Unsupported
-from torch_pruner.dynamo.lower.importer import (
-    CPU,
-    Probe,
-    Test,
-    import_region,
-    literal,
-    output_fakes,
-    probe,
-)
+from torch_pruner.dynamo.lower.importable import output_fakes
+from torch_pruner.dynamo.lower.importer import CPU, Probe, Test, import_region, literal, probe
 from torch_pruner.dynamo.lower.tensors import spec_of
 
 if TYPE_CHECKING:

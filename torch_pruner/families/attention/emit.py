@@ -50,13 +50,8 @@ from torch_pruner.codegen.tir.reader import Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.families.attention.products import columns_of_queries, rows_of_queries
 from torch_pruner.families.attention.visible import end, see
-from torch_pruner.graph.attention import (
-    AttentionPlan,
-    attention_of,
-    attention_plan,
-    counted_keys,
-    hiding_mask,
-)
+from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan
+from torch_pruner.graph.attention_masks import counted_keys, hiding_mask
 from torch_pruner.graph.extents import unwritten
 
 if TYPE_CHECKING:

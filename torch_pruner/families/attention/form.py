@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from torch_pruner.graph.attention import attention_of, attention_plan, hiding_mask
+from torch_pruner.graph.attention import attention_of, attention_plan
+from torch_pruner.graph.attention_masks import hiding_mask
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.signature import BufferSpec
 

@@ -13,7 +13,8 @@ import numpy as np
 from torch_pruner.families import machine
 from torch_pruner.families.attention.form import AttentionDecisions
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
-from torch_pruner.graph.attention import attention_of, shared_masks
+from torch_pruner.graph.attention import attention_of
+from torch_pruner.graph.attention_masks import shared_masks
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ops import ITEMSIZE
 

@@ -38,12 +38,13 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.winograd.form import Winograd, places, winograd_of
+from torch_pruner.families.winograd.transform import transformed
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from torch_pruner.families.winograd.form import Matrix, WinogradDecisions
+    from torch_pruner.families.winograd.form import WinogradDecisions
     from torch_pruner.graph.contraction import ConvShape
     from torch_pruner.graph.ir import Graph, Shape
     from torch_pruner.graph.signature import Signature
@@ -250,78 +251,13 @@ def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: tuple[Expr, Expr], *, guarded
     def read(place: Shape, v: Expr) -> Expr:
         return raw[order[place] * vl + v]
 
-    return seq([stack(raw), *map(fetch, order), *_apply(nest, plan.input_transform(), read, keep)])
-
-
-def _apply(
-    nest: _Nest,
-    matrices: Sequence[Matrix],
-    read: Callable[[Shape, Expr], Expr],
-    write: Callable[[Shape, Expr, Expr], Stmt],
-) -> list[Stmt]:
-    """``write`` every element of the tile that ``read`` gives, transformed in each dimension."""
-    shape, vl = tuple(len(m[0]) for m in matrices), nest.vl
-    stmts: list[Stmt] = []
-    *before, last = range(len(matrices))
-    for d in before:
-        shape = (*shape[:d], len(matrices[d]), *shape[d + 1 :])
-        part = _Part(nest, shape, d)
-        stmts += [stack(part.held), *_pass(vl, matrices[d], d, shape, read, part.store)]
-        read = part.load
-    shape = (*shape[:last], len(matrices[last]))
-    return [*stmts, *_pass(vl, matrices[last], last, shape, read, write)]
-
-
-class _Part:
-    """A tile between the transforms of two dimensions, in registers."""
-
-    def __init__(self, nest: _Nest, shape: Shape, d: int) -> None:
-        self.vl = nest.vl
-        self.order = {place: k for k, place in enumerate(places(shape))}
-        dtype, size = nest.plan.con.acc_dtype, len(self.order) * nest.vl
-        self.held = buffer(size, dtype, f"part{d}", scope="local")
-
-    def load(self, place: Shape, v: Expr) -> Expr:
-        return self.held[self.order[place] * self.vl + v]
-
-    def store(self, place: Shape, v: Expr, value: Expr) -> Stmt:
-        return store(self.held, self.order[place] * self.vl + v, value)
-
-
-def _pass(
-    vl: int,
-    matrix: Matrix,
-    d: int,
-    shape: Shape,
-    read: Callable[[Shape, Expr], Expr],
-    write: Callable[[Shape, Expr, Expr], Stmt],
-) -> list[Stmt]:
-    """The transform of dimension ``d``; ``shape`` is the tile's after it."""
-
-    def vector(place: Shape) -> Stmt:
-        def element(v: Expr) -> Stmt:
-            def term(i: int) -> Expr:
-                return read((*place[:d], i, *place[d + 1 :]), v)
-
-            return write(place, v, _sum(matrix[place[d]], term))
-
-        return loop(vl, element, VECTORIZED, "v")
-
-    return [vector(place) for place in places(shape)]
-
-
-def _sum(row: Sequence[float], term: Callable[[int], Expr]) -> Expr:
-    """A sum of terms with factors of one and minus one, the positive ones first."""
-    signs = sorted((i for i, c in enumerate(row) if c), key=lambda i: row[i] < 0)
-    total: Expr | None = None
-    for i in signs:
-        value = term(i)
-        if total is None:
-            total = value if row[i] > 0 else T.const(-1.0, "float32") * value
-        else:
-            total = total + value if row[i] > 0 else total - value
-    assert total is not None
-    return total
+    return seq(
+        [
+            stack(raw),
+            *map(fetch, order),
+            *transformed(nest.vl, nest.plan.con.acc_dtype, plan.input_transform(), read, keep),
+        ]
+    )
 
 
 def _multiply(nest: _Nest, p: Expr, nb: Expr) -> Stmt:
@@ -400,7 +336,9 @@ def _results(
             def keep(place: Shape, v: Expr, value: Expr) -> Stmt:
                 return store(done, made[place] * vl + v, value)
 
-            steps = _apply(nest, plan.output_transform(), product, keep)
+            steps = transformed(
+                nest.vl, nest.plan.con.acc_dtype, plan.output_transform(), product, keep
+            )
             stored = [_store(nest, where, i, column, (done, k * vl)) for i, k in made.items()]
             return seq([stack(done), *steps, *stored])
 
