@@ -66,8 +66,8 @@ def title_of(setting: Setting) -> str:
 
 
 def prepare(names: Sequence[str], setting: Setting) -> dict[str, dict[str, Any]]:
-    """Weights and conversions that are not in the folder yet; reasons where there are none."""
-    if not setting.checkpoint.exists() and (why := turns.once("eager", setting, "checkpoint")):
+    """Weights, scores, conversions that are not in the folder yet; reasons for what cannot be."""
+    if not setting.has_reference and (why := turns.once("eager", setting, "checkpoint")):
         raise RuntimeError(f"no weights: {why}")
     found = {}
     for name in (n for n in names if CONTESTANTS[n].convert):

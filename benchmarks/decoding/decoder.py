@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -34,6 +36,18 @@ class Setting:
     @property
     def checkpoint(self) -> Path:
         return self.folder / "weights.pt"
+
+    def scores(self, *, rounded: bool) -> Path:
+        """Where eager's scores after the prompt are kept: a file for each prompt and model."""
+        told = json.dumps([self.model, self.layers, self.prompt()])
+        key = hashlib.sha256(told.encode()).hexdigest()[:12]
+        return self.folder / f"scores-{'rounded' if rounded else 'float32'}-{key}.npy"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether weights and eager's scores with them are there."""
+        files = [self.checkpoint, *(self.scores(rounded=r) for r in (False, True))]
+        return all(file.exists() for file in files)
 
     def prompt(self, count: int | None = None) -> list[int]:
         """Random tokens, the same for everybody; by default as many as ``start``."""

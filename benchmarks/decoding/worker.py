@@ -31,23 +31,26 @@ class Worker:
         self.decoder: Decoder | None = None
 
     def checkpoint(self) -> dict[str, Any]:
-        """Random weights, and eager's scores with them, rounded and not."""
+        """Random weights, unless they are there, and eager's scores with them, rounded and not."""
         import numpy as np
         import torch
 
         from benchmarks.decoding import shapes
 
-        path = self.setting.checkpoint
-        model = shapes.build(self.setting.model, self.setting.layers)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), path.with_suffix(".partial"))
+        of, path = self.setting, self.setting.checkpoint
+        if path.exists():
+            model = shapes.restored(of.model, of.layers, path, rounded=False)
+        else:
+            model = shapes.build(of.model, of.layers)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(model.state_dict(), path.with_suffix(".partial"))
+            path.with_suffix(".partial").rename(path)
         for rounded in (False, True):
             if rounded:
                 shapes.round_weights(model)
             with torch.no_grad():
                 found = model(torch.tensor([self.prompt]), logits_to_keep=1).logits[0, -1]
-            np.save(self._reference(rounded=rounded), found.numpy())
-        path.with_suffix(".partial").rename(path)
+            np.save(of.scores(rounded=rounded), found.numpy())
         return {}
 
     def convert(self) -> dict[str, Any]:
@@ -64,7 +67,7 @@ class Worker:
         self.decoder, load_s = timed(lambda: contestant.load(self.setting))  # type: ignore[assignment]
         assert self.decoder is not None
         found = self.decoder.fill(self.prompt)
-        exact = np.load(self._reference(rounded=contestant.rounded))
+        exact = np.load(self.setting.scores(rounded=contestant.rounded))
         _, first_s = timed(self.decoder.step)
         self.left = self.setting.length - self.setting.start - 1
         return {
@@ -99,9 +102,6 @@ class Worker:
             name: int(fields[field].split()[0]) * 1024
             for name, field in (("rss_bytes", "VmRSS"), ("anonymous_bytes", "RssAnon"))
         }
-
-    def _reference(self, *, rounded: bool) -> Path:
-        return self.setting.folder / f"scores-{'rounded' if rounded else 'float32'}.npy"
 
 
 def serve(worker: Worker, commands: Any, answers: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,8 +166,9 @@ class TestWorker:
     def test_it_does_what_it_is_told_and_begins_again_in_time(
         self, fake: Fake, tmp_path: Path
     ) -> None:
-        np.save(tmp_path / "scores-float32.npy", np.array([1, 1, 1, 2], np.float32))
-        of = worker.Worker("fake", Setting("llama", tmp_path, 1, length=16, start=8))
+        setting = Setting("llama", tmp_path, 1, length=16, start=8)
+        np.save(setting.scores(rounded=False), np.array([1, 1, 1, 2], np.float32))
+        of = worker.Worker("fake", setting)
         steps = {"do": "steps", "wake": 1, "count": 3}
         loaded, first, second, memory = self.serve(
             of, {"do": "load"}, steps, steps, {"do": "memory"}
@@ -177,6 +179,18 @@ class TestWorker:
         assert fake.done == 1 + 4 + 4
         assert fake.filled == 2, "after 1 + 4 tokens of 8 there is no room for 4 more"
         assert memory["ok"]["rss_bytes"] > memory["ok"]["anonymous_bytes"] > 1 << 20
+
+    def test_scores_are_those_of_the_prompt(self, setting: Setting) -> None:
+        weights = setting.checkpoint.read_bytes()
+        for of in (setting, replace(setting, start=4)):
+            assert not of.has_reference
+            worker.Worker("eager", of).checkpoint()
+            assert of.has_reference
+            found = np.load(of.scores(rounded=False))
+            exact = expected(small("llama"), of.prompt())
+            np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
+        assert replace(setting, length=12).has_reference, "longer caches change nothing"
+        assert setting.checkpoint.read_bytes() == weights
 
     def test_what_goes_wrong_is_an_answer(self, fake: Fake, tmp_path: Path) -> None:
         of = worker.Worker("fake", Setting("llama", tmp_path, 1, length=16, start=8))
