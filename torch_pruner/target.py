@@ -46,6 +46,7 @@ class CpuModel:
     tiles: bool = False  # has AMX with bfloat16, where the flags do not hide it
     core_bytes_per_s: float = 20e9  # that one core reads from memory while another one does
     dot_fmas: float = 4.0  # multiply-adds that take as long as one ``vdpbf16ps``
+    reads_ahead: bool = False  # see ``TargetSpec``
 
     @property
     def vector_registers(self) -> int:
@@ -66,7 +67,7 @@ _AMD = (
         CpuModel("znver5", 64, 2, 3.9e9, _ZEN4 | {"avx_vnni"}, core_bytes_per_s=33e9, dot_fmas=1.0),
     ),
     (0x19, CpuModel("znver4", 64, 1, 3.6e9, _ZEN4)),  # two 256-bit pipes make one 512-bit FMA
-    (0x19, CpuModel("znver3", 32, 2, 3.4e9, _V3 | {"vaes", "vpclmulqdq"})),
+    (0x19, CpuModel("znver3", 32, 2, 3.4e9, _V3 | {"vaes", "vpclmulqdq"}, reads_ahead=True)),
     (0x17, CpuModel("znver2", 32, 2, 3.2e9, _V3 | {"clwb"})),
     (0x17, CpuModel("znver1", 32, 1, 3.0e9, _V3)),
 )
@@ -174,6 +175,7 @@ class TargetSpec:
     byte_dot: bool = False  # AVX512-VNNI, dotprod: four products of bytes are added to a sum
     bf16_dot_fmas: float = 4.0  # multiply-adds that take as long as one ``vdpbf16ps``
     float16: bool = False  # vectors of float16 become float32, and back, in one instruction
+    reads_ahead: bool = False  # streams of whole floats come soonest where nobody asks for lines
 
     @staticmethod
     def detect(threads: int | None = None, probe: CpuProbe | None = None) -> TargetSpec:
@@ -323,6 +325,7 @@ def _cpu_spec(
         byte_dot=_has("avx512_vnni", model, attrs) or "+dotprod" in _features(attrs, defaults),
         bf16_dot_fmas=model.dot_fmas,
         float16=arm or _has("f16c", model, attrs),
+        reads_ahead=model.reads_ahead,
     )
 
 

@@ -337,3 +337,25 @@ def test_one_row_of_bfloat16_is_read_where_it_lies() -> None:
     found = sketches_for(Task("kernel", few_rows(1, 768, 768, "bfloat16"), zen, 2))
     seconds = {s.name: float(s.symbols(s.default()[None]).latency_s[0]) for s in found}
     assert min(seconds, key=lambda name: seconds[name]) == "in_place"
+
+
+def test_floats_are_not_fetched_where_the_processor_reads_ahead() -> None:
+    """Of a row of each width on a Zen 3: the family, and how far ahead it fetches."""
+    zen3 = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver3"}, 2)
+    caches = {"l1_bytes": 32 << 10, "l2_bytes": 512 << 10, "l3_bytes": 32 << 20}
+    rates = {"frequency_hz": 3.4e9, "dram_bytes_per_s": 40e9}
+    zen3 = dataclasses.replace(zen3, cores=2, **caches, **rates)
+    assert zen3.reads_ahead
+
+    def drafted(target: TargetSpec, dtype: str, rows: int = 1) -> tuple[str, int]:
+        task = Task("kernel", few_rows(rows, 768, 3072, dtype), target, 2)
+        found = min(sketches_for(task), key=lambda s: s.symbols(s.default()[None]).latency_s[0])
+        return found.name, found.named(found.default())["ahead"]
+
+    assert drafted(zen3, "float32") == ("in_place", 0)
+    assert drafted(zen3, "bfloat16") == ("in_place", 2048)
+    assert drafted(zen3, "float32", 4) == ("contraction", 0)
+    assert drafted(zen3, "bfloat16", 4) == ("contraction", 1)
+    asked = dataclasses.replace(zen3, reads_ahead=False)
+    assert drafted(asked, "float32") == ("in_place", 8192)
+    assert drafted(asked, "float32", 4) == ("contraction", 1)

@@ -164,7 +164,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         cold = cold / np.where(c.order == 0, c.mc, 1)
         if self.constant:  # for every task anew
             stream = stream + np.where(widened, con.depth * c.nv * self.widen_cycles, 0.0)
-        exposed = cold * np.where(c.ahead == 1, 0.1, 0.6) if self.far else 0.0
+        exposed = cold * self._exposed(c) if self.far else 0.0
 
         task_s = (per_chunk * tile_cycles + stream + exposed) / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, threads)
@@ -190,6 +190,15 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
             2.0 * con.groups * columns * tiles * c.tm * con.depth,
             launch + machine.from_memory(seconds - launch, floor),
         )
+
+    def _exposed(self, c: ContractionDecisions[Array]) -> Array:
+        """Share of the time of a panel's way from memory that the work on it does not hide."""
+        exposed: Array = np.where(c.ahead == 1, 0.1, 0.6)
+        if self.task.target.reads_ahead and self.stored == self.itemsize:
+            # Floats that pass once: see ``in_place``, whose measurements these are, too.
+            once = self.con.row_tiles(c.tm) == 1
+            exposed = np.where(once, np.where(c.ahead == 1, 0.2, 0.1), exposed)
+        return exposed
 
     def _last(self, c: ContractionDecisions[Array]) -> Array:
         """Vectors of the last panel."""

@@ -31,6 +31,8 @@ _STREAM = 192.0  # bytes of a column that are read before its stream is known
 _LINE = 64.0  # bytes
 _AHEAD = (2048, 4096, 8192, 16384)  # bytes
 _WAITING = (0.12, 0.06, 0.02, 0.03)  # what fetching so far ahead does not hide
+# The same where the processor reads ahead by itself: the further, the more is in its way.
+_IN_ITS_WAY = (0.02, 0.06, 0.07, 0.08)
 # A copy of what is read once would have to be kept and compared with what it was made from.
 WORTH = 0.97
 
@@ -134,12 +136,27 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
         """
         con, size = self.con, self.format.itemsize
         more, narrow = con.rows - 1, ITEMSIZE[con.acc_dtype] / size - 1
-        fetched = np.interp(c.ahead, _AHEAD, _WAITING)
-        single = np.where(c.ahead > 0, fetched, 0.05 + 0.05 * narrow)
+        if self.task.target.reads_ahead:
+            single = self._beside_its_own(c, narrow)
+        else:
+            fetched = np.interp(c.ahead, _AHEAD, _WAITING)
+            single = np.where(c.ahead > 0, fetched, 0.05 + 0.05 * narrow)
         single = single + min(0.6, 0.1 * max(0, more - 1))
         several = np.where(c.ahead > 0, 0.0, 0.3 * narrow + 0.1 * more)
         several = several + 0.03 + 0.04 * more + _STREAM / (con.k[-1] * size)
         waiting: Array = np.where(c.nc > 1, several, single)
+        return waiting
+
+    def _beside_its_own(self, c: InPlaceDecisions[Array], narrow: float) -> Array:
+        """The same of one column after another, beside prefetchers that keep up with whole floats.
+
+        Measured on a Zen 3, whose window of instructions spans the lines of floats that memory has
+        under way: a fetch takes 6 to 14 points of the read. What is widened fills the window with
+        fewer lines and wants a fetch, bytes so much that packed panels read them faster.
+        """
+        fetched = np.interp(c.ahead, _AHEAD, _IN_ITS_WAY)
+        fetched = fetched + (0.075 * max(0.0, narrow - 1) if narrow else 0.1)
+        waiting: Array = np.where(c.ahead > 0, fetched, 0.35 * min(1.0, narrow) if narrow else 0.02)
         return waiting
 
     def _step_cycles(self, c: InPlaceDecisions[Array]) -> Array:
