@@ -227,6 +227,28 @@ NETWORKS: dict[str, Network] = {
             replace(network, in_papers=False)
             for network in (
                 _image_network("resnet18", "ResNet-18", resnet.resnet18, 3, 224, 224),
+                _image_network(
+                    "mobilenet_v3_large",
+                    "MobileNet-V3-Large",
+                    mobilenet.mobilenet_v3_large,
+                    3,
+                    224,
+                    224,
+                ),
+                Network(
+                    "efficientnet_b0",
+                    "EfficientNet-B0",
+                    _whole(vision.efficientnet_b0),
+                    _pixels(224),
+                    kind="convolution",
+                ),
+                Network(
+                    "regnet_y_400mf",
+                    "RegNet-Y-400MF",
+                    _whole(vision.regnet_y_400mf),
+                    _pixels(224),
+                    kind="convolution",
+                ),
                 Network(
                     "efficientnet_b7",
                     "EfficientNet-B7",
@@ -240,6 +262,13 @@ NETWORKS: dict[str, Network] = {
                     "unet",
                     "Stable Diffusion's UNet (small)",
                     _whole(unet.UNet),
+                    _latents,
+                    kind="convolution",
+                ),
+                Network(
+                    "unet_narrow_heads",
+                    "U-Net, heads of few columns",
+                    _whole(partial(unet.UNet, widths=(64, 128, 256, 256), heads=32)),
                     _latents,
                     kind="convolution",
                 ),

@@ -16,7 +16,7 @@ from torch import nn
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROUPS, HEADS = 32, 8
+GROUPS = 32
 
 
 class ResidualBlock(nn.Module):
@@ -38,8 +38,9 @@ class ResidualBlock(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention of pixels to pixels, or to a text of another width."""
 
-    def __init__(self, width: int, context: int) -> None:
+    def __init__(self, width: int, context: int, heads: int) -> None:
         super().__init__()
+        self.heads = heads
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(context, width, bias=False)
         self.value = nn.Linear(context, width, bias=False)
@@ -47,7 +48,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         q, k, v = (
-            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.query(x), self.key(context), self.value(context))
         )
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
@@ -56,11 +57,11 @@ class Attention(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention to itself and to the text, and a gated feed-forward part, over all pixels."""
 
-    def __init__(self, width: int, context: int) -> None:
+    def __init__(self, width: int, context: int, heads: int) -> None:
         super().__init__()
         self.norm, self.enter = nn.GroupNorm(GROUPS, width), nn.Conv2d(width, width, 1)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
-        self.itself, self.text = Attention(width, width), Attention(width, context)
+        self.itself, self.text = Attention(width, width, heads), Attention(width, context, heads)
         self.gated, self.narrow = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
         self.leave = nn.Conv2d(width, width, 1)
 
@@ -76,14 +77,12 @@ class TransformerBlock(nn.Module):
 
 
 class Stage(nn.Module):
-    """A residual block, and a transformer block where there is attention."""
+    """A residual block, and a transformer block where there are heads of attention."""
 
-    def __init__(
-        self, inputs: int, outputs: int, time: int, context: int, *, attends: bool
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, time: int, context: int, *, heads: int) -> None:
         super().__init__()
         self.block = ResidualBlock(inputs, outputs, time)
-        self.attention = TransformerBlock(outputs, context) if attends else None
+        self.attention = TransformerBlock(outputs, context, heads) if heads else None
 
     def forward(self, x: Tensor, time: Tensor, context: Tensor) -> Tensor:
         x = self.block(x, time)
@@ -94,7 +93,11 @@ class UNet(nn.Module):
     """Predicts the noise in latents ``(batch, 4, rows, columns)`` at a time step, given a text."""
 
     def __init__(
-        self, widths: tuple[int, ...] = (128, 256, 512, 512), depth: int = 2, context: int = 768
+        self,
+        widths: tuple[int, ...] = (128, 256, 512, 512),
+        depth: int = 2,
+        context: int = 768,
+        heads: int = 8,
     ) -> None:
         super().__init__()
         self.first, time = widths[0], 4 * widths[0]
@@ -106,18 +109,22 @@ class UNet(nn.Module):
         skips, now = [self.first], self.first
         for level, width in enumerate(widths):
             for _ in range(depth):
-                self.down.append(Stage(now, width, time, context, attends=level < last))
+                self.down.append(
+                    Stage(now, width, time, context, heads=heads if level < last else 0)
+                )
                 now = width
                 skips.append(now)
             if level < last:
                 self.smaller.append(nn.Conv2d(now, now, 3, 2, 1))
                 skips.append(now)
-        self.middle = Stage(now, now, time, context, attends=True)
+        self.middle = Stage(now, now, time, context, heads=heads)
         self.end = ResidualBlock(now, now, time)
         for level, width in reversed(list(enumerate(widths))):
             for _ in range(depth + 1):
                 inputs = now + skips.pop()
-                self.up.append(Stage(inputs, width, time, context, attends=level < last))
+                self.up.append(
+                    Stage(inputs, width, time, context, heads=heads if level < last else 0)
+                )
                 now = width
             if level > 0:
                 self.larger.append(nn.Conv2d(now, now, 3, 1, 1))

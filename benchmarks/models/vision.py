@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForImageClassification,
     ConvNextConfig,
     EfficientNetConfig,
+    RegNetConfig,
     SwinConfig,
 )
 
@@ -26,9 +27,45 @@ def convnext_t() -> nn.Module:
     return AutoModelForImageClassification.from_config(config)
 
 
+def efficientnet_b0() -> nn.Module:
+    """EfficientNet-B0 at 224 pixels."""
+    return _efficientnet(
+        EfficientNetConfig(
+            num_labels=1000,
+            width_coefficient=1.0,
+            depth_coefficient=1.0,
+            image_size=224,
+            hidden_dim=1280,
+            dropout_rate=0.2,
+        )
+    )
+
+
 def efficientnet_b7() -> nn.Module:
     """EfficientNet-B7: what ``EfficientNetConfig`` describes by default."""
-    network = AutoModelForImageClassification.from_config(EfficientNetConfig(num_labels=1000))
+    return _efficientnet(EfficientNetConfig(num_labels=1000))
+
+
+def regnet_y_400mf() -> nn.Module:
+    """RegNet-Y-400MF (Radosavovic et al., 2020): convolutions in groups of eight channels."""
+    config = RegNetConfig(
+        num_labels=1000,
+        embedding_size=32,
+        hidden_sizes=[48, 104, 208, 440],
+        depths=[1, 3, 6, 6],
+        groups_width=8,
+        layer_type="y",
+    )
+    network = AutoModelForImageClassification.from_config(config)
+    randomise(network, torch.default_generator)
+    for stage in network.regnet.encoder.stages:
+        for block in stage.layers:
+            block.layer[-1].normalization.weight.data.mul_(RESIDUAL_GAIN)
+    return network
+
+
+def _efficientnet(config: EfficientNetConfig) -> nn.Module:
+    network = AutoModelForImageClassification.from_config(config)
     randomise(network, torch.default_generator)
     for block in network.efficientnet.encoder.blocks:
         if block.projection.apply_dropout:  # a shortcut leads around it

@@ -1,4 +1,4 @@
-"""Depthwise convolutions read in place: borders, strides, ragged channels, every loop order."""
+"""Depthwise and grouped convolutions read in place: borders, strides, ragged channels, orders."""
 
 from __future__ import annotations
 
@@ -32,4 +32,18 @@ TILE = {"vl": 16, "tw": 7, "th": 2, "nv": 1, "mc": 4, "order": 0, "par": 1}
 )
 def test_depthwise(spec: Graph, changes: dict[str, int]) -> None:
     outputs, expected, _ = K.run(spec, "depthwise", {**TILE, **changes})
+    assert K.error(outputs, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (K.conv(24, 14, 48, 3, 1, 1, 3), {"tw": 5}),
+        (K.conv(32, 15, 32, 3, 2, 1, 8), {"vl": 4, "order": 2}),
+        (K.conv(24, 9, 48, 5, 1, 2, 3), {"vl": 8, "nv": 2, "tw": 4, "order": 1}),
+        (K.conv(16, 20, 16, 3, 1, 1, 2, rank=1), {"vl": 8, "mc": 1}),
+    ],
+)
+def test_groups(spec: Graph, changes: dict[str, int]) -> None:
+    outputs, expected, _ = K.run(spec, "depthwise", {**TILE, "th": 1, **changes})
     assert K.error(outputs, expected) < 1e-5

@@ -44,6 +44,20 @@ def is_depthwise(spec: Graph, *, constant: bool) -> bool:
     return con.form == "depthwise" and not (constant and constant_operand(spec, con) is None)
 
 
+_NARROW = 32  # channels: more are columns enough for register tiles of several vectors
+
+
+def has_narrow_groups(spec: Graph) -> bool:
+    """A float32 convolution in groups of a few channels, whole vectors of four at least, with
+    constant weights."""
+    if not is_contraction(spec):
+        return False
+    con = contraction_of(spec)
+    narrow = con.form == "conv" and con.groups > 1 and con.n <= _NARROW and con.n % 4 == 0
+    narrow = narrow and {spec.nodes[i].dtype for i in (con.a, con.b)} == {"float32"}
+    return narrow and constant_operand(spec, con) is not None
+
+
 def is_product(spec: Graph) -> bool:
     """A contraction that is no depthwise convolution with constant weights."""
     return is_contraction(spec) and not is_depthwise(spec, constant=True)

@@ -75,6 +75,11 @@ class Contraction:
         return math.prod(self.k)
 
     @property
+    def shares_rows(self) -> bool:
+        """Whether groups read and write parts of the same lines: channels of a convolution."""
+        return self.form == "conv" and self.groups > 1
+
+    @property
     def in_line(self) -> bool:
         """Whether the first operand's rows lie a constant apart, from the first to the last.
 

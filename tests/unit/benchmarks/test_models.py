@@ -28,6 +28,9 @@ PARAMETERS = {  # at full depth: what the literature and the public implementati
     "opt_1_3b": 1_315_758_080,
     "mistral_7b": 7_110_660_096,
     "efficientnet_b7": 66_347_960,
+    "mobilenet_v3_large": 5_483_032,
+    "efficientnet_b0": 5_288_548,
+    "regnet_y_400mf": 4_344_144,
     "swin_t": 28_288_354,
     "convnext_t": 28_589_128,
 }
@@ -40,6 +43,7 @@ OUTPUTS = {  # shape of the first output at batch 1
     "vit": (1, 257, 768),
     "detr": (1, 100, 92),
     "unet": (1, 4, 32, 32),
+    "unet_narrow_heads": (1, 4, 32, 32),
 }
 
 TOO_BIG_TO_RUN = {"opt_1_3b", "mistral_7b"}

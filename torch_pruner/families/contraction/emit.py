@@ -109,6 +109,8 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
     def task(p: Expr) -> Stmt:
         if order == 0:
             (g, nb, chunk) = unlinear(p, (con.groups, nest.blocks, chunks))
+        elif con.shares_rows:
+            (chunk, g, nb) = unlinear(p, (chunks, con.groups, nest.blocks))
         else:
             (g, chunk, nb) = unlinear(p, (con.groups, chunks, nest.blocks))
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _FEW = 8
 WIDEN_CYCLES = 1.5  # to make float32 of a vector of narrower elements, into a near cache
 
-PAGE = 4096  # bytes
+PAGE, CACHE_LINE = 4096, 64  # bytes
 FAR_ROW_CYCLES = 4.5  # of a step whose operand is a page away from the last one's
 PACKED_COLUMN_CYCLES, PACKED_ROW_CYCLES = 1.5, 0.4  # of an element, across memory and along it
 
@@ -121,7 +121,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         direct = (c.pack == 1) | (con.n % (c.nv * c.vl) == 0)
         tasks = con.groups * blocks * c.mc
         shared = (c.par == 0) | (tasks >= 2)
-        serial = (c.par == 1) | (c.mc == 1)  # chunks only serve parallelism
+        serial = (c.par == 1) | (c.mc == 1)  # chunks only serve parallelism,
+        serial |= np.bool_(con.shares_rows)  # and what groups share
         ordered = (c.order == 0) | (c.mc > 1)
         follows = (c.ahead == 0) | (con.groups * blocks > 1)  # there is a next panel
         blocked = (c.kb == 1) | (c.pack == 1)  # a block of a panel lies in one piece
@@ -158,6 +159,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         rows_reread = np.where(c.order == 0, a_bytes / c.mc, rows_bytes)
         chunk_bytes = panel + a_bytes / c.mc / con.groups
         stream = chunk_bytes / machine.bytes_per_cycle(panel + rows_reread, target) * 0.3
+        if con.shares_rows:
+            stream = self._pieces(c, a_bytes) / c.mc
 
         # Constants come from memory: waiting for a panel is in part hidden by the work on it.
         cold = con.depth * bn * second / machine.memory_bytes_per_cycle(target)
@@ -257,7 +260,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         """
         threads = self.task.threads
         alike = (c.order == 1) & (c.mc % threads == 0)
-        alike = alike | (c.par == 0) | (self.con.groups >= threads)
+        alike = alike | (c.par == 0) | (self.con.groups >= threads and not self.con.shares_rows)
         share: Array = np.where(alike, 0.0, 1 - 1 / threads)
         return share
 
@@ -270,13 +273,29 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         con, target = self.con, self.task.target
         blocks = np.ceil(con.n / (c.nv * c.vl))
         written = con.groups * con.rows * con.n * ITEMSIZE[self.task.spec.nodes[con.anchor].dtype]
-        region = np.where(c.order == 1, written / con.groups / c.mc, float(written))
+        apart = 1 if con.shares_rows else con.groups
+        blocks = blocks * (con.groups // apart)
+        region = np.where(c.order == 1, written / apart / c.mc, float(written))
         size = target.l2_bytes
         per_cycle = np.where(region > 0.8 * size, 1.1, 10.0)
         cycles = np.where((blocks > 1) & (region > 0.3 * size), written / per_cycle, 0.0)
         cores = np.where(c.par == 1, self.task.threads, 1)
         seconds: Array = cycles / cores / target.frequency_hz
         return seconds
+
+    def _pieces(self, c: ContractionDecisions[Array], a_bytes: float) -> Array:
+        """Cycles in which a group gets its piece of every line of the cache that it shares.
+
+        ``a_bytes``: of the group's part of the input. Before the next group comes to the rest of a
+        line the whole input has passed by, or a chunk of it.
+        """
+        con, size = self.con, self.itemsize
+        piece = con.k[-1] * size
+        whole = a_bytes * con.groups
+        between = np.where(c.order == 1, whole / c.mc, whole)
+        lines = a_bytes / piece * max(piece, CACHE_LINE)
+        cycles: Array = lines / machine.bytes_per_cycle(between, self.task.target)
+        return cycles
 
     def _step_cycles(self, c: ContractionDecisions[Array], vectors: Array) -> Array:
         """Cycles of one position of the reduction."""
@@ -326,7 +345,11 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         cores = np.where(c.par == 1, self.task.threads, 1)
         elements = float(np.prod(copied_shape(spec, con)))
         copied = copies_first(spec, con, widened)
-        cycles = np.where(copied, elements * self.itemsize / 16.0, 0.0)
+        copy = elements * self.itemsize / 16.0
+        if con.shares_rows:  # too few products for each element to make up for its way
+            size = np.array(elements * self.itemsize)
+            copy = copy + float(size / machine.bytes_per_cycle(size, target))
+        cycles = np.where(copied, copy, 0.0)
         if not self.constant:
             each = (
                 PACKED_ROW_CYCLES

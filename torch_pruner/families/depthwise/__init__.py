@@ -1,4 +1,4 @@
-"""Depthwise convolutions with constant weights: vectors of channels, tiles of positions."""
+"""Depthwise and grouped convolutions, constant weights: vectors of channels, tiles of positions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.depthwise import form
 from torch_pruner.families.depthwise.form import DepthwiseDecisions
-from torch_pruner.families.kinds import is_depthwise
+from torch_pruner.families.kinds import has_narrow_groups, is_depthwise
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -24,7 +24,7 @@ class DepthwiseFamily(Family):
     decisions = DepthwiseDecisions
 
     def matches(self, task: Task) -> bool:
-        return is_depthwise(task.spec, constant=True)
+        return is_depthwise(task.spec, constant=True) or has_narrow_groups(task.spec)
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.depthwise.space import DepthwiseSketch

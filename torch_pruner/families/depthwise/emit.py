@@ -1,9 +1,11 @@
-"""Emits depthwise convolutions: vectors of channels, register tiles of output positions.
+"""Emits depthwise and grouped convolutions: vectors of channels, tiles of output positions.
 
 The nest is: parallel over chunks of lines; lines, channel blocks and strips in the order that the
 decisions ask for; kernel offsets; register tile. The tile is ``th`` lines by ``tw`` columns by
 ``nv`` vectors of channels. Nothing is copied: the strips that touch the left or right border are
 emitted apart with the offsets that lie inside, lines outside the input are skipped by a branch.
+Vectors of a group's channels want all of its input channels, one after another: each element of
+one is broadcast to all sums that share it.
 """
 
 from __future__ import annotations
@@ -72,6 +74,11 @@ class _Nest:
     def extent(self) -> tuple[int, ...]:
         """Spatial extents of the input."""
         return self.spec.nodes[self.con.a].shape[2:]
+
+    @property
+    def channels(self) -> int:
+        """Output channels of all groups."""
+        return self.con.groups * self.con.n
 
     @property
     def lines(self) -> tuple[int, ...]:
@@ -166,7 +173,7 @@ def _compute(nest: _Nest, chunks: int) -> Stmt:
 
 def _parts(nest: _Nest) -> Iterator[_Channels]:
     """Whole blocks, the vectors that do not fill one, and single channels."""
-    n, vl, nv = nest.con.n, nest.vl, nest.nv
+    n, vl, nv = nest.channels, nest.vl, nest.nv
     whole, vectors = n // (vl * nv), n % (vl * nv) // vl
     if whole:
         yield _Channels(0, whole, nv, vl)
@@ -197,27 +204,17 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
     """One register tile: all kernel offsets, then the epilogue."""
     con, conv = nest.con, nest.conv
     lanes, vectors = part.lanes, part.vectors
+    grouped = con.form != "depthwise"
     acc = buffer(nest.th * strip.width * vectors * lanes, con.acc_dtype, "acc", scope="local")
     image, *outer = at
     start = strip.first + o * strip.width
     channel = part.first + q * (vectors * lanes)
+    group = T.floordiv(channel, imm(con.n))
 
     def place(h: int | Expr, i: Expr, j: Expr, v: Expr) -> Expr:
         return ((h * strip.width + i) * vectors + j) * lanes + v
 
-    def over(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
-        def vector(i: Expr, j: Expr) -> Stmt:
-            return loop(lanes, lambda v: body(i, j, v), VECTORIZED, "v")
-
-        return loop(
-            strip.width, lambda i: loop(vectors, lambda j: vector(i, j), UNROLLED, "j"), UNROLLED
-        )
-
-    def weight(k: Expr, j: Expr, v: Expr) -> Expr:
-        if lanes == 1:  # the remainder of a vector: ``q`` counts lanes of the last panel
-            return load(nest.weights, (part.first // nest.vl * con.depth + k) * nest.vl + q)
-        panel = part.first // nest.vl + q * vectors + j
-        return load(nest.weights, (panel * con.depth + k) * nest.vl + v)
+    over = partial(_each, strip, part)
 
     def taps(line: Index, wanted: Wanted) -> Stmt:
         """An input line, column after column: each is read once, for all sums that want it.
@@ -225,15 +222,22 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
         Kernel offset after offset instead, LLVM would keep what neighbouring offsets share and
         spill it, as sums take most of the registers.
         """
-        return seq([column(line, wanted, at) for at in sorted(_readers_of(conv, strip.width))])
+        found = sorted(_readers_of(conv, strip.width))
 
-    def column(line: Index, wanted: Wanted, at: int) -> Stmt:
+        def columns(*k: Expr) -> Stmt:  # of one input channel, where a group has several
+            return seq([column(line, wanted, at, k) for at in found])
+
+        return loop(con.k[-1], columns, name="k") if grouped else columns()
+
+    def column(line: Index, wanted: Wanted, at: int, k: Index) -> Stmt:
         place_at = start * conv.stride[-1] + (at - conv.lo[-1])
 
         def vector(j: Expr) -> Stmt:
             return seq(
                 [
-                    loop(lanes, partial(product, line, place_at, (h, offsets), reader, j), *_LANES)
+                    loop(
+                        lanes, partial(product, line, place_at, k, (h, offsets), reader, j), *_LANES
+                    )
                     for h, offsets in wanted
                     for reader in _readers_of(conv, strip.width)[at]
                 ]
@@ -247,14 +251,16 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
     def product(
         line: Index,
         column: Expr,
+        k: Index,
         which: tuple[int, Index],
         reader: tuple[int, int],
         j: Expr,
         v: Expr,
     ) -> Stmt:
         (h, offsets), (i, c) = which, reader
-        x = nest.reader.at(con.a, (image, channel + j * lanes + v, *line, column))
-        w = weight(linear((*offsets, imm(c)), con.k), j, v)
+        read = group * con.k[-1] + k[0] if grouped else channel + j * lanes + v
+        x = nest.reader.at(con.a, (image, read, *line, column))
+        w = _weight(nest, part, q, linear((*offsets, imm(c), *k), con.k), (j, v))
         here = place(h, imm(i), j, v)
         return store(acc, here, acc[here] + x.astype(con.acc_dtype) * w.astype(con.acc_dtype))
 
@@ -269,6 +275,27 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
         for h in range(nest.th)
     ]
     return seq([stack(acc), *init, *_lines(nest, outer, taps), *write])
+
+
+def _each(strip: _Strip, part: _Channels, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+    """A body of a column, a vector and a lane, for all of a line of the tile."""
+
+    def vector(i: Expr, j: Expr) -> Stmt:
+        return loop(part.lanes, lambda v: body(i, j, v), VECTORIZED, "v")
+
+    def column(i: Expr) -> Stmt:
+        return loop(part.vectors, lambda j: vector(i, j), UNROLLED, "j")
+
+    return loop(strip.width, column, UNROLLED)
+
+
+def _weight(nest: _Nest, part: _Channels, q: Expr, k: Expr, lane: tuple[Expr, Expr]) -> Expr:
+    """The weight of position ``k`` of the reduction, for a vector of a block and a lane of it."""
+    depth, (j, v) = nest.con.depth, lane
+    if part.lanes == 1:  # the remainder of a vector: ``q`` counts lanes of the last panel
+        return load(nest.weights, (part.first // nest.vl * depth + k) * nest.vl + q)
+    panel = part.first // nest.vl + q * part.vectors + j
+    return load(nest.weights, (panel * depth + k) * nest.vl + v)
 
 
 def _readers_of(conv: ConvShape, width: int) -> dict[int, list[tuple[int, int]]]:

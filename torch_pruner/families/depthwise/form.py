@@ -1,4 +1,4 @@
-"""Depthwise kernels: decisions, and weights in panels of one vector."""
+"""Depthwise and grouped kernels: decisions, and weights in panels of one vector."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def parameters(spec: Graph, decisions: DepthwiseDecisions[int]) -> Parameters:
     if constant is None:
         raise ValueError("the weights of a depthwise kernel are constant")
     (index, view), lanes = constant, decisions.vl
-    shape = (1, -(-con.n // lanes), con.depth, lanes)
-    packs[index] = PackLayout(view, con.form, 1, lanes, shape)
+    shape = (con.groups, -(-con.n // lanes), con.depth, lanes)
+    packs[index] = PackLayout(view, con.form, con.groups, lanes, shape)
     return Parameters(packs)

@@ -1,4 +1,4 @@
-"""The space of depthwise convolutions: register tiles over positions, vectors over channels.
+"""The space of depthwise and grouped convolutions: tiles of positions, vectors of channels.
 
 Decisions: see ``form``.
 """
@@ -39,6 +39,10 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         self.conv = self.con.conv
         self.itemsize = ITEMSIZE[self.con.acc_dtype]
         self.lanes = max(1, task.target.vector_bytes // self.itemsize)
+        self.channels = self.con.groups * self.con.n
+        self.inner = 1  # input channels that a sum wants, one after another
+        if self.con.form != "depthwise":
+            self.lanes, self.inner = math.gcd(self.lanes, self.con.n), self.con.k[-1]
 
     @cached_property
     def lines(self) -> int:
@@ -48,8 +52,11 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
     def domains(self) -> tuple[Decisions, ...]:
         con = self.con
         columns = [t for t in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14) if t <= con.m[-1]]
-        heights = [1, 2] if len(con.m) > 2 and con.m[-2] > 1 else [1]
+        tall = con.form == "depthwise" and len(con.m) > 2 and con.m[-2] > 1
+        heights = [1, 2] if tall else [1]
         vectors = [v for v in (1, 2, 3, 4) if v <= con.n // self.lanes] or [1]
+        if con.form != "depthwise":  # of one group
+            vectors = [v for v in vectors if con.n // self.lanes % v == 0]
         chunks = [c for c in (1, 2, 4, 6, 8, 14, 28) if c <= self.lines]
         parallel = [0, 1] if self.task.threads > 1 else [0]
         options = ([self.lanes], columns, heights, vectors, chunks, [0, 1, 2], parallel)
@@ -60,23 +67,23 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         tile = c.tw * c.th * c.nv
         fits = tile + 2 <= self.task.target.vector_registers
         # Tiles of two lines are unrolled over all offsets, for each border anew: kept short.
-        fits &= (c.th == 1) | (tile * self.con.depth <= _MAX_UNROLLED)
+        fits &= (c.th == 1) | (tile * self.con.depth <= _MAX_UNROLLED * self.inner)
         tasks = self._tasks(c)
         result: Mask = fits & np.where(c.par == 1, tasks >= 2, c.mc == 1)
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, con, conv, target = self.columns(decisions), self.con, self.conv, self.task.target
-        threads, vectors = self.task.threads, np.maximum(con.n / self.lanes, 1.0)
+        threads, vectors = self.task.threads, np.maximum(self.channels / self.lanes, 1.0)
         height, width = con.m[-2] if len(con.m) > 2 else 1, con.m[-1]
         strips, tall = np.ceil(width / c.tw), np.ceil(height / c.th)
         images = self.lines / height
         tiles = images * strips * tall * np.ceil(vectors / c.nv)
 
         stride, dilation = conv.stride[-1], conv.dilation[-1]
-        far, offsets = math.prod(con.k[:-2]), con.k[-1]
-        kernel_lines = con.k[-2] if len(con.k) > 1 else 1
-        down = conv.stride[-2] if len(con.k) > 1 else 1
+        far, offsets = math.prod(conv.kernel[:-2]), conv.kernel[-1]
+        kernel_lines = conv.kernel[-2] if len(conv.kernel) > 1 else 1
+        down = conv.stride[-2] if len(conv.kernel) > 1 else 1
         rows = np.minimum((c.th - 1) * down + kernel_lines, c.th * kernel_lines)
         span = np.minimum((c.tw - 1) * stride + offsets * 1.0, c.tw * offsets)
         fmas = c.tw * c.th * c.nv * con.depth
@@ -84,7 +91,9 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         # fit, they are read for each product.
         registers = c.tw * c.th * c.nv + 1 + offsets * c.nv
         kept = registers <= target.vector_registers
-        elements, weights = far * rows * span * c.nv, np.where(kept, con.depth * c.nv, fmas)
+        grouped = con.form != "depthwise"
+        elements = far * rows * span * (self.inner if grouped else c.nv)
+        weights = np.where(kept, con.depth * c.nv, fmas)
         work = np.maximum(
             fmas / target.fma_per_cycle, (elements + weights) / machine.LOADS_PER_CYCLE
         )
@@ -100,7 +109,7 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         piece = c.nv * self.lanes * self.itemsize
         held = np.select(  # S3: what a core reads again for the next line, in lines of the cache
             [c.order < 2], [line * rows * np.maximum(piece, _CACHE_LINE)],
-            line * rows * con.n * self.itemsize,
+            line * rows * self.channels * self.itemsize,
         )  # fmt: skip
         again = np.where(c.order == 0, 1.0, 1.0 + 0.1 * (rows / (c.th * down) - 1))
         moved = machine.input_bytes(self.task.spec) + machine.output_bytes(self.task.spec)
@@ -117,12 +126,12 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         ones = np.ones(len(decisions))
         return Symbols(
             registers, fmas, held, tasks * ones, ones * moved, rounds,
-            np.where(c.order == 2, con.n, c.nv * self.lanes) * self.itemsize * ones,
+            np.where(c.order == 2, self.channels, c.nv * self.lanes) * self.itemsize * ones,
             ones * con.flops, seconds,
         )  # fmt: skip
 
     def _tasks(self, c: DepthwiseDecisions[Array]) -> Array:
-        blocks = np.maximum(self.con.n // (c.nv * self.lanes), 1)
+        blocks = np.maximum(self.channels // (c.nv * self.lanes), 1)
         tasks: Array = c.mc * np.where(c.order == 0, blocks, 1)
         return tasks
 
