@@ -9,6 +9,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.codegen.build.lower import compile_kernel
 from torch_pruner.compiler.kernels import draft
+from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
@@ -93,6 +94,19 @@ def test_the_draft_takes_it_where_arithmetic_is_the_limit() -> None:
     target = TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 2)
     assert draft(Task("k", K.conv(64, 56, 64, 3, 1, 1), target, 2)).sketch == "winograd"
     assert draft(Task("k", K.conv(64, 56, 64, 3, 2, 1), target, 2)).sketch == "contraction"
+
+
+def test_the_draft_takes_it_for_images_of_every_size_as_well() -> None:
+    """Its cost was that of the largest image, the direct sum's that of half of its sides."""
+    given, b = K.conv(64, 56, 64, 3, 1, 1), GraphBuilder()
+    places: list[int] = []
+    for node in given.nodes:
+        places.append(b.again(node, [places[x] for x in node.inputs]))
+    count = b.input(len(given.inputs), (), "int32", counts=True)
+    bounds = {Bound(56 * 64, 56, count), Bound(64, 56, count)}
+    spec = b.finish([bounded(b, places[given.outputs[0]], bounds)])
+    target = TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 2)
+    assert draft(Task("k", spec, target, 2)).sketch == "winograd"
 
 
 def test_an_infinite_input_stays_in_its_tiles() -> None:

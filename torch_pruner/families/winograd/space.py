@@ -6,12 +6,14 @@ Decisions: see ``form``.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torch_pruner.families import machine
+from torch_pruner.families.contraction.space import at_half_size
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.families.winograd.form import WinogradDecisions, additions, winograd_of
 from torch_pruner.graph.ops import ITEMSIZE
@@ -32,9 +34,11 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         super().__init__(task)
         plan = winograd_of(task.spec)
         assert plan is not None
-        self.plan = plan
+        self.plan = replace(plan, con=at_half_size(task.spec, plan.con))
         self.size = ITEMSIZE[plan.con.acc_dtype]
         self.lanes = task.target.vector_bytes // self.size
+        # Of the largest size's positions: as other families count, half of a side that varies.
+        self._share = self.plan.con.rows / plan.con.rows
 
     @staticmethod
     def fits(task: Task) -> bool:
@@ -97,7 +101,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         cold = cold * np.where(c.ahead == 1, 0.3, 0.6)
         task_s = (np.ceil(blocks / chunks) * block + cold) / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(chunks * c.nc, task_s, c.par, threads)
-        a_bytes = con.m[0] * math.prod(spec.nodes[con.a].shape[1:]) * self.size
+        a_bytes = spec.nodes[con.a].numel * self.size * self._share
         alike = (c.par == 0) | ((c.nc == 1) & (chunks % threads == 0))
         foreign = np.where(alike, 0.0, 1 - 1 / threads) * a_bytes
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target)
