@@ -27,6 +27,7 @@ def own_cache(monkeypatch, shared_cache):
     torch._dynamo.reset()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_agree(name):
     (op,) = [op for op in operators.operators() if op.formatted_name == name]

@@ -196,6 +196,7 @@ def same(actual: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("op", "dtype"), [(o, d) for d in sorted(FLOATS) for o in ops_for(d)])
 def test_floats_agree_with_eager(library, op, dtype):
     pair = float_pairs(dtype)[: 1 if op in UNARY else 2]
@@ -278,6 +279,7 @@ def test_integers_wrap_and_never_trap(library, op, dtype):
     assert actual == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("source", "target"),
     [(s, t) for s in (*sorted(FLOATS), *INTEGERS) for t in ITEMSIZE if s != t],

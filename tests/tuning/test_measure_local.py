@@ -103,6 +103,7 @@ def test_integer_inputs_that_index(shared) -> None:
     assert result.status is MeasureStatus.OK, result.error
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ["draft-verify", "metaschedule", "random"])
 def test_a_session_end_to_end(shared, strategy) -> None:
     task = linear_task()

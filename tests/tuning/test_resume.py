@@ -216,6 +216,7 @@ DAMAGE = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
 def test_damage_is_repaired_with_a_warning(cold, caplog, damage):
     assert not compile_again(cold, caplog)

@@ -27,4 +27,5 @@ def test_tuning_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["killed"] == kills
-    assert said["last"] == ["tuned", "tuned"]
+    assert len(said["last"]) == 2
+    assert set(said["last"]) <= {"tuned", "cache"}, "a child may have committed before it was killed"
