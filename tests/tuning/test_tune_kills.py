@@ -28,4 +28,5 @@ def test_tuning_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["killed"] == kills
     assert len(said["last"]) == 2
-    assert set(said["last"]) <= {"tuned", "cache"}, "a child may have committed before it was killed"
+    # A child may have committed what it tuned just before it was killed.
+    assert set(said["last"]) <= {"tuned", "cache"}
