@@ -99,6 +99,8 @@ MORE: dict[str, list[Graph]] = {
         K.conv(20, 13, 20, 5, 2, 2, 20),
         K.conv(7, 9, 7, 3, 1, 1, 7),
         K.conv(24, 10, 24, 3, 1, 1, 24, dtype="bfloat16"),
+        K.conv(32, 9, 32, 3, 1, 1, 8),  # groups of 4
+        K.conv(24, 10, 48, 3, 2, 1, 3),
     ],
     "in_place": [
         *(G.few_rows(rows, 67, 35, dtype) for rows in (1, 3, 16) for dtype in sorted(FLOATS)),
