@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.tvm, pytest.mark.sampled(2)]
+pytestmark = pytest.mark.tvm
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {
     "fleet": "tornado",
@@ -25,10 +25,21 @@ SHORT = {
     "resnet": ["--effort", "none"],
 }
 NAMES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
+FIRST = ["hf_bert", "matmul"]  # what a new user tries
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_run(name: str, tmp_path: Path) -> None:
+    _runs(name, tmp_path)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", [n for n in reversed(NAMES) if n not in FIRST])
 def test_runs(name: str, tmp_path: Path) -> None:
+    _runs(name, tmp_path)
+
+
+def _runs(name: str, tmp_path: Path) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     settings = {"EFFORT": "none", "CACHE_DIR": str(tmp_path)}
