@@ -29,7 +29,7 @@ MAX_FUNCTION_LINES = 60
 #     ← devices ← background
 #     ← dynamo.lower ← dynamo.capture ← dynamo.run ← dynamo.sizes ← dynamo ← cli
 _BASE = {
-    "exc", "fork_locks", "log", "versions", "option_kinds", "config", "target", "cards",
+    "exc", "fork_locks", "log", "versions", "option_kinds", "config", "target", "cards", "cpus",
     "fingerprint",
 }  # fmt: skip
 _NOUNS = _BASE | {"graph", "task"}
@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "option_kinds": set(),
     "config": {"exc", "fork_locks", "log", "versions", "option_kinds"},
     "cards": set(),
+    "cpus": set(),
     "target": _BASE - {"target", "fingerprint"},
     "fingerprint": _BASE - {"fingerprint"},
     "text_tables": set(),

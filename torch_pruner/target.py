@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner.cards import CARDS, Card
+from torch_pruner.cpus import AMD, BY_NAME, GENERIC, GENERIC_X86, INTEL, CpuModel
 from torch_pruner.exc import OptionError
 
 if TYPE_CHECKING:
@@ -25,68 +26,7 @@ if TYPE_CHECKING:
 Attr = bool | int | str | tuple[str, ...]
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
-# The flags of /proc/cpuinfo that a name promises LLVM, as far as generated code can use them.
-_V2 = frozenset({"sse4_1", "sse4_2", "ssse3", "popcnt", "cx16"})
-_V3 = _V2 | {"avx", "avx2", "fma", "bmi1", "bmi2", "f16c", "abm", "movbe"}
-_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_ICELAKE = _V4 | {"avx512_vnni", "avx512vbmi", "avx512_vbmi2", "avx512ifma", "avx512_bitalg"}
-_ICELAKE |= {"avx512_vpopcntdq", "gfni", "vaes", "vpclmulqdq"}
-_ZEN4 = _ICELAKE | {"avx512_bf16"}
-
-
-@dataclass(frozen=True, slots=True)
-class CpuModel:
-    """Constants of one microarchitecture. ``fma_per_cycle`` counts FMAs of full vector width."""
-
-    mcpu: str
-    vector_bytes: int
-    fma_per_cycle: int
-    frequency_hz: float  # under sustained vector work, where the kernel does not tell
-    needs: frozenset[str] = frozenset()
-    tiles: bool = False  # has AMX with bfloat16, where the flags do not hide it
-    core_bytes_per_s: float = 20e9  # that one core reads from memory while another one does
-    dot_fmas: float = 4.0  # multiply-adds that take as long as one ``vdpbf16ps``
-    reads_ahead: bool = False  # see ``TargetSpec``
-
-    @property
-    def vector_registers(self) -> int:
-        return 32 if self.vector_bytes == 64 or self.mcpu == "generic" else 16
-
-    def attrs(self) -> dict[str, Any]:
-        """What TVM's target says about this microarchitecture."""
-        if self not in _INTEL or self.vector_bytes < 64:
-            return {"mcpu": self.mcpu}
-        # LLVM prefers half the vector width there, for the clock's sake; kernels lose by that.
-        return {"mcpu": self.mcpu, "mattr": ["-prefer-256-bit"]}
-
-
-# First match wins within a family; a name whose flags a hypervisor hides is passed over.
-_AMD = (
-    (
-        0x1A,
-        CpuModel("znver5", 64, 2, 3.9e9, _ZEN4 | {"avx_vnni"}, core_bytes_per_s=33e9, dot_fmas=1.0),
-    ),
-    (0x19, CpuModel("znver4", 64, 1, 3.6e9, _ZEN4)),  # two 256-bit pipes make one 512-bit FMA
-    (0x19, CpuModel("znver3", 32, 2, 3.4e9, _V3 | {"vaes", "vpclmulqdq"}, reads_ahead=True)),
-    (0x17, CpuModel("znver2", 32, 2, 3.2e9, _V3 | {"clwb"})),
-    (0x17, CpuModel("znver1", 32, 1, 3.0e9, _V3)),
-)
-_INTEL = (
-    CpuModel("sapphirerapids", 64, 2, 3.0e9, _ZEN4 | {"avx512_fp16", "avx_vnni"}, tiles=True),
-    CpuModel("icelake-server", 64, 2, 2.8e9, _ICELAKE),
-    CpuModel("cascadelake", 64, 2, 2.8e9, _V4 | {"avx512_vnni"}),
-    CpuModel("skylake-avx512", 64, 2, 2.6e9, _V4),
-    CpuModel("haswell", 32, 2, 2.8e9, _V3),
-)
-_GENERIC_X86 = (
-    CpuModel("x86-64-v4", 64, 1, 2.5e9, _V4),
-    CpuModel("x86-64-v3", 32, 2, 2.5e9, _V3),
-    CpuModel("x86-64-v2", 16, 1, 2.5e9, _V2),
-    CpuModel("x86-64", 16, 1, 2.5e9),
-)
-_GENERIC = CpuModel("generic", 16, 2, 2.5e9)
 _AARCH64_TRIPLES = {"Darwin": "arm64-apple-darwin"}
-_BY_NAME = {m.mcpu: m for m in (*(m for _, m in _AMD), *_INTEL, *_GENERIC_X86, _GENERIC)}
 # What kernels may use and therefore time differently; other flags differ between equal devices.
 ISA_FLAGS = frozenset(
     {
@@ -143,12 +83,12 @@ class CpuProbe:
     def cpu_model(self) -> CpuModel:
         """The most specific microarchitecture whose instructions are all there."""
         if self.machine not in ("x86_64", "amd64"):
-            return _GENERIC
+            return GENERIC
         if self.vendor == "AuthenticAMD":
-            named = tuple(m for family, m in _AMD if self.family >= family)
+            named = tuple(m for family, m in AMD if self.family >= family)
         else:
-            named = _INTEL if self.vendor == "GenuineIntel" else ()
-        return next(m for m in (*named, *_GENERIC_X86) if m.needs <= self.flags)
+            named = INTEL if self.vendor == "GenuineIntel" else ()
+        return next(m for m in (*named, *GENERIC_X86) if m.needs <= self.flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +154,7 @@ class TargetSpec:
             model = probe.cpu_model()
             return _cpu_spec({**model.attrs(), **target}, model, probe, threads)
         mcpu = str(target["mcpu"])
-        model = _BY_NAME.get(mcpu, CpuModel(mcpu, 16, 1, _GENERIC.frequency_hz))
+        model = BY_NAME.get(mcpu, CpuModel(mcpu, 16, 1, GENERIC.frequency_hz))
         return _cpu_spec(target, model, probe, threads)
 
     @staticmethod
@@ -260,7 +200,7 @@ class TargetSpec:
     @property
     def is_x86(self) -> bool:
         """Whether it is an x86 of the tables."""
-        named = self.mcpu in _BY_NAME and self.mcpu != _GENERIC.mcpu
+        named = self.mcpu in BY_NAME and self.mcpu != GENERIC.mcpu
         return self.kind == "llvm" and named
 
     def lanes(self, dtype: str) -> int:

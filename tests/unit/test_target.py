@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from torch_pruner import target
+from torch_pruner import cpus
 from torch_pruner.exc import OptionError
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.target import CpuProbe, TargetSpec
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-V3 = sorted(target._V3)
-V4 = sorted(target._V4)
-ICELAKE = sorted(target._ICELAKE)
-ZEN4 = sorted(target._ZEN4)
-SAPPHIRE = sorted(target._ZEN4 | {"avx512_fp16", "avx_vnni", "amx_tile"})
+V3 = sorted(cpus.V3)
+V4 = sorted(cpus.V4)
+ICELAKE = sorted(cpus.ICELAKE)
+ZEN4 = sorted(cpus.ZEN4)
+SAPPHIRE = sorted(cpus.ZEN4 | {"avx512_fp16", "avx_vnni", "amx_tile"})
 
 
 def probe(vendor: str, family: int, flags: Iterable[str], machine: str = "x86_64") -> CpuProbe:
@@ -59,7 +59,7 @@ def probe(vendor: str, family: int, flags: Iterable[str], machine: str = "x86_64
         ("GenuineIntel", 6, [*V4, "avx512_vnni"], "cascadelake"),
         ("GenuineIntel", 6, V4, "skylake-avx512"),
         ("GenuineIntel", 6, V3, "haswell"),
-        ("GenuineIntel", 6, sorted(target._V2), "x86-64-v2"),
+        ("GenuineIntel", 6, sorted(cpus.V2), "x86-64-v2"),
         ("HygonGenuine", 24, V3, "x86-64-v3"),
         ("Other", 0, V4, "x86-64-v4"),
         ("", 0, [], "x86-64"),
@@ -252,7 +252,7 @@ def test_llvm_knows_every_name() -> None:
     from tvm.target import Target, codegen
 
     known = set(codegen.llvm_get_cpu_archlist(Target({"kind": "llvm"})))
-    assert {m for m in target._BY_NAME if m != "generic"} <= known
+    assert {m for m in cpus.BY_NAME if m != "generic"} <= known
     assert Target(TargetSpec.detect(2).tvm_target()).kind.name == "llvm"
 
 
@@ -262,7 +262,7 @@ def test_half_precision_needs_its_instructions() -> None:
     here = TargetSpec.detect(2, zen5)
     assert (here.bf16_dot, here.bf16_dot_fmas, here.float16) == (True, 1.0, True)
     assert TargetSpec.detect(2, probe("AuthenticAMD", 0x19, ZEN4)).bf16_dot_fmas > 1
-    assert not TargetSpec.detect(2, probe("Other", 0, sorted(target._V2))).float16
+    assert not TargetSpec.detect(2, probe("Other", 0, sorted(cpus.V2))).float16
     haswell = {"kind": "llvm", "mcpu": "haswell"}
     found = TargetSpec.from_dict(haswell)
     assert (found.bf16_dot, found.float16) == (False, True)

@@ -150,9 +150,10 @@ class InPlaceSketch(Sketch[InPlaceDecisions[Array]]):
     def _beside_its_own(self, c: InPlaceDecisions[Array], narrow: float) -> Array:
         """The same of one column after another, beside prefetchers that keep up with whole floats.
 
-        Measured on a Zen 3, whose window of instructions spans the lines of floats that memory has
-        under way: a fetch takes 6 to 14 points of the read. What is widened fills the window with
-        fewer lines and wants a fetch, bytes so much that packed panels read them faster.
+        Measured on a Zen 3: a fetch of floats takes 6 to 14 points of the read. What is widened
+        wants one, bytes so much that packed panels read them faster. Likely, but not shown: its
+        window of instructions spans the lines of floats that memory has under way, and of what is
+        widened fewer.
         """
         fetched = np.interp(c.ahead, _AHEAD, _IN_ITS_WAY)
         fetched = fetched + (0.075 * max(0.0, narrow - 1) if narrow else 0.1)
