@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,8 +66,16 @@ class Backend:
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests that do not look into it: a kernel is built once."""
-    return tmp_path_factory.mktemp("shared-cache")
+    """One cache for all tests that do not look into it: a kernel is built once.
+
+    The processes of pytest-xdist share it: their folders are in the run's.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    path = base / "shared-cache"
+    path.mkdir(exist_ok=True)
+    return path
 
 
 @pytest.fixture

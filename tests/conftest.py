@@ -53,6 +53,8 @@ def _isa_problem(flags: tuple[str, ...]) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The key that signs cache entries is one of this run; child processes have the same."""
+    if hasattr(config, "workerinput"):  # of pytest-xdist: it has the run's environment
+        return
     home = tempfile.mkdtemp(prefix="torch_pruner-tests-")
     os.environ["XDG_DATA_HOME"] = home
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))

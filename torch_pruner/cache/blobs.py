@@ -11,13 +11,12 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import tempfile
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from torch_pruner import exc
-from torch_pruner.cache.files import open_regular
+from torch_pruner.cache.files import TEMPORARY, open_regular, written_whole
 from torch_pruner.cache.fork_hooks import renew_after_fork
 from torch_pruner.cache.key import is_digest
 from torch_pruner.cache.location import make_private
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUFFIX: Final = ".so"  # loaders choose by the suffix
-_TEMP: Final = ".tmp-"
 _CHUNK: Final = 1 << 20
 _MAX_PINS: Final = 64
 _MAX_REPLACED: Final = 1000  # writers that may rename over a blob while it is opened
@@ -62,17 +60,8 @@ class BlobDir:
                 return
         for directory in (self.root, path.parent):
             make_private(directory)
-        fd, temp = tempfile.mkstemp(prefix=_TEMP, dir=path.parent)
-        try:
-            with open(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temp, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temp)
-            raise
+        with written_whole(path) as file:
+            file.write(data)
 
     def checkout(self, digest: str) -> Path:
         """The path of a verified blob, which is then in use by this process.
@@ -83,13 +72,12 @@ class BlobDir:
         """
         path = self.path(digest)
         fd = self._open_shared(path)
-        try:
+        with contextlib.ExitStack() as unless_pinned:
+            unless_pinned.callback(os.close, fd)
             found = _hash_fd(fd)
             if found != digest:
                 raise exc.CorruptEntry(path, f"its sha256 is {found}")
-        except BaseException:
-            os.close(fd)
-            raise
+            unless_pinned.pop_all()
         self._pin(digest, fd)
         return path
 
@@ -120,7 +108,7 @@ class BlobDir:
     def temporaries(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Files that writers are filling, or left behind when they were killed."""
         for path in self._files():
-            if path.name.startswith(_TEMP):
+            if path.name.startswith(TEMPORARY):
                 with contextlib.suppress(FileNotFoundError):
                     yield path, os.lstat(path)
 
@@ -188,13 +176,11 @@ class BlobDir:
         """
         for _ in range(_MAX_REPLACED):
             fd = _open_trusted(path)
-            try:
+            with contextlib.ExitStack() as unless_shared:
+                unless_shared.callback(os.close, fd)
                 if self._share(fd, path):
+                    unless_shared.pop_all()
                     return fd
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
         raise FileNotFoundError(f"{path} was replaced {_MAX_REPLACED} times while it was opened")
 
     def _share(self, fd: int, path: Path) -> bool:

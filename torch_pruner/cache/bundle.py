@@ -8,10 +8,8 @@ bounded before it is read. A signature, where there is one, is an HMAC of the ma
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import tempfile
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from torch_pruner.cache import archive as archives
 from torch_pruner.cache import manifest as manifests
 from torch_pruner.cache.archive import refuse
 from torch_pruner.cache.entry import Artifact, ArtifactEntry, ArtifactKind, KernelEntry
+from torch_pruner.cache.files import written_whole
 from torch_pruner.cache.key import canonical_json, parse_object
 from torch_pruner.cache.manifest import (
     ARTIFACTS,
@@ -76,25 +75,15 @@ def create(
     where it cannot be written.
     """
     target = Path(path)
-    temp: str | None = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".bundle-", delete=False) as raw:
-            temp = raw.name
-            with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
-                manifest = _fill(archive, store, Manifest(origin, made_by), workloads)
-                text = manifest.to_text().encode()
-                archives.write(archive, MANIFEST, text)
-                if key is not None:
-                    archives.write(archive, SIGNATURE, manifests.signature(text, key))
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.chmod(temp, 0o644)
-        os.replace(temp, target)
-    except BaseException:
-        if temp is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temp)
-        raise
+    with (
+        written_whole(target, mode=0o644) as raw,
+        zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        manifest = _fill(archive, store, Manifest(origin, made_by), workloads)
+        text = manifest.to_text().encode()
+        archives.write(archive, MANIFEST, text)
+        if key is not None:
+            archives.write(archive, SIGNATURE, manifests.signature(text, key))
     return replace(manifest, signed=key is not None)
 
 

@@ -1,21 +1,49 @@
-"""Files from places that others may have filled: regular ones only, and opening never waits.
+"""Files from places that others may have filled, and files that appear whole or not at all.
 
 In: paths. Out: descriptors of files whose kind, and where it counts whose owner, was checked on the
-descriptor itself, so that nothing can be put in its place in between.
+descriptor itself, so that nothing can be put in its place in between: regular ones only, and
+opening never waits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+import tempfile
+from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
 FILE_MODE: Final = 0o600
+TEMPORARY: Final = ".tmp-"  # what the names of files begin with that are not whole yet
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, *, mode: int = FILE_MODE) -> Iterator[IO[bytes]]:
+    """A file to write to, which replaces what is at ``path`` when it is whole and on the disk.
+
+    Where writing fails, ``path`` is as it was and nothing is left. Raises OSError.
+    """
+    fd, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+    with contextlib.ExitStack() as unless_whole:
+        unless_whole.callback(_removed, temporary)
+        with open(fd, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+        unless_whole.pop_all()
+
+
+def _removed(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:

@@ -6,11 +6,9 @@ wins. What the bytes mean, and whether they are sound, is the reader's business.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from typing import TYPE_CHECKING, Final
 
-from torch_pruner.cache.files import FILE_MODE, read_bounded
+from torch_pruner.cache.files import read_bounded, written_whole
 from torch_pruner.cache.location import Layout, make_private
 
 if TYPE_CHECKING:
@@ -38,12 +36,5 @@ def write(path: Path, content: bytes) -> None:
     if len(content) > MAX_BYTES:
         raise OSError(f"{len(content)} bytes are more than {MAX_BYTES}")
     make_private(path.parent)
-    handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, FILE_MODE)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with written_whole(path) as file:
+        file.write(content)

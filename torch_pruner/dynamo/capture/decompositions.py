@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,12 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Decomposition]:
     Composite operators are left to the dispatcher. Random operators are never decomposed, save for
     the masks of dropout.
     """
+    return dict(_table())
+
+
+@functools.cache
+def _table() -> dict[torch._ops.OpOverload, Decomposition]:
+    """Made once: torch walks all of its operators for it, a tenth of a second of each capture."""
     table: dict[torch._ops.OpOverload, Decomposition] = {}
     core: Mapping[torch._ops.OperatorBase, Decomposition] = core_aten_decompositions()
     table[aten.native_dropout.default] = native_dropout
