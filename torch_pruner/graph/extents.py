@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Node, Shape
 
 __all__ = [
-    "Bound", "Bounds", "axis_counts", "bounded", "false_beyond", "said_once", "unneeded",
-    "unspecified", "unwritten",
+    "Bound", "Bounds", "axis_counts", "bounded", "bounded_axes", "false_beyond", "said_once",
+    "unneeded", "unspecified", "unwritten",
 ]  # fmt: skip
 
 
@@ -65,6 +65,12 @@ def axis_counts(shape: Shape, bounds: Bounds) -> dict[int, Bound]:
         if mine:
             found[axis] = min(mine, key=lambda b: (b.more, b.number))
     return found
+
+
+def bounded_axes(shape: Shape, bounds: Bounds) -> set[int]:
+    """The axes of a value of ``shape`` of which bounds speak, or of a factor of which."""
+    places = (_place(b.stride, b.extent, shape) for b in bounds)
+    return {place[0] for place in places if place is not None}
 
 
 def permuted(bounds: Bounds, shape: Shape, perm: Sequence[int]) -> Bounds:

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from tests import fakes
+from torch_pruner.graph.extents import Bound, bounded
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate
+from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.builder import BuiltKernel
 from torch_pruner.tuner.measure.worker import Worker
@@ -22,7 +25,8 @@ SPEC = EvaluatorSpec(repeat=3, min_repeat_s=1e-3, flush_bytes=1 << 12, early_out
 class Machine:
     """A builder and its clock: kernels take ``us`` of their candidate, times ``slowness``.
 
-    What reads a kernel's results takes ``far`` microseconds more, once.
+    What reads a kernel's results takes ``far`` microseconds more, once. Where less counts than the
+    kernel has room for it takes ``less`` microseconds.
     """
 
     def __init__(self) -> None:
@@ -33,9 +37,12 @@ class Machine:
     def build(self, spec, target, threads, candidate):
         good = fakes.FakeBuilder().build(spec, target, threads, fakes.candidate())
         decisions = dict(candidate.decisions)
-        seconds, far = decisions["us"] * 1e-6, decisions.get("far", 0) * 1e-6
+        given, far = decisions["us"] * 1e-6, decisions.get("far", 0) * 1e-6
+        most = {spec.inputs.index(i): n for i, n in check.counted(spec).items()}
 
         def bind(arrays):
+            less = any(int(arrays[i]) < n for i, n in most.items())
+            seconds = decisions["less"] * 1e-6 if less else given
             right = good.bind(arrays)
             done = SimpleNamespace(once=False)
 
@@ -125,3 +132,22 @@ def test_an_anchor_gets_all_its_repeats_and_the_others_need_not(worker) -> None:
     replies = []
     worker.handle({**message, "evaluator": evaluator.to_json()}, replies.append)
     assert [len(r["run_secs"]) for r in replies if "run_secs" in r] == [3, 1, 3]
+
+
+def test_what_counts_less_weighs_as_much(machine) -> None:
+    """Kernels of one length alone were chosen: in chunks that leave little to each at others."""
+    b = GraphBuilder()
+    x, count = b.input(0, (64, 4), "float32"), b.input(1, (), "int32", counts=True)
+    spec = b.finish([bounded(b, b.pointwise("relu", x), [Bound(4, 64, count)])])
+    assert [int(n) for n in check.fewer(spec).values()] == [8]
+    worker = Worker(machine, lambda: machine.now)
+    task = {"task": "t", "threads": 1, "seed": 0, "target": TargetSpec.detect().to_json()}
+    assert worker.task({**task, "spec": spec.to_json()})["ok"]
+    for job, (us, less) in enumerate(((100, 20), (110, 10), (400, 10))):
+        candidate = Candidate("fake", (("us", us), ("less", less)))
+        assert worker.build("t", job, candidate)["ok"]
+    replies = []
+    message = {"cmd": "time", "jobs": [0, 1, 2], "best_s": None, "evaluator": SPEC.to_json()}
+    worker.handle(message, replies.append)
+    found = [statistics.median(r["run_secs"]) * 1e6 for r in replies if "run_secs" in r]
+    assert found == pytest.approx([100 * 2**0.5, (100 * 110) ** 0.5, 200])

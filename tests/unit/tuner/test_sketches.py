@@ -30,6 +30,7 @@ from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
 from torch_pruner.families.machine import read_bytes
+from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
@@ -328,6 +329,24 @@ def test_half_vectors_where_columns_fill_them_better_and_none_is_lost(
     draft = dict(sketch.named(sketch.default()))
     assert draft["vl"] == width
     assert draft["nv"] * draft["vl"] <= columns + width - 1
+
+
+def test_rows_that_are_counted_at_run_time_are_drafted_for_few_as_well() -> None:
+    """Chunks for the longest text pass all weights by for four rows of a short one."""
+
+    def drafted(rows: int, *, counted: bool) -> int:
+        b, x = GraphBuilder(), 0
+        for node in matmul(rows, 512, 2048).nodes:
+            x = b.again(node, list(node.inputs))
+        if counted:
+            x = bounded(b, x, [Bound(2048, rows, b.input(2, (), "int32", counts=True))])
+        zen3 = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver3"}, 2)
+        task = Task("kernel", b.finish([x]), zen3, 2)
+        (sketch,) = (s for s in sketches_for(task) if s.name == "contraction")
+        return sketch.named(sketch.default())["mc"]
+
+    few, many = (drafted(rows, counted=False) for rows in (64, 512))
+    assert few <= drafted(512, counted=True) < many
 
 
 def test_one_row_of_bfloat16_is_read_where_it_lies() -> None:

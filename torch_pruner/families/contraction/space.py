@@ -5,6 +5,7 @@ The symbols are those of Pruner's Symbol-based Analyzer. Decisions: see ``form``
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import numpy as np
 from torch_pruner.families import machine
 from torch_pruner.families.contraction.flow import contraction_flow
 from torch_pruner.families.contraction.form import ContractionDecisions
+from torch_pruner.families.contraction.sizes import drafted_sizes
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.contraction import (
     columns_adjacent,
@@ -23,15 +25,12 @@ from torch_pruner.graph.contraction import (
     copies_first,
     is_widened,
 )
-from torch_pruner.graph.extents import axis_counts, unneeded
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_pruner.families.flow import FlowStep
-    from torch_pruner.graph.contraction import Contraction
-    from torch_pruner.graph.ir import Graph
     from torch_pruner.task import Task
 
 
@@ -43,18 +42,6 @@ FAR_ROW_CYCLES = 4.5  # of a step whose operand is a page away from the last one
 PACKED_COLUMN_CYCLES, PACKED_ROW_CYCLES = 1.5, 0.4  # of an element, across memory and along it
 
 
-def at_half_size(spec: Graph, con: Contraction) -> Contraction:
-    """A convolution with half of the positions along every axis of which so many count as is known
-    at run time: sizes that come are smaller than the largest."""
-    if con.form != "conv":
-        return con
-    counted = axis_counts(spec.nodes[con.anchor].shape, unneeded(spec)[con.anchor])
-    axes = (0, *range(2, 1 + len(con.m)))
-    return replace(
-        con, m=tuple(-(-n // 2) if a in counted else n for a, n in zip(axes, con.m, strict=True))
-    )
-
-
 class ContractionSketch(Sketch[ContractionDecisions[Array]]):
     """See the module. One sketch serves matmul and convolution of every kind."""
 
@@ -63,7 +50,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.con = at_half_size(task.spec, contraction_of(task.spec))
+        self.con, *self._fewer = drafted_sizes(task.spec, contraction_of(task.spec))
         self.constant = constant_operand(task.spec, self.con) is not None
         # For a few rows (decoding) it is a cache of keys or values, which weights have pushed out.
         self.far = self.constant or self.con.rows < _FEW
@@ -132,6 +119,26 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
+        found = self._symbols(decisions)
+        for smaller in self._smaller:  # as if time went with rows, and both sizes count alike
+            less = smaller._symbols(decisions).latency_s * (self.con.rows / smaller.con.rows)
+            found = replace(found, latency_s=np.sqrt(found.latency_s * less))
+        return found
+
+    @cached_property
+    def _smaller(self) -> list[ContractionSketch]:
+        """This sketch at fewer rows."""
+        found = []
+        for con in self._fewer:
+            sketch = copy.copy(self)
+            for name in ("_share_inside", "domains", "widths", "_smaller"):
+                sketch.__dict__.pop(name, None)
+            sketch.con, sketch._fewer = con, []
+            found.append(sketch)
+        return found
+
+    def _symbols(self, decisions: Decisions) -> Symbols:
+        """The symbols at ``self.con``'s rows."""
         c, con, target = self.columns(decisions), self.con, self.task.target
         spec, threads, size = self.task.spec, self.task.threads, self.itemsize
         bn = c.nv * c.vl

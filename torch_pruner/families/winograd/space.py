@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.contraction.space import at_half_size
+from torch_pruner.families.contraction.sizes import at_half_size
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.families.winograd.form import WinogradDecisions, additions, winograd_of
 from torch_pruner.graph.ops import ITEMSIZE

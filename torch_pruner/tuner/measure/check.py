@@ -45,6 +45,7 @@ _STEPS = frozenset(
 MAX_STEPPED = 1e-3  # share of elements that such a step may change
 
 
+LESS = 8  # times less that counts, at the smaller one of two sizes
 ALIGNMENT = 64  # bytes, as generated code assumes
 
 
@@ -78,7 +79,7 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
     limits = _index_limits(spec)
     positive = set(_sources(spec, (n.inputs[0] for n in spec.nodes if n.op in _POSITIVE)))
     positive |= set(_sources(spec, (n.inputs[1] for n in spec.nodes if n.op == "div")))
-    counts = {count: extent for _, extent, count, _ in _bounds(spec)}
+    counts = counted(spec)
     words = {n.inputs[1] for n in spec.nodes if n.op == "matmul_grouped"}
     arrays = []
     for position in spec.inputs:
@@ -99,6 +100,24 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
             np.ascontiguousarray(value, dtype=numpy_dtype(node.dtype)).reshape(node.shape)
         )
     return arrays
+
+
+def counted(spec: Graph) -> dict[int, int]:
+    """Inputs that say how much of a value counts at run time, and how much that is at most."""
+    bounds = _bounds(spec)
+    return {b.number: b.extent for b in bounds if spec.nodes[b.number].op == "input"}
+
+
+def fewer(spec: Graph) -> dict[int, Array]:
+    """By input that says how much counts: the number with which about an eighth of all does."""
+    most = counted(spec)
+    share = LESS ** (1 / len(most)) if most else 1.0
+    found = {}
+    for position, extent in most.items():
+        node = spec.nodes[position]
+        found[position] = aligned(node.shape, node.dtype)
+        found[position][...] = math.ceil(extent / share)
+    return found
 
 
 def _bounds(spec: Graph) -> set[Bound]:

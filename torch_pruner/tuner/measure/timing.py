@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -160,7 +161,40 @@ class Stopwatch:
             self.done = bool(self._clean) or len(self._disturbed) >= spec.repeat
 
 
-def time_together(watches: Sequence[Stopwatch]) -> None:
+class AtTwoSizes:
+    """A kernel of which less may count than it has room for, timed with all of it and with less.
+
+    Both weigh alike: seconds per call are those with all, times the root of how much longer it
+    takes with less than the ``best`` does, which is as fast as any at both.
+    """
+
+    def __init__(self, most: Stopwatch, less: Stopwatch) -> None:
+        self._most, self._less = most, less
+        self.best: tuple[float, float] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._most.done and self._less.done
+
+    @property
+    def run_secs(self) -> tuple[float, ...]:
+        """See ``Stopwatch.run_secs``."""
+        most, less = self.best or self.seconds
+        pairs = zip(self._most.run_secs, self._less.run_secs, strict=False)
+        return tuple(math.sqrt(a * b * most / less) for a, b in pairs)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Seconds per call with all that may count, and with less."""
+        return statistics.median(self._most.run_secs), statistics.median(self._less.run_secs)
+
+    def repeat(self) -> None:
+        for watch in (self._most, self._less):
+            if not watch.done:
+                watch.repeat()
+
+
+def time_together(watches: Sequence[Stopwatch | AtTwoSizes]) -> None:
     """Let kernels take turns until each has its repeats: a slow moment hits all of them."""
     while running := [w for w in watches if not w.done]:
         for watch in running:

@@ -37,7 +37,14 @@ from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.lean import without_torch
 from torch_pruner.tuner.measure.priority import give_way_as_parent
 from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
-from torch_pruner.tuner.measure.timing import CallContext, Reading, Stopwatch, time_together
+from torch_pruner.tuner.measure.timing import (
+    AtTwoSizes,
+    Call,
+    CallContext,
+    Reading,
+    Stopwatch,
+    time_together,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +70,7 @@ class WorkerTask:
     arrays: dict[tuple[int, Pack | None, int], list[Array]] = field(default_factory=dict)
     spare: dict[int, list[Array]] = field(default_factory=dict)
     expected: dict[tuple[float, float], list[check.Expectation]] = field(default_factory=dict)
-    reading: Reading = field(default_factory=Reading)  # of the results
+    readings: dict[int, Reading] = field(default_factory=dict)  # of a part of the results
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +86,7 @@ class Worker:
         self.sources: dict[str, tuple[Graph, TargetSpec, int, int]] = {}
         self.data: OrderedDict[str, WorkerTask] = OrderedDict()
         self.built: dict[int, tuple[str, BuiltKernel]] = {}
+        self.best: dict[str, tuple[float, float]] = {}  # see ``AtTwoSizes``, by task
 
     def task(self, message: Message) -> Message:
         """Define a task; its inputs and reference outputs are made now, once."""
@@ -127,7 +135,7 @@ class Worker:
         The ``anchor`` is one of them, and gets all its repeats however slow it is.
         """
         name = self.built[jobs[0]][0]
-        watches: dict[int, Stopwatch] = {}
+        watches: dict[int, Stopwatch | AtTwoSizes] = {}
         for job in jobs:
             try:
                 task = self._data(name)
@@ -151,12 +159,21 @@ class Worker:
             for job in watches:
                 reply({"job": job, **failure(MeasureStatus.RUN_ERROR, err)})
             return
+        self._compare_sizes(name, [w for w in watches.values() if isinstance(w, AtTwoSizes)])
         for job, watch in watches.items():
             reply({"job": job, "ok": True, "run_secs": list(watch.run_secs)})
 
+    def _compare_sizes(self, name: str, watches: Sequence[AtTwoSizes]) -> None:
+        """All candidates of a task are compared with the best of the first that were timed."""
+        if watches and name not in self.best:
+            most, less = zip(*(w.seconds for w in watches), strict=True)
+            self.best[name] = min(most), min(less)
+        for watch in watches:
+            watch.best = self.best[name]
+
     def _first_call(
         self, task: WorkerTask, kernel: BuiltKernel, evaluator: EvaluatorSpec, best_s: float
-    ) -> tuple[Stopwatch, str]:
+    ) -> tuple[Stopwatch | AtTwoSizes, str]:
         """A stopwatch for the kernel, and what is wrong with its first result."""
         outputs = [check.aligned(*spec) for spec in kernel.outputs]
         if (before := before_updates(task.spec)) is not None:
@@ -171,24 +188,35 @@ class Worker:
         if key not in task.expected:
             task.expected[key] = check.expectations(task.spec, task.reference, evaluator)
         error = check.mismatch(task.expected[key], outputs)
-        context = self._context(task, outputs) if evaluator.renew else None
-        watch = Stopwatch(
-            calls, evaluator, best_s, self.clock, _preemptions, context, self.builder.seconds
-        )
-        return watch, error or ""
 
-    def _context(self, task: WorkerTask, outputs: Sequence[Array]) -> CallContext | None:
+        def watch(calls: Sequence[Call], part: int, best_s: float) -> Stopwatch:
+            context = self._context(task, outputs, part) if evaluator.renew else None
+            own = (_preemptions, context, self.builder.seconds)
+            return Stopwatch(calls, evaluator, best_s, self.clock, *own)
+
+        # Kernels of a GPU compute all of a value, however much counts.
+        fewer = check.fewer(task.spec) if task.target.kind == "llvm" else {}
+        if error or not fewer:
+            return watch(calls, 1, best_s), error
+        rows = [[fewer.get(i, a) for i, a in zip(task.spec.inputs, r, strict=True)] for r in rows]
+        less = [kernel.bind([*row, *outputs, *scratch]) for row in rows]
+        return AtTwoSizes(watch(calls, 1, best_s), watch(less, check.LESS, math.inf)), ""
+
+    def _context(self, task: WorkerTask, outputs: Sequence[Array], part: int) -> CallContext | None:
         """Writes the inputs that another kernel would have written and reads the results.
 
-        All candidates share the inputs, and one figure for what reading takes.
+        All candidates share the inputs, and one figure for what reading takes. Of results the first
+        of so many parts counts.
         """
+        if part > 1:
+            outputs = [a.reshape(-1)[: -(-a.size // part)] for a in outputs]
         dynamic = [i for i, n in enumerate(task.spec.inputs) if not _static(task.spec, n)]
         arrays = [a for i in dynamic for a in task.arrays.get((i, None, 1), ())]
         before = self.builder.renewal(task.target, arrays)
         after = self.builder.renewal(task.target, outputs)
         if before is None or after is None:
             return None
-        return CallContext(before, after, task.reading)
+        return CallContext(before, after, task.readings.setdefault(part, Reading()))
 
     def _rows(self, task: WorkerTask, kernel: BuiltKernel, flush: int) -> list[list[Array]]:
         """The inputs of each of the calls that are timed in turn."""
