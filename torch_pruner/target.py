@@ -57,28 +57,10 @@ class CpuProbe:
     @staticmethod
     def read(root: Path = Path("/")) -> CpuProbe:
         """Read ``/proc/cpuinfo`` and ``/sys`` below ``root``, skipping what cannot be read."""
-        cpus = _cpuinfo(root / "proc/cpuinfo")
-        first = cpus[0] if cpus else {}
-        logical = len(cpus) or os.cpu_count() or 1
-        cores = {(c["physical id"], c["core id"]) for c in cpus if "core id" in c}
-        sysfs = root / "sys/devices/system/cpu/cpu0"
-        caches = _cache_sizes(sysfs / "cache")
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-        return CpuProbe(
-            vendor=first.get("vendor_id", first.get("CPU implementer", "")),
-            name=first.get("model name", "") or platform.processor() or platform.machine(),
-            family=_number(first.get("cpu family", "")),
-            model=_number(first.get("model", "")),
-            flags=frozenset((first.get("flags") or first.get("Features") or "").split()),
-            physical_cores=len(cores) or logical,
-            logical_cores=logical,
-            usable_cores=usable,
-            max_frequency_hz=1e3 * _number(_text(sysfs / "cpufreq/cpuinfo_max_freq")),
-            l1_bytes=caches.get(1, 0),
-            l2_bytes=caches.get(2, 0),
-            l3_bytes=caches.get(3, 0),
-            machine=platform.machine().lower(),
-        )
+        probe = _probed(root)
+        if hasattr(os, "sched_getaffinity"):  # it changes while a process runs; the rest does not
+            return replace(probe, usable_cores=len(os.sched_getaffinity(0)))
+        return probe
 
     def cpu_model(self) -> CpuModel:
         """The most specific microarchitecture whose instructions are all there."""
@@ -318,6 +300,32 @@ def _text(path: Path) -> str:
 
 def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
+
+
+@cache
+def _probed(root: Path) -> CpuProbe:
+    """What does not change, read once: nine files, at each of several looks a capture."""
+    cpus = _cpuinfo(root / "proc/cpuinfo")
+    first = cpus[0] if cpus else {}
+    logical = len(cpus) or os.cpu_count() or 1
+    cores = {(c["physical id"], c["core id"]) for c in cpus if "core id" in c}
+    sysfs = root / "sys/devices/system/cpu/cpu0"
+    caches = _cache_sizes(sysfs / "cache")
+    return CpuProbe(
+        vendor=first.get("vendor_id", first.get("CPU implementer", "")),
+        name=first.get("model name", "") or platform.processor() or platform.machine(),
+        family=_number(first.get("cpu family", "")),
+        model=_number(first.get("model", "")),
+        flags=frozenset((first.get("flags") or first.get("Features") or "").split()),
+        physical_cores=len(cores) or logical,
+        logical_cores=logical,
+        usable_cores=logical,
+        max_frequency_hz=1e3 * _number(_text(sysfs / "cpufreq/cpuinfo_max_freq")),
+        l1_bytes=caches.get(1, 0),
+        l2_bytes=caches.get(2, 0),
+        l3_bytes=caches.get(3, 0),
+        machine=platform.machine().lower(),
+    )
 
 
 def _cpuinfo(path: Path) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ it, ends the process. Whoever imports TVM calls ``check_tvm_versions`` first.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 from pathlib import Path
@@ -22,8 +23,9 @@ def pins() -> dict[str, str]:
     return dict(rows)
 
 
+@functools.cache
 def installed_version(package: str) -> str | None:
-    """The version of an installed distribution, found without importing it."""
+    """The version of an installed distribution, found without importing it, once a process."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
