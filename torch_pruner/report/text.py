@@ -17,7 +17,9 @@ from torch_pruner.text_tables import (
 )
 
 if TYPE_CHECKING:
-    from torch_pruner.report import Report
+    from collections.abc import Callable, Sequence
+
+    from torch_pruner.report import Report, TaskReport
 
 _ROWS_SHOWN = 20
 _ROWS_IN_HTML = 200
@@ -53,28 +55,34 @@ def _graph_lines(report: Report) -> list[str]:
     return table((*headers, *more), rows, align="<>>>>>>" + "<" * len(more))
 
 
+# A kernel's columns: what stands above, how it is aligned, what is said of it.
+_KERNEL_COLUMNS: tuple[tuple[str, str, Callable[[TaskReport], str]], ...] = (
+    ("kernel", "<", lambda t: t.name),
+    ("source", "<", lambda t: t.source),
+    ("effort", "<", lambda t: t.effort or "-"),
+    ("weight", ">", lambda t: str(t.weight)),
+    ("FLOPs", ">", lambda t: flops_text(t.flops)),
+    ("before", ">", lambda t: time_text(t.latency_before_s)),
+    ("after", ">", lambda t: time_text(t.latency_after_s)),
+    ("gain", ">", lambda t: "-" if t.gain is None else f"{t.gain:.2f}x"),
+    ("trials", ">", lambda t: str(t.trials)),
+    ("schedule", "<", lambda t: t.sketch or t.digest[:8] or "-"),
+)
+
+
+def _kernels(tasks: Sequence[TaskReport]) -> tuple[list[str], list[list[str]], str]:
+    """Headers, rows and alignments. What an older version wrote knows no effort."""
+    told = any(t.effort for t in tasks)
+    columns = [c for c in _KERNEL_COLUMNS if told or c[0] != "effort"]
+    rows = [[shown(t) for _, _, shown in columns] for t in tasks]
+    return [name for name, _, _ in columns], rows, "".join(align for _, align, _ in columns)
+
+
 def _task_table(report: Report) -> list[str]:
-    if not (tasks := report.tasks):
+    if not report.tasks:
         return []
-    told = any(t.effort for t in tasks)  # by nothing that an older version wrote
-    headers = ("kernel", "source", *(["effort"] if told else []), "weight", "FLOPs", "before")
-    rows = [
-        (
-            t.name,
-            t.source,
-            *([t.effort or "-"] if told else []),
-            str(t.weight),
-            flops_text(t.flops),
-            time_text(t.latency_before_s),
-            time_text(t.latency_after_s),
-            "-" if t.gain is None else f"{t.gain:.2f}x",
-            str(t.trials),
-            t.sketch or t.digest[:8] or "-",
-        )
-        for t in tasks
-    ]
-    align = "<<<>>>>>><" if told else "<<>>>>>><"
-    return table((*headers, "after", "gain", "trials", "schedule"), rows, align=align)
+    headers, rows, align = _kernels(report.tasks)
+    return table(headers, rows, align=align)
 
 
 def _fallback_lines(report: Report) -> list[str]:
@@ -130,23 +138,10 @@ def html(report: Report) -> str:
         )
         for g in report.graphs
     ]
-    kernels = [
-        (
-            t.name,
-            t.source,
-            str(t.weight),
-            flops_text(t.flops),
-            time_text(t.latency_before_s),
-            time_text(t.latency_after_s),
-            str(t.trials),
-            t.sketch or "-",
-        )
-        for t in report.tasks
-    ]
-    headers = ("kernel", "source", "weight", "FLOPs", "before", "after", "trials", "schedule")
+    headers, kernels, _ = _kernels(report.tasks[:_ROWS_IN_HTML])
     parts = [
         html_table(("graph", "operators compiled", "FLOPs", "kernels", "runs", "pending"), graphs),
-        html_table(headers, kernels[:_ROWS_IN_HTML]),
+        html_table(headers, kernels),
         *(f"<p>{escape(note)}</p>" for note in report.notes),
         f"<p>{escape(report.summary())}</p>",
     ]
