@@ -320,7 +320,7 @@ def float_sample() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def large_library(float_sample):
-    names = (*VECTOR_MATH, scalar.EXP_AT_MOST_ONE)
+    names = (*VECTOR_MATH, scalar.EXP_AT_MOST_ONE, scalar.EXP_BESIDE_ONE)
     cases = [Case(op, ("float32",), "float32") for op in names]
     return build({case.name: kernel(case, float_sample.numel()) for case in cases})
 
@@ -333,6 +333,15 @@ def test_exp_of_what_does_not_exceed_zero(large_library, float_sample):
     exact = torch.exp(x.double()).float()
     torch.testing.assert_close(actual, exact, rtol=1.2e-7, atol=1.2e-38, equal_nan=True)
     assert float(actual[0]) == 0.0
+
+
+def test_exp_beside_one(large_library, float_sample):
+    """Within an ulp up to infinity, and 0 for what is no normal number twice over."""
+    x = float_sample.clone()
+    x[:4] = torch.tensor([-INF, NAN, INF, 88.7])
+    actual = run(large_library, Case(scalar.EXP_BESIDE_ONE, ("float32",), "float32"), x)
+    exact = torch.exp(x.double()).float()
+    torch.testing.assert_close(actual, exact, rtol=1.2e-7, atol=2.4e-38, equal_nan=True)
 
 
 @pytest.mark.parametrize("op", VECTOR_MATH)

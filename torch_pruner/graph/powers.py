@@ -1,4 +1,5 @@
-"""Exponentials that are known not to exceed one: of values less their maximum, as a softmax has."""
+"""Exponentials of which less is asked: those known not to exceed one, of values less their maximum,
+as a softmax has; those that are only added to one, as a sigmoid has."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.ir import const_value
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.ir import Graph, Node
 
 
 def is_at_most_one(graph: Graph, at: int) -> bool:
@@ -33,6 +34,20 @@ def is_at_most_one(graph: Graph, at: int) -> bool:
     axes = found.attr("axes")
     kept = tuple(1 if i in axes else n for i, n in enumerate(graph.nodes[x].shape))
     return graph.nodes[row].shape == kept
+
+
+def is_beside_one(graph: Graph, at: int) -> bool:
+    """Whether the node is an exponential that nothing reads but sums with one, in its own type."""
+    node = graph.nodes[at]
+    if node.op != "exp" or at in graph.outputs:
+        return False
+    users = [n for n in graph.nodes if at in n.inputs]
+    return all(n.op == "add" and n.dtype == node.dtype and _adds_one(graph, n, at) for n in users)
+
+
+def _adds_one(graph: Graph, total: Node, term: int) -> bool:
+    others = [graph.nodes[_spread(graph, i)] for i in total.inputs if i != term]
+    return len(others) == 1 and others[0].op == "const" and const_value(others[0]) == 1.0
 
 
 def _reshaped(graph: Graph, at: int) -> int:

@@ -16,7 +16,7 @@ from torch_pruner.graph.attention_masks import hiding_mask, shared_masks
 from torch_pruner.graph.describe import flops_of
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder
-from torch_pruner.graph.powers import is_at_most_one
+from torch_pruner.graph.powers import is_at_most_one, is_beside_one
 from torch_pruner.graph.reference import evaluate
 
 if TYPE_CHECKING:
@@ -80,6 +80,15 @@ def test_powers_of_a_softmax_are_at_most_one(change: str) -> None:
         top = b.pointwise("where", b.pointwise("eq", top, lowest), fill, top)
     graph = b.finish([b.pointwise("exp", b.pointwise("sub", x, top))])
     assert is_at_most_one(graph, graph.outputs[0]) == (change in ("", "guard"))
+
+
+@pytest.mark.parametrize("change", ["", "two", "read"])
+def test_powers_of_a_sigmoid_are_beside_one(change: str) -> None:
+    b = GraphBuilder()
+    power = b.pointwise("exp", b.input(0, (4, 8), "float32"))
+    total = b.pointwise("add", power, b.const(2.0 if change == "two" else 1.0, "float32"))
+    graph = b.finish([total, b.pointwise("neg", power)] if change == "read" else [total])
+    assert is_beside_one(graph, graph.nodes[graph.outputs[0]].inputs[0]) == (not change)
 
 
 def test_long_rows_of_bfloat16_are_one_kernel() -> None:

@@ -13,11 +13,11 @@ import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, imm, index_dtype, index_var
-from torch_pruner.codegen.tir.scalar import EXP_AT_MOST_ONE, apply
+from torch_pruner.codegen.tir.scalar import EXP_AT_MOST_ONE, EXP_BESIDE_ONE, apply
 from torch_pruner.codegen.tir.values import load, round_bfloat16, value_dtype
 from torch_pruner.graph.ir import Graph, Shape, const_value
 from torch_pruner.graph.ops import OpKind
-from torch_pruner.graph.powers import is_at_most_one
+from torch_pruner.graph.powers import is_at_most_one, is_beside_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -168,8 +168,7 @@ class Reader:
             return self.at(n.inputs[0], index)
         if n.kind is OpKind.POINTWISE:
             args = [self.at(i, index if self.graph.nodes[i].shape else ()) for i in n.inputs]
-            op = EXP_AT_MOST_ONE if is_at_most_one(self.graph, node) else n.op
-            value = apply(op, args, value_dtype(n.dtype))
+            value = apply(self._operator(node), args, value_dtype(n.dtype))
             return round_bfloat16(value) if n.op == "cast" and n.dtype == "bfloat16" else value
         if n.kind is OpKind.VIEW:
             return self._view(node, index)
@@ -177,6 +176,12 @@ class Reader:
             injective: Callable[[int, Index], Expr] = getattr(self, f"_{n.op}")
             return injective(node, index)
         raise AssertionError(f"{n.op} must be given a buffer by the emitter")
+
+    def _operator(self, node: int) -> str:
+        """What is computed of a pointwise node's operands: less where less is asked."""
+        if is_at_most_one(self.graph, node):
+            return EXP_AT_MOST_ONE
+        return EXP_BESIDE_ONE if is_beside_one(self.graph, node) else self.graph.nodes[node].op
 
     def _view(self, node: int, index: Index) -> Expr:
         n = self.graph.nodes[node]

@@ -32,13 +32,15 @@ _PREDICATES = COMPARISONS | {
     "logical_or",
     "logical_xor",
 }
-EXP_AT_MOST_ONE = "exp_at_most_one"  # no operator of graphs: exp of what is known not to exceed 0
+# No operators of graphs: exp of what is known not to exceed 0, exp to which 1 is added.
+EXP_AT_MOST_ONE, EXP_BESIDE_ONE = "exp_at_most_one", "exp_beside_one"
 _ROUNDING = {"floor": T.floor, "ceil": T.ceil, "trunc": T.trunc, "round": T.nearbyint}
 _VECTOR: dict[str, Callable[[Bindings, Expr], Expr]] = {
     "exp": vmath.exp, "exp2": vmath.exp2, "expm1": vmath.expm1, "log": vmath.log,
     "log2": vmath.log2, "log10": vmath.log10, "log1p": vmath.log1p, "tanh": vmath.tanh,
     "sigmoid": vmath.sigmoid, "erf": vmath.erf, "erfc": vmath.erfc, "sin": vmath.sin,
     "cos": vmath.cos, EXP_AT_MOST_ONE: vmath.exp_at_most_one,
+    EXP_BESIDE_ONE: vmath.exp_beside_one,
 }  # fmt: skip
 _LIBM = frozenset(
     (
@@ -199,7 +201,7 @@ def _float(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
     zero, one = T.const(0.0, dtype), T.const(1.0, dtype)
     if op in _VECTOR and dtype == "float32" and not isinstance(x, T.FloatImm):
         return _VECTOR[op](b, x)
-    if op == EXP_AT_MOST_ONE:
+    if op in (EXP_AT_MOST_ONE, EXP_BESIDE_ONE):
         op = "exp"
     if op in _LIBM:
         return _libm(op, args, dtype)

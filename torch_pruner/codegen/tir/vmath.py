@@ -29,6 +29,8 @@ _MAGIC, _MAGIC_BITS = (
 )  # adding 1.5 * 2**23 rounds to an integer, left in the low bits
 _SQRT_HALF_BITS = 0x3F3504F3
 _LEAST_EXP = -88.0  # its power of two rounds to 2**-127, whose bits are those of 0
+_LEAST_EXP_BESIDE_ONE = -87.3  # to 2**-126, half of which has the bits of 0
+_MOST_EXP = 88.9  # infinity
 _TINY = 1.1754943508222875e-38
 
 _EXPM1 = (
@@ -189,16 +191,36 @@ def exp(b: Bindings, x: Expr) -> Expr:
 
 
 def exp_at_most_one(b: Bindings, x: Expr) -> Expr:
-    """e**x for x <= 0 or NaN, 0 where it is below 2**-126.5: 13 instructions where ``exp`` has 23.
+    """e**x for x <= 0 or NaN, 0 below 2**-126.5: 13 instructions where ``exp`` has 23."""
+    x = b(T.Select(x < f32(_LEAST_EXP), f32(_LEAST_EXP), x))
+    r, power = _powers_of_two(b, x, 127)
+    return horner(r, (1.0, 1.0, *_EXPM1)) * power
+
+
+def exp_beside_one(b: Bindings, x: Expr) -> Expr:
+    """e**x, 0 where it is below 2**-125.5, which is lost beside 1: 15 instructions.
+
+    Powers of two are half as large, as 2**128 is no float32. The polynomial is as parallel as its
+    squares allow: an epilogue has a few vectors at a time, which wait for each other's results.
+    """
+    x = b(x)
+    x = b(T.Select(x < f32(_LEAST_EXP_BESIDE_ONE), f32(_LEAST_EXP_BESIDE_ONE), x))
+    r, power = _powers_of_two(b, b(T.Select(x > f32(_MOST_EXP), f32(_MOST_EXP), x)), 126)
+    square = b(r * r)
+    c2, c3, c4, c5, c6 = (f32(2.0 * c) for c in _EXPM1)
+    rest = square * (square * c6 + (r * c5 + c4)) + (r * c3 + c2)
+    return (square * rest + (r * f32(2.0) + f32(2.0))) * power
+
+
+def _powers_of_two(b: Bindings, x: Expr, bias: int) -> tuple[Expr, Expr]:
+    """(r, 2**(n + bias - 127)) with x = n ln 2 + r and |r| <= ln 2 / 2; of the least power, 0.
 
     The number that rounds x / ln 2 to an integer leaves the exponent's bits, bias included.
     """
-    x = b(T.Select(x < f32(_LEAST_EXP), f32(_LEAST_EXP), x))
-    shifted = b(x * f32(_LOG2E) + f32(_MAGIC + 127.0))
-    n = b(shifted - f32(_MAGIC + 127.0))
+    shifted = b(x * f32(_LOG2E) + f32(_MAGIC + bias))
+    n = b(shifted - f32(_MAGIC + bias))
     r = b(b(x - n * f32(_LN2_HI)) - n * f32(_LN2_LO))
-    power = b(T.reinterpret("float32", T.shift_left(_bits(shifted), i32(23))))
-    return horner(r, (1.0, 1.0, *_EXPM1)) * power
+    return r, b(T.reinterpret("float32", T.shift_left(_bits(shifted), i32(23))))
 
 
 def exp2(b: Bindings, x: Expr) -> Expr:
@@ -220,10 +242,7 @@ def expm1(b: Bindings, x: Expr) -> Expr:
 
 
 def sigmoid(b: Bindings, x: Expr) -> Expr:
-    m, n = _reduce_exp(b, b(clamp(f32(-1.0) * b(x), -87.0, 88.8)))
-    m = b(m + f32(1.0))
-    e = b((m + m) * _power_of_two(n - i32(1)))  # 2**128 is no float32
-    return f32(1.0) / (e + f32(1.0))
+    return f32(1.0) / (b(exp_beside_one(b, f32(-1.0) * b(x))) + f32(1.0))
 
 
 def tanh(b: Bindings, x: Expr) -> Expr:
