@@ -13,6 +13,11 @@ def test_every_side_has_its_turn_and_no_size_comes_twice() -> None:
     assert max(batch for batch, _ in image_sizes.some_sizes(12, 4)) <= 4
 
 
+def test_every_size_is_every_batch_of_every_side_once() -> None:
+    found = image_sizes.every_size(16)
+    assert len(set(found)) == len(found) == 16 * len(image_sizes.SIDES)
+
+
 def test_the_table_says_what_was_compiled_and_what_that_costs() -> None:
     rows = [
         {
@@ -22,7 +27,9 @@ def test_the_table_says_what_was_compiled_and_what_that_costs() -> None:
         }
         for batch, programs in ((1, ["graph0[..15,320]"]), (2, []))
     ]  # fmt: skip
+    rows.append({key: rows[1][key] for key in rows[1] if key != "latency"})
     text = image_sizes.render({"sizes": rows})
     assert "| 1x160 |" in text
-    assert "2 sizes, 1 programs; 0.71 of static" in text
-    assert "least 0.50" in text
+    assert "3 sizes, 1 programs; 0.71 of static" in text
+    assert "geometric mean of 2, least 0.50" in text
+    assert "1500 ms over eager" in text
