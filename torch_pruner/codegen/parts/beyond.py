@@ -27,6 +27,8 @@ __all__ = [
     "beyond",
     "counts",
     "divided",
+    "needed",
+    "row_axes",
     "row_counts",
     "some_needed",
     "unless",
@@ -69,15 +71,21 @@ def unless(condition: Expr | None, body: Stmt) -> Stmt:
 def row_counts(spec: Graph, con: Contraction, reader: Reader) -> tuple[Expr | None, ...]:
     """Of images and of positions along each spatial dimension of a convolution's result how many
     are needed, where that is known at run time."""
-    path = output_path(spec, con.anchor)
-    known = axis_counts(spec.nodes[con.anchor].shape, unwritten(spec, path))
-    axes = (0, *range(2, 1 + len(con.m)))
+    known = axis_counts(
+        spec.nodes[con.anchor].shape, unwritten(spec, output_path(spec, con.anchor))
+    )
+    return tuple(needed(reader, known[a]) if a in known else None for a in row_axes(con))
 
-    def needed(bound: Bound) -> Expr:
-        count = counts(reader, bound.number)
-        return T.min(count + bound.more, imm(bound.extent)) if bound.more else count
 
-    return tuple(needed(known[a]) if a in known else None for a in axes)
+def row_axes(con: Contraction) -> tuple[int, ...]:
+    """The axes of a convolution's result along which its rows lie."""
+    return (0, *range(2, 1 + len(con.m)))
+
+
+def needed(reader: Reader, bound: Bound) -> Expr:
+    """Of elements along an axis the number in front of a bound."""
+    count = counts(reader, bound.number)
+    return T.min(count + bound.more, imm(bound.extent)) if bound.more else count
 
 
 def divided(position: Expr, extents: Sequence[int | Expr]) -> Index:

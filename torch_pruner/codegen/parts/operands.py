@@ -56,6 +56,7 @@ class Nest:
     unwritten: Bounds = frozenset()  # of the contraction's result: nobody needs what it becomes
     unneeded: Bounds = frozenset()  # of the same: nobody needs it itself
     counts: tuple[Expr | None, ...] = ()  # of a convolution's rows, by axis: those that are needed
+    written: tuple[int | Expr | None, ...] = ()  # by axis: whose results are, where that is more
 
     @property
     def compact(self) -> bool:

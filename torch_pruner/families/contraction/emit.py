@@ -12,7 +12,6 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.beyond import divided, row_counts
 from torch_pruner.codegen.parts.copies import copy_first, pack_panel, widen_block
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, panel_fetcher
@@ -27,20 +26,16 @@ from torch_pruner.codegen.parts.row_tiles import (
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     Expr,
-    S,
     Stmt,
     T,
     buffer,
-    index_dtype,
-    index_var,
     loop,
     seq,
-    stack,
     when,
     workspace,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
-from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.contraction.counted_rows import Walk, count_rows, tiles, write_masked
 from torch_pruner.graph.contraction import contraction_of, copies_first, is_widened
 from torch_pruner.graph.extents import axis_counts, unneeded, unwritten
 
@@ -82,13 +77,12 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
         unneeded=unneeded(spec)[con.anchor],
     )
     if con.form == "conv":
-        nest.counts = row_counts(spec, con, nest.reader)
-    if nest.compact:  # no tile has rows that are not needed, but for a ring of zeros
-        handled = {
-            b[:3] for b in axis_counts(spec.nodes[con.anchor].shape, nest.unwritten).values()
-        }
-        nest.unwritten = frozenset(b for b in nest.unwritten if b[:3] not in handled)
-        nest.unneeded = frozenset(b for b in nest.unneeded if b[:3] not in handled)
+        count_rows(nest)
+    if nest.compact:  # no tile has rows that are not needed
+        axes = axis_counts(spec.nodes[con.anchor].shape, nest.unwritten | nest.unneeded).values()
+        handled = {b[:2] for b in axes}
+        nest.unwritten = frozenset(b for b in nest.unwritten if b[:2] not in handled)
+        nest.unneeded = frozenset(b for b in nest.unneeded if b[:2] not in handled)
     if widened and constant is not None:
         nest.near = buffer(nest.block_depth * nest.bn, con.acc_dtype, "near")
     body = []
@@ -102,9 +96,9 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
 
 def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
     """The loops over tasks and tiles; ``widen(group, panel, block)`` fills ``nest.near``."""
-    con, near, traversal = nest.con, nest.near, _traversal(nest)
+    con, near = nest.con, nest.near
     chunks, per_chunk = con.chunked(nest.tm, chunks)
-    turns = bool(nest.unwritten or nest.unneeded)
+    turns = bool(nest.unwritten or nest.unneeded) and not nest.compact
 
     def task(p: Expr) -> Stmt:
         if order == 0:
@@ -115,23 +109,28 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
             (g, chunk, nb) = unlinear(p, (con.groups, chunks, nest.blocks))
 
         # Of rows that are counted at run time each chunk has as many.
-        each = T.truncdiv(_tiles(nest) + (chunks - 1), chunks) if nest.compact else per_chunk
+        each = T.truncdiv(tiles(nest) + (chunks - 1), chunks) if nest.compact else per_chunk
 
         def panel(vectors: int) -> Stmt:
+            walk = Walk.of(nest) if nest.compact else None
+            traversal = _traversal(nest, walk)
+
             def tile(block: Expr, t: Expr) -> Stmt:
                 at = t * chunks + chunk if turns else chunk * each + t
                 turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
                 place = TilePosition(g, nb, vectors, block, at, turn, p * per_chunk + t)
                 body = register_tile(nest, traversal, place)
                 if nest.compact:
-                    return when(at < _tiles(nest), body)
+                    return when(at < tiles(nest), body)
                 return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
-            def tiles(block: Expr) -> Stmt:
+            def block_of(block: Expr) -> Stmt:
+                begin = None if walk is None else walk.begin(chunk * each)
                 passing = loop(each, lambda t: tile(block, t), name="t")
-                return passing if near is None else seq([widen(g, nb, block), passing])
+                return seq([None if near is None else widen(g, nb, block), begin, passing])
 
-            return loop(nest.kb, tiles, name="kb")
+            masked = write_masked(nest, g, nb, vectors, chunk, chunks)
+            return seq([loop(nest.kb, block_of, name="kb"), masked])
 
         body = panel(nest.nv)
         if nest.last_vectors != nest.nv:
@@ -141,8 +140,9 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
     return loop(con.groups * nest.blocks * chunks, task, nest.kind, name="p")
 
 
-def _traversal(nest: Nest) -> TileTraversal:
-    """Neighbouring rows, and a pass over the reduction with the next panel fetched meanwhile."""
+def _traversal(nest: Nest, walk: Walk | None) -> TileTraversal:
+    """Neighbouring rows, of a ``walk`` where they are counted, and a pass over the reduction with
+    the next panel fetched meanwhile."""
     level = _level(nest)
 
     def passing(
@@ -159,7 +159,8 @@ def _traversal(nest: Nest) -> TileTraversal:
             return _reduce(nest, place.kb, update, ahead, needed)
         return _reduce(nest, place.kb, update, ahead, needed, level, part)
 
-    return TileTraversal(lambda tile: _rows(nest, tile), passing, level is not None)
+    rows = partial(_rows, nest) if walk is None else walk.rows
+    return TileTraversal(rows, passing, level is not None)
 
 
 def _rows(nest: Nest, tile: Expr) -> Rows:
@@ -168,8 +169,6 @@ def _rows(nest: Nest, tile: Expr) -> Rows:
     A last tile that is not full begins earlier; rows of the tile before are not its own.
     """
     con, m, tm = nest.con, nest.con.m, nest.tm
-    if nest.compact:
-        return _counted_rows(nest, tile)
     if con.by_line(tm):
         width = m[-1]
         *outer, block = unlinear(tile, (*m[:-1], -(-width // tm)))
@@ -182,48 +181,6 @@ def _rows(nest: Nest, tile: Expr) -> Rows:
     if con.rows % tm == 0:
         return Rows(lambda i: unlinear(tile * tm + i, m))
     return Rows(lambda i: unlinear(T.min(tile * tm + i, last), m), lambda i: tile * tm + i <= last)
-
-
-def _tiles(nest: Nest) -> Expr:
-    """Tiles of rows that are needed, where that is known at run time."""
-    return T.truncdiv(math.prod(nest.needed) + (nest.tm - 1), nest.tm)
-
-
-def _counted_rows(nest: Nest, tile: Expr) -> Rows:
-    """Rows that are needed, one after another across lines whose length is known at run time.
-
-    The place of the first is found by divisions, that of others from the one before; behind the
-    last row it is that row once more.
-    """
-    tm, extents = nest.tm, nest.needed
-    total = math.prod(extents[1:], start=extents[0])
-    held = [buffer(tm, index_dtype(), f"row{d}", scope="local") for d in range(len(extents))]
-
-    def keep(i: Expr, index: Index) -> list[Stmt]:
-        return [store(buf, i, place) for buf, place in zip(held, index, strict=True)]
-
-    def following(i: Expr) -> Stmt:
-        one, none = T.const(1, index_dtype()), T.const(0, index_dtype())
-        carry: Expr = T.Select(tile * tm + i + 1 < total, one, none)
-        stmts: list[Stmt] = []
-        for d in reversed(range(1, len(extents))):
-            place, over = index_var(f"at{d}"), index_var(f"over{d}")
-            stmts += [
-                S.Bind(place, held[d][i] + carry),
-                S.Bind(over, T.Select(place >= extents[d], one, none)),
-                store(held[d], i + 1, T.Select(place >= extents[d], none, place)),
-            ]
-            carry = over
-        return seq([*stmts, store(held[0], i + 1, held[0][i] + carry)])
-
-    begin = seq(
-        [
-            *map(stack, held),
-            *keep(imm(0), divided(T.min(tile * tm, total - 1), extents)),
-            loop(tm - 1, following, UNROLLED, "i") if tm > 1 else None,
-        ]
-    )
-    return Rows(lambda i: tuple(buf[i] for buf in held), lambda i: tile * tm + i < total, begin)
 
 
 _LONG, _PART = 1024, 256
