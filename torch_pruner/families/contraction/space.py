@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 _FEW = 8
+_SHORT_LINE = 12  # elements of a line of a kernel, all channels: LLVM unrolls as many
+_TAKEN_BY_LINE, _SPILLING = 7, 0.15  # registers; time that each beyond those left adds
 WIDEN_CYCLES = 1.5  # to make float32 of a vector of narrower elements, into a near cache
 
 PAGE, CACHE_LINE = 4096, 64  # bytes
@@ -224,9 +226,26 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         cut = np.where(vectors == self._last(c), cut, 0.0)
         work = tm * vectors * (c.vl / self.lanes)  # in whole vectors
         steps = con.depth * self._share_inside[tm.astype(np.int64)]
-        cycles = steps * self._step_cycles(c, vectors) * (1 + crossing)
+        cycles = (
+            steps * self._step_cycles(c, vectors) * (1 + crossing) * self._crowding(tm, vectors)
+        )
         carried = (c.kb - 1) * (work * 4 + 60)
         result: Array = cycles + work * (2 + self._epilogue()) + 20 + cut + carried
+        return result
+
+    def _crowding(self, tm: Array, vectors: Array) -> Array:
+        """How much longer a tile takes whose sums leave too few registers for a line of a kernel.
+
+        LLVM unrolls a short one, keeps what neighbouring rows share of the input, and spills it.
+        Measured on first layers of one to four channels (docs/experiments.md).
+        """
+        con, conv, sums = self.con, self.con.conv, tm * vectors
+        if conv is None or con.form != "conv" or con.k[-1] * conv.kernel[-1] > _SHORT_LINE:
+            return np.ones(np.shape(sums))
+        if (conv.kernel[-1] - 1) * conv.dilation[-1] < conv.stride[-1]:  # nothing is shared
+            return np.ones(np.shape(sums))
+        free = self.task.target.vector_registers - _TAKEN_BY_LINE
+        result: Array = 1 + _SPILLING * np.maximum(sums + vectors - free, 0)
         return result
 
     @cached_property
