@@ -378,3 +378,15 @@ def test_floats_are_not_fetched_where_the_processor_reads_ahead() -> None:
     asked = dataclasses.replace(zen3, reads_ahead=False)
     assert drafted(asked, "float32") == ("in_place", 8192)
     assert drafted(asked, "float32", 4) == ("contraction", 1)
+
+
+def test_tiles_of_a_short_line_leave_registers_for_it() -> None:
+    """What neighbouring rows share of it was spilled by tiles of twelve sums."""
+    b = GraphBuilder()
+    x = b.input(0, (1, 3, 64, 64), "float32")
+    w = b.input(1, (16, 3, 3, 3), "float32", static=True)
+    both = {"stride": (2, 2), "lo": (1, 1), "hi": (0, 0), "dilation": (1, 1), "groups": 1}
+    spec = b.finish([b.append("conv", (x, w), (1, 16, 32, 32), "float32", **both)])
+    sketch = named("contraction").space()(Task("kernel", spec, _TARGETS["256"], 1))
+    found = sketch.named(sketch.default())
+    assert found["tm"] * found["nv"] <= 8
