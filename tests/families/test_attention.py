@@ -47,6 +47,9 @@ RAGGED = Case(queries=37, keys=197, depth=80, width=80)
             for mask in ("add", "row", "heads", "bool")
             for order in (0, 1)
         ),
+        (replace(RAGGED, queries=49, mask="heads", static=True, batch=2), {"tr": 6, "tm": 6}),
+        (replace(RAGGED, mask="add", static=True, queries=20), {"order": 0, "vl": 8, "nv": 1}),
+        (replace(RAGGED, mask="bool", static=True, kv=2), {"order": 1}),
         (Case(queries=1), {"nv": 1, "tr": 4}),
         (Case(width=40, depth=24), {"pack": 2}),
         (Case(width=10), {"nc": 1}),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.extents import false_beyond
-from torch_pruner.graph.ir import const_value
+from torch_pruner.graph.ir import Graph, GraphBuilder, const_value
 from torch_pruner.graph.ops import OpKind
 
 if TYPE_CHECKING:
     from torch_pruner.graph.attention import Attention
-    from torch_pruner.graph.ir import Graph
 
 
 def counted_keys(graph: Graph, att: Attention) -> int | None:
@@ -36,6 +36,11 @@ def shared_masks(graph: Graph, att: Attention) -> tuple[int, ...]:
     """
     if len(att.batch) == 0 or att.batch[-1] == 1 or att.queries == 1:
         return ()
+    return tuple(i for i in gathered_masks(graph, att) if _tail(graph, att, i)[-3] == 1)
+
+
+def gathered_masks(graph: Graph, att: Attention) -> tuple[int, ...]:
+    """Full broadcasts of data that differs from query to query and from key to key."""
     found: set[int] = set()
     stack, seen = [att.masked], set[int]()
     while stack:
@@ -45,13 +50,54 @@ def shared_masks(graph: Graph, att: Attention) -> tuple[int, ...]:
         seen.add(i)
         node = graph.nodes[i]
         if node.op == "broadcast" and i not in att.inner and node.shape == att.shape:
-            source = graph.nodes[node.inputs[0]].shape
-            tail = (1,) * (len(node.shape) - len(source)) + source
-            if tail[-3] == 1 and tail[-2] != 1 and tail[-1] != 1 and _reads(graph, node.inputs[0]):
+            tail = _tail(graph, att, i)
+            if tail[-2] != 1 and tail[-1] != 1 and _reads(graph, node.inputs[0]):
                 found.add(i)
         elif (i in att.inner and i != att.scores) or node.kind is OpKind.POINTWISE:
             stack.extend(node.inputs)
     return tuple(sorted(found))
+
+
+def _tail(graph: Graph, att: Attention, node: int) -> tuple[int, ...]:
+    """The shape of what the broadcast ``node`` repeats, with as many axes as the scores have."""
+    source = graph.nodes[graph.nodes[node].inputs[0]].shape
+    return (1,) * (len(att.shape) - len(source)) + source
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantMask:
+    """A full broadcast of views of one static input, which kernels can be given with queries for
+    neighbours.
+
+    ``index``: of the input. ``view`` takes it to (group, key, query). ``batch``: the groups'
+    extents, one for each axis before the queries, 1 where the broadcast repeats.
+    """
+
+    index: int
+    view: Graph
+    batch: tuple[int, ...]
+
+
+def constant_masks(graph: Graph, att: Attention) -> dict[int, ConstantMask]:
+    """By node: the gathered masks that depend on one static input alone, by views."""
+    found: dict[int, ConstantMask] = {}
+    users = graph.users()
+    for node in gathered_masks(graph, att):
+        chain, at = list[int](), graph.nodes[node].inputs[0]
+        while graph.nodes[at].kind is OpKind.VIEW and len(users[at]) == 1:
+            chain.append(at)
+            at = graph.nodes[at].inputs[0]
+        source = graph.nodes[at]
+        if source.op != "input" or not source.attr("static") or len(users[at]) != 1:
+            continue
+        builder = GraphBuilder()
+        x = builder.input(0, source.shape, source.dtype)
+        for step in reversed(chain):
+            x = builder.again(graph.nodes[step], (x,))
+        *batch, queries, keys = _tail(graph, att, node)
+        x = builder.permute(builder.reshape(x, (math.prod(batch), queries, keys)), (0, 2, 1))
+        found[node] = ConstantMask(source.attr("index"), builder.finish([x]), tuple(batch))
+    return found
 
 
 _MILD = {"cast", "reshape", "tanh"}  # what is finite stays so, and grows by no more than a scale

@@ -8,6 +8,7 @@ from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.ops import FLOATS, ITEMSIZE, OpKind
 
 _MAX_GROWTH = 4  # a hoisted value may be this many times larger than what it is made from
+_MAX_LOOKED_UP = 1 << 18  # elements of what is looked up: that costs more than reading it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,10 @@ def _static_nodes(graph: Graph) -> set[int]:
         elif node.inputs and any(j in static for j in node.inputs):
             others = (j for j in node.inputs if j not in static)
             origin = sum(size[j] for j in node.inputs if j in static)
-            if (
-                all(graph.nodes[j].op == "const" for j in others)
-                and node.numel <= _MAX_GROWTH * origin
-            ):
+            most = _MAX_GROWTH * origin
+            if node.op in ("take", "gather"):
+                most = max(most, _MAX_LOOKED_UP)
+            if all(graph.nodes[j].op == "const" for j in others) and node.numel <= most:
                 static.add(i)
                 size[i] = origin
     return static

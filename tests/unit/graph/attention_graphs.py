@@ -28,6 +28,7 @@ class Case:
     dtype: str = "float32"
     flat: bool = False  # batch and heads in one axis around the products, as torch.bmm has them
     seen: bool = False
+    static: bool = False  # the mask is a parameter
 
 
 def attention(case: Case) -> Graph:
@@ -63,9 +64,9 @@ def attention(case: Case) -> Graph:
         "heads": (c.batch, c.heads, c.queries, c.keys), "bool": (c.batch, 1, c.queries, c.keys),
     }  # fmt: skip
     if c.mask == "bool":
-        s = b.pointwise("where", b.input(3, shapes[c.mask], "bool"), s, lowest)
+        s = b.pointwise("where", b.input(3, shapes[c.mask], "bool", static=c.static), s, lowest)
     elif c.mask:
-        s = b.pointwise("add", s, b.input(3, shapes[c.mask], wide))
+        s = b.pointwise("add", s, b.input(3, shapes[c.mask], wide, static=c.static))
     if c.causal:
         column, row = (
             b.append("iota", (), (c.queries, c.keys), "int64", dim=dim) for dim in (1, 0)

@@ -106,3 +106,13 @@ def test_a_static_output_is_hoisted_and_handed_through() -> None:
     hoisted = hoist_static(b.finish([_scaled(b, w)]))
     assert operators(hoisted.graph) == []
     assert hoisted.graph.outputs == hoisted.graph.inputs[1:]
+
+
+def test_what_is_looked_up_is_hoisted_though_it_grows() -> None:
+    b = GraphBuilder()
+    table = b.input(0, (4, 2), "float32", static=True)
+    rows = b.input(1, (64,), "int64", static=True)
+    x = b.input(2, (64, 2), "float32")
+    found = b.append("take", (table, rows), (64, 2), "float32", dim=0)
+    hoisted = hoist_static(b.finish([b.pointwise("add", x, found)]))
+    assert operators(hoisted.prepare) == ["take"]

@@ -21,7 +21,7 @@ from torch_pruner.codegen.tir.builders import (
     seq,
     stack,
 )
-from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Nest:
     reader: Reader
     vl: int
     nv: int
-    tm: int
+    tm: int  # keys of a tile of scores
+    most: int  # the same, of the tile that has most
     tr: int
     nc: int
     turned: bool  # lanes hold queries in the second product, too
@@ -54,6 +55,7 @@ class Nest:
     values: Buffer | None  # [task][key][column of a slot], where they are not read in place
     keys: Buffer | None  # [task][key][depth], the same
     masks: dict[int, Buffer]  # [task][key][lane]
+    packed: dict[int, tuple[Buffer, tuple[int, ...]]]  # constant masks, and extents of groups
     hiding: int | None  # of the masks: where it is -inf no finite score counts
     seen: Buffer | None  # [task]: keys up to the last that it does not hide
     top: Buffer
@@ -64,6 +66,7 @@ class Nest:
     group: Expr
     first: Expr  # query of lane 0
     end: Expr  # keys that some query of the tile sees
+    rows: int  # queries of a tile, the others being repetitions of the last
     unwritten: Bounds = frozenset()  # of the result: what nobody needs of it
     counted: Expr | None = None  # keys that count, where they are fewer than there are
 
@@ -79,10 +82,18 @@ class Nest:
     def query_at(self, lane: Expr) -> Expr:
         at = self.first + lane
         last = self.att.queries - 1
-        return T.min(at, imm(last)) if self.att.queries % self.lanes else at
+        return T.min(at, imm(last)) if self.rows < self.lanes else at
 
     def score_at(self, key: Expr, lane: Expr) -> Expr:
-        return (self.task * self.att.keys + key) * self.lanes + lane
+        return self.of_task(self.att.keys) + key * self.lanes + lane
+
+    def query_lane(self, d: Expr, lane: Expr) -> Expr:
+        """The place of an element of the copied queries."""
+        return self.of_task(self.att.depth) + d * self.lanes + lane
+
+    def of_task(self, rows: int) -> Expr:
+        """Where the task's part of a buffer of ``rows`` times the lanes of the widest tile is."""
+        return self.task * (rows * self.plan.lanes)
 
     def full(self, key: Expr, lane: Expr) -> Index:
         return (*unlinear(self.group, self.att.batch), self.query_at(lane), key)
@@ -118,34 +129,22 @@ def first_column(nest: Nest, slot: Expr) -> Expr:
 def pack_queries(nest: Nest) -> Stmt:
     """The tile's queries with lanes for neighbours: squares of vectors turned in registers."""
     depth, vl = nest.att.depth, nest.vl
-    if depth < vl or vl & (vl - 1):
+    if depth < vl or not _turns(vl):
         return _pack_queries_singly(nest)
     source = nest.spec.nodes[nest.att.scores].inputs[0]
     batch = nest.spec.nodes[source].shape[:-2]
-    squares = [buffer(vl * vl, nest.dtype, name, scope="local") for name in ("square", "other")]
-    steps, whole = transposed(squares[0], squares[1], vl)
 
     def square(j: Expr, block: Expr) -> Stmt:
         first = T.min(block * vl, imm(depth - vl)) if depth % vl else block * vl
 
-        def taken(i: Expr, v: Expr) -> Stmt:
+        def taken(i: Expr, v: Expr) -> Expr:
             index = (*unlinear(nest.group, batch), nest.query_at(j * vl + i), first + v)
-            return nest.reader.scope(
-                lambda: [
-                    store(squares[0], i * vl + v, nest.reader.at(source, index).astype(nest.dtype))
-                ]
-            )
+            return nest.reader.at(source, index)
 
-        def left(i: Expr, v: Expr) -> Stmt:
-            at = (nest.task * depth + first + i) * nest.lanes + j * vl + v
-            return store(nest.query, at, whole[i * vl + v])
+        def left(i: Expr, v: Expr) -> tuple[Buffer, Expr]:
+            return nest.query, nest.query_lane(first + i, j * vl + v)
 
-        def vectors(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-            return loop(
-                vl, lambda i: loop(vl, lambda v: body(i, v), VECTORIZED, "v"), UNROLLED, "i"
-            )
-
-        return seq([*(stack(s) for s in squares), vectors(taken), *steps, vectors(left)])
+        return in_square(nest, nest.dtype, taken, left)
 
     blocks = -(-depth // vl)
     return loop(nest.nv, lambda j: loop(blocks, lambda b: square(j, b), name="block"), name="j")
@@ -157,7 +156,7 @@ def _pack_queries_singly(nest: Nest) -> Stmt:
 
     def element(lane: Expr, d: Expr) -> Stmt:
         index = (*unlinear(nest.group, batch), nest.query_at(lane), d)
-        at = (nest.task * nest.att.depth + d) * nest.lanes + lane
+        at = nest.query_lane(d, lane)
         return nest.reader.scope(
             lambda: [store(nest.query, at, nest.reader.at(source, index).astype(nest.dtype))]
         )
@@ -174,18 +173,29 @@ def pack_values(nest: Nest, copy: Buffer, *, every: bool) -> Stmt:
     """
     plan = nest.plan
 
-    def vector(key: Expr, slot: Expr) -> Stmt:
+    def vector(key: Expr, first: Expr, many: int, j: Expr) -> Stmt:
         def lane(v: Expr) -> Stmt:
-            at = value_at(nest, key, slot) + v
+            at = value_at(nest, key, first, many, j) + v
             return nest.reader.scope(
-                lambda: [store(copy, at, value_of(nest, key, first_column(nest, slot) + v))]
+                lambda: [store(copy, at, value_of(nest, key, first_column(nest, first + j) + v))]
             )
 
         return loop(plan.column, lane, VECTORIZED, "v")
 
-    return _copied_keys(
-        nest, lambda key: loop(plan.slots, lambda j: vector(key, j), name="j"), every
-    )
+    def panel(key: Expr, first: Expr, many: int) -> Stmt:
+        return loop(many, lambda j: vector(key, first, many, j), UNROLLED, "j")
+
+    def row(key: Expr) -> Stmt:
+        return in_blocks(plan.slots, nest.nc, lambda first, many: panel(key, first, many))
+
+    return _copied_keys(nest, row, every)
+
+
+def in_blocks(slots: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
+    """Column slots in blocks of ``size``, the rest as a smaller block."""
+    whole, rest = divmod(slots, size)
+    parts = [loop(whole, lambda c: body(c * size, size), name="c")] if whole else []
+    return seq([*parts, body(imm(whole * size), rest) if rest else None])
 
 
 def _copied_keys(nest: Nest, body: Callable[[Expr], Stmt], every: bool) -> Stmt:
@@ -193,13 +203,17 @@ def _copied_keys(nest: Nest, body: Callable[[Expr], Stmt], every: bool) -> Stmt:
     end = nest.counted if every else nest.end
     if end is None or not nest.bounded:
         return loop(nest.att.keys, body, name="key")
-    tiles = T.floordiv(end + (nest.tm - 1), nest.tm)
-    return counted(T.min(tiles * nest.tm, imm(nest.att.keys)), body, "key")
+    return counted(T.min(end + (nest.most - 1), imm(nest.att.keys)), body, "key")
 
 
-def value_at(nest: Nest, key: Expr, slot: Expr) -> Expr:
-    width = nest.plan.slots * nest.plan.column
-    return (nest.task * nest.att.keys + key) * width + slot * nest.plan.column
+def value_at(nest: Nest, key: Expr, first: Expr, many: int, j: Expr) -> Expr:
+    """The place of vector ``j`` of the ``many`` from slot ``first`` on: a panel of their own.
+
+    So what a register tile reads of many keys is one piece, which uses all sets of the cache.
+    """
+    keys, column = nest.att.keys, nest.plan.column
+    panel = (nest.task * nest.plan.slots + first) * (keys * column)
+    return panel + (key * many + j) * column
 
 
 def value_of(nest: Nest, key: Expr, column: Expr) -> Expr:
@@ -239,17 +253,83 @@ def key_of(nest: Nest, key: Expr, d: Expr) -> Expr:
 
 
 def pack_mask(nest: Nest, node: int) -> Stmt:
+    """A mask's tile with lanes for neighbours."""
     source = nest.masks[node]
 
-    def element(lane: Expr, key: Expr) -> Stmt:
-        def emitted() -> list[Stmt]:
-            nest.reader.overrides.pop(node, None)
-            value = nest.reader.at(node, nest.full(key, lane))
-            return [store(source, nest.score_at(key, lane), value)]
+    def value(lane: Expr, key: Expr) -> Expr:
+        nest.reader.overrides.pop(node, None)
+        return nest.reader.at(node, nest.full(key, lane))
 
-        return nest.reader.scope(emitted)
+    if nest.spec.nodes[node].dtype == "float32" and nest.att.keys >= nest.vl and _turns(nest.vl):
+        return _mask_in_squares(nest, source, value)
+
+    def element(lane: Expr, key: Expr) -> Stmt:
+        return nest.reader.scope(
+            lambda: [store(source, nest.score_at(key, lane), value(lane, key))]
+        )
 
     return loop(nest.lanes, lambda v: over_keys(nest, lambda key: element(v, key)), name="lane")
+
+
+def _turns(lanes: int) -> bool:
+    """Whether squares of so many lanes can be turned in registers."""
+    return lanes > 1 and not lanes & (lanes - 1)
+
+
+def _mask_in_squares(nest: Nest, copy: Buffer, value: Callable[[Expr, Expr], Expr]) -> Stmt:
+    keys, vl = nest.att.keys, nest.vl
+
+    def square(j: Expr, block: Expr) -> Stmt:
+        first = T.min(block * vl, imm(keys - vl)) if keys % vl else block * vl
+        return in_square(
+            nest,
+            "float32",
+            lambda i, v: value(j * vl + i, first + v),
+            lambda i, v: (copy, nest.score_at(first + i, j * vl + v)),
+        )
+
+    def blocks(j: Expr) -> Stmt:
+        if nest.bounded:
+            count = T.floordiv(nest.end + (vl - 1), imm(vl))
+            return counted(count, lambda block: square(j, block), "block")
+        return loop(-(-keys // vl), lambda block: square(j, block), name="block")
+
+    return loop(nest.nv, blocks, name="j")
+
+
+def in_square(
+    nest: Nest,
+    dtype: str,
+    taken: Callable[[Expr, Expr], Expr],
+    left: Callable[[Expr, Expr], tuple[Buffer, Expr]],
+) -> Stmt:
+    """A square of vectors, turned: ``taken(i, v)`` is lane ``v`` of vector ``i``, and ``left``
+    the place of what the turned square has there."""
+    vl = nest.vl
+    squares = [buffer(vl * vl, dtype, name, scope="local") for name in ("square", "other")]
+    steps, whole = transposed(squares[0], squares[1], vl)
+
+    def vectors(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        return loop(vl, lambda i: loop(vl, lambda v: body(i, v), VECTORIZED, "v"), UNROLLED, "i")
+
+    def take(i: Expr, v: Expr) -> Stmt:
+        return nest.reader.scope(lambda: [store(squares[0], i * vl + v, taken(i, v).astype(dtype))])
+
+    def leave(i: Expr, v: Expr) -> Stmt:
+        target, at = left(i, v)
+        return store(target, at, whole[i * vl + v])
+
+    return seq([*(stack(s) for s in squares), vectors(take), *steps, vectors(leave)])
+
+
+def of_constant(nest: Nest, node: int, key: Expr, lane: Expr) -> Callable[[Index], Expr]:
+    """An element of a constant mask, packed with queries for neighbours."""
+    packed, batch = nest.packed[node]
+    index = unlinear(nest.group, nest.att.batch)
+    at = [i if extent > 1 else imm(0) for i, extent in zip(index, batch, strict=True)]
+    block = -(-nest.att.queries // nest.vl) * nest.vl
+    row = linear(at, batch) * nest.att.keys + key if batch else key
+    return kept(packed, row * block + nest.first + lane)
 
 
 def kept(copy: Buffer, at: Expr) -> Callable[[Index], Expr]:

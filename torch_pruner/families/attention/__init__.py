@@ -32,7 +32,7 @@ class AttentionFamily(Family):
         return AttentionSketch
 
     def parameters(self, spec: Graph, decisions: AttentionDecisions[int]) -> Parameters:
-        return Parameters(scratch=form.scratch(spec, decisions))
+        return Parameters(form.packs(spec, decisions), form.scratch(spec, decisions))
 
     def emit(
         self,

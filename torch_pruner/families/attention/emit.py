@@ -12,6 +12,7 @@ last one and are dropped at the store; columns that do not fill a vector are com
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.attention_tile import (
@@ -21,6 +22,7 @@ from torch_pruner.codegen.parts.attention_tile import (
     kept,
     key_at,
     key_of,
+    of_constant,
     over_lanes,
     pack_keys,
     pack_mask,
@@ -51,7 +53,7 @@ from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.families.attention.products import columns_of_queries, rows_of_queries
 from torch_pruner.families.attention.visible import end, see
 from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan
-from torch_pruner.graph.attention_masks import counted_keys, hiding_mask
+from torch_pruner.graph.attention_masks import constant_masks, counted_keys, hiding_mask
 from torch_pruner.graph.extents import unwritten
 
 if TYPE_CHECKING:
@@ -84,7 +86,8 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         vl=decisions.vl,
         nv=decisions.nv,
         tm=min(decisions.tm, att.keys),
-        tr=math.gcd(decisions.tr, lanes),
+        most=min(decisions.tm, att.keys),
+        tr=min(decisions.tr, lanes),
         nc=min(decisions.nc, plan.slots),
         turned=bool(decisions.turned),
         kb=min(decisions.kb, att.keys),
@@ -95,6 +98,11 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         values=values,
         keys=keys,
         masks=dict(zip(plan.masks, masks, strict=True)),
+        packed={
+            node: (inputs[mask.index], mask.batch)
+            for node, mask in constant_masks(spec, att).items()
+            if node not in plan.masks
+        },
         hiding=hiding,
         seen=seen,
         top=buffer(lanes, dtype, "top", scope="local"),
@@ -107,6 +115,7 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         group=imm(0),
         first=imm(0),
         end=imm(att.keys),
+        rows=lanes,
         unwritten=unwritten(spec, output_path(spec, att.out)),
     )
     if number is not None:
@@ -114,9 +123,30 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
     return Emitted(_tasks(nest, decisions.order), inputs, [out], scratch)
 
 
+def _last(nest: Nest) -> Nest:
+    """The same for the last tile, where it has fewer queries: as few vectors as they take, and as
+    many more keys to a tile of scores."""
+    rest = nest.att.queries % nest.lanes
+    vectors = -(-rest // nest.vl)
+    keys = min(nest.tm * nest.nv // vectors, nest.att.keys)
+    lanes = vectors * nest.vl
+    nest.most = max(nest.most, keys)
+    return replace(
+        nest,
+        nv=vectors,
+        tm=keys,
+        tr=min(nest.tr, rest),
+        rows=rest,
+        top=buffer(lanes, nest.dtype, "top", scope="local"),
+        total=buffer(lanes, nest.dtype, "total", scope="local"),
+        spread={n: buffer(lanes, nest.dtype, f"row{n}", scope="local") for n in nest.spread},
+    )
+
+
 def _tasks(nest: Nest, order: int) -> Stmt:
     """Tasks run in parallel; each takes a run of units (one tile of queries of one head)."""
     att, plan = nest.att, nest.plan
+    last = _last(nest) if att.queries % nest.lanes else None
     heads = att.batch[-1] if att.batch else 1
     # Tiles that see fewer keys are done sooner: each task takes all of them, for some of the heads.
     uneven = nest.hiding is not None or nest.unwritten
@@ -134,11 +164,21 @@ def _tasks(nest: Nest, order: int) -> Stmt:
                 nest.group = (outer * parts + part) * (heads // parts) + head
                 copying, masks = None, _first_or(head, t, plan)
             nest.task, nest.first = p, tile * nest.lanes
-            nest.end = imm(att.keys) if nest.counted is None else nest.counted
-            if att.causal:
-                nest.end = T.min(nest.first + nest.lanes, nest.end)
-            body = unless(_beyond(nest), _unit(nest, copying, masks))
-            return body if plan.units % plan.per_task == 0 else when(unit < plan.units, body)
+
+            def body(of: Nest) -> Stmt:
+                of.task, of.group, of.first = nest.task, nest.group, nest.first
+                of.end = imm(att.keys) if of.counted is None else of.counted
+                if att.causal:
+                    of.end = T.min(of.first + of.rows, of.end)
+                return unless(_beyond(of), _unit(of, copying, masks))
+
+            if last is None:
+                either = body(nest)
+            elif plan.tiles == 1:
+                either = body(last)
+            else:
+                either = when(tile < plan.tiles - 1, body(nest), body(last))
+            return either if plan.units % plan.per_task == 0 else when(unit < plan.units, either)
 
         return loop(plan.per_task, step, name="t")
 
@@ -219,7 +259,7 @@ def _score_tile(nest: Nest, first: Expr, rows: int) -> Stmt:
                 key = key_of(nest, first + i, d)
             else:
                 key = load(keys, key_at(nest, first + i, d))
-            query = load(nest.query, (nest.task * att.depth + d) * lanes + v)
+            query = load(nest.query, nest.query_lane(d, v))
             return store(acc, i * lanes + v, acc[i * lanes + v] + key * query)
 
         return each(step)
@@ -234,6 +274,8 @@ def _score_tile(nest: Nest, first: Expr, rows: int) -> Stmt:
             reader.overrides[att.scores] = lambda _: acc[i * lanes + v].astype(dtype)
             for node, copy in nest.masks.items():
                 reader.overrides[node] = kept(copy, at)
+            for node in nest.packed:
+                reader.overrides[node] = of_constant(nest, node, key, v)
             value = reader.at(att.masked, nest.full(key, v))
             top = combine(spec.nodes[att.top], nest.top[v], nest.scores[at], nest.dtype)
             return [store(nest.scores, at, value), store(nest.top, v, top)]
@@ -289,9 +331,9 @@ def _write(nest: Nest) -> Stmt:
         here = first_column(nest, slot) + v
         index = along(spec, path, (*unlinear(nest.group, batch), nest.first + i, here))
         if nest.turned:
-            at = (nest.task * width + slot) * nest.lanes + i
+            at = nest.of_task(width) + slot * nest.lanes + i
         else:
-            at = (nest.task * nest.lanes + i) * width + slot * plan.column + v
+            at = nest.of_task(width) + i * width + slot * plan.column + v
         scale = nest.spread[att.divisor][i]
         nest.reader.overrides[att.out] = lambda _: (nest.sums[at] * scale).astype(dtype)
         return nest.reader.scope(
@@ -302,8 +344,6 @@ def _write(nest: Nest) -> Stmt:
         def vector(slot: Expr) -> Stmt:
             return loop(plan.column, lambda v: element(i, slot, v), VECTORIZED, "v")
 
-        vectors = loop(plan.slots, vector, name="slot")
-        ragged = att.queries % nest.lanes
-        return when(nest.first + i < att.queries, vectors) if ragged else vectors
+        return loop(plan.slots, vector, name="slot")
 
-    return loop(nest.lanes, row, name="i")
+    return loop(nest.rows, row, name="i")

@@ -1,12 +1,14 @@
-"""Attention: decisions, and scratch for scores, queries and sums of a tile, and copies."""
+"""Attention: decisions, packed masks, and scratch for a tile's scores, queries, sums and copies."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.graph.attention import attention_of, attention_plan
-from torch_pruner.graph.attention_masks import hiding_mask
+from torch_pruner.graph.attention_masks import constant_masks, hiding_mask
 from torch_pruner.graph.contraction import accumulator
+from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
@@ -28,6 +30,21 @@ class AttentionDecisions(NamedTuple, Generic[N]):
     pack: N  # copies for each head: 0 none, 1 of values, 2 of values and keys
     turned: N  # 1: lanes hold queries in the second product, too, and not columns
     tasks: N  # parallel tasks
+
+
+def packs(spec: Graph, decisions: AttentionDecisions[int]) -> dict[int, PackLayout]:
+    """Constant masks that no copy is made of: queries for neighbours, of whole vectors."""
+    att = attention_of(spec)
+    assert att is not None
+    plan = attention_plan(spec, att, decisions)
+    block = -(-att.queries // decisions.vl) * decisions.vl
+    found: dict[int, PackLayout] = {}
+    for node, mask in constant_masks(spec, att).items():
+        if node not in plan.masks:
+            groups = math.prod(mask.batch)
+            shape = (groups, 1, att.keys, block)
+            found[mask.index] = PackLayout(mask.view, "matmul", groups, block, shape)
+    return found
 
 
 def scratch(spec: Graph, decisions: AttentionDecisions[int]) -> tuple[BufferSpec, ...]:

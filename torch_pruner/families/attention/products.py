@@ -13,6 +13,7 @@ from torch_pruner.codegen.parts.attention_tile import (
     Nest,
     counted,
     first_column,
+    in_blocks,
     kept,
     over_keys,
     over_lanes,
@@ -65,7 +66,7 @@ def columns_of_queries(nest: Nest) -> list[Stmt]:
         return _column_tile(nest, block + first, many, makes=False)
 
     parts = [_column_tile(nest, imm(0), first, makes=True)]
-    return [*parts, _blocks(width - first, nest.nc, later)] if first < width else parts
+    return [*parts, in_blocks(width - first, nest.nc, later)] if first < width else parts
 
 
 def _column_tile(nest: Nest, column: Expr, many: int, *, makes: bool) -> Stmt:
@@ -90,14 +91,14 @@ def _column_tile(nest: Nest, column: Expr, many: int, *, makes: bool) -> Stmt:
             if nest.values is None:
                 value = value_of(nest, key, column + c)
             else:
-                value = load(nest.values, value_at(nest, key, column + c))
+                value = load(nest.values, value_at(nest, key, column, many, c))
             return store(acc, c * lanes + v, acc[c * lanes + v] + power[v] * value)
 
         made = over_lanes(nest, lambda v: _power(nest, key, v, power) if makes else taken(v))
         return seq([made, over_lanes(nest, left) if stays else None, each(update)])
 
     def sums_at(c: Expr, v: Expr) -> Expr:
-        return (nest.task * width + column + c) * lanes + v
+        return nest.of_task(width) + (column + c) * lanes + v
 
     return seq(
         [
@@ -116,7 +117,7 @@ def rows_of_queries(nest: Nest) -> list[Stmt]:
     att, plan = nest.att, nest.plan
     width = plan.slots * plan.column
     zero = T.const(0, nest.dtype)
-    base = nest.task * nest.lanes * width
+    base = nest.of_task(width)
 
     def clear(j: Expr) -> Stmt:
         at = base + j * plan.column
@@ -129,35 +130,37 @@ def rows_of_queries(nest: Nest) -> list[Stmt]:
         count = nest.kb if static else T.min(limit - start, imm(nest.kb))
 
         def columns(slot: Expr, many: int) -> Stmt:
-            def rows(r: Expr) -> Stmt:
-                return _product_tile(nest, start, count, r * nest.tr, slot, many)
+            def rows(row: Expr, some: int) -> Stmt:
+                return _product_tile(nest, start, count, (row, some), (slot, many))
 
-            return loop(nest.lanes // nest.tr, rows, name="rows")
+            return in_blocks(nest.rows, nest.tr, rows)
 
-        return _blocks(plan.slots, nest.nc, columns)
+        return in_blocks(plan.slots, nest.nc, columns)
 
+    powers = over_keys(nest, lambda key: over_lanes(nest, lambda v: _power(nest, key, v)))
+    if nest.kb >= att.keys:  # the one block starts its sums
+        return [powers, block(imm(0))]
     if nest.bounded:
         blocks = counted(T.floordiv(nest.end + (nest.kb - 1), nest.kb), block, "block")
     else:
         blocks = loop(-(-att.keys // nest.kb), block, name="block")
-    powers = over_keys(nest, lambda key: over_lanes(nest, lambda v: _power(nest, key, v)))
-    return [powers, loop(nest.lanes * plan.slots, clear, name="o"), blocks]
-
-
-def _blocks(slots: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
-    """Column slots in blocks of ``size``, the rest as a smaller block."""
-    whole, rest = divmod(slots, size)
-    parts = [loop(whole, lambda c: body(c * size, size), name="c")] if whole else []
-    return seq([*parts, body(imm(whole * size), rest) if rest else None])
+    return [powers, loop(nest.rows * plan.slots, clear, name="o"), blocks]
 
 
 def _product_tile(
-    nest: Nest, start: Expr, count: int | Expr, row: Expr, slot: Expr, many: int
+    nest: Nest,
+    start: Expr,
+    count: int | Expr,
+    rows: tuple[Expr, int],
+    columns: tuple[Expr, int],
 ) -> Stmt:
-    """One register tile: ``tr`` queries by ``many`` vectors of columns."""
+    """One register tile over a block of keys. ``rows``: the first query and how many;
+    ``columns``: the first slot and how many."""
     plan, values = nest.plan, nest.values
+    (row, some), (slot, many) = rows, columns
     column, width = plan.column, plan.slots * plan.column
-    acc = buffer(nest.tr * many * column, nest.dtype, "acc", scope="local")
+    acc = buffer(some * many * column, nest.dtype, "acc", scope="local")
+    begun = nest.kb < nest.att.keys
 
     def each(body: Callable[[Expr, Expr, Expr, Expr], Stmt]) -> Stmt:
         """``body(i, j, v, at)``: row, slot and lane, and the place in the tile."""
@@ -167,18 +170,21 @@ def _product_tile(
             return loop(column, lambda v: body(i, j, v, first + v), VECTORIZED, "v")
 
         return loop(
-            nest.tr, lambda i: loop(many, lambda j: vector(i, j), UNROLLED, "j"), UNROLLED, "i"
+            some, lambda i: loop(many, lambda j: vector(i, j), UNROLLED, "j"), UNROLLED, "i"
         )
 
     def sums_at(i: Expr, j: Expr, v: Expr) -> Expr:
-        return ((nest.task * nest.lanes + row + i) * width) + (slot + j) * column + v
+        return nest.of_task(width) + (row + i) * width + (slot + j) * column + v
+
+    def before(i: Expr, j: Expr, v: Expr) -> Expr:
+        return nest.sums[sums_at(i, j, v)] if begun else T.const(0, nest.dtype)
 
     def step(k: Expr) -> Stmt:
         def update(i: Expr, j: Expr, v: Expr, at: Expr) -> Stmt:
             if values is None:
                 value = value_of(nest, start + k, first_column(nest, slot + j) + v)
             else:
-                value = load(values, value_at(nest, start + k, slot + j) + v)
+                value = load(values, value_at(nest, start + k, slot, many, j) + v)
             power = nest.scores[nest.score_at(start + k, row + i)]
             return store(acc, at, acc[at] + power * value)
 
@@ -188,7 +194,7 @@ def _product_tile(
     return seq(
         [
             stack(acc),
-            each(lambda i, j, v, at: store(acc, at, nest.sums[sums_at(i, j, v)])),
+            each(lambda i, j, v, at: store(acc, at, before(i, j, v))),
             steps,
             each(lambda i, j, v, at: store(nest.sums, sums_at(i, j, v), acc[at])),
         ]

@@ -14,14 +14,18 @@ from torch_pruner.families import machine
 from torch_pruner.families.attention.form import AttentionDecisions
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.attention import attention_of
-from torch_pruner.graph.attention_masks import shared_masks
+from torch_pruner.graph.attention_masks import constant_masks, gathered_masks, shared_masks
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
-_EXP_CYCLES, _GATHER_CYCLES = 14.0, 20.0  # for one vector of scores
+# For one vector of scores: its power and what is done with it, and reading a mask lane by lane.
+_POWER_CYCLES, _GATHER_CYCLES = 9.0, 20.0
+_TILE_CYCLES = 10.0  # until a register tile has begun and ended
+_COPY_CYCLES = 4.0  # of one vector, most of which is waiting: rows of a head lie apart
+_FORWARDED_CYCLES = 8.0  # from a store to a load of the same bytes
 
 
 class AttentionSketch(Sketch[AttentionDecisions[Array]]):
@@ -40,7 +44,10 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         self.lanes = max(1, task.target.vector_bytes // self.itemsize)
         self.slots = -(-att.width // self.lanes) if att.width >= self.lanes else att.width
         self.narrow = att.width < 2 * self.lanes  # so that queries may lie in lanes throughout
-        self.masked = bool(shared_masks(task.spec, att))
+        constant, shared = constant_masks(task.spec, att), shared_masks(task.spec, att)
+        apart = set(gathered_masks(task.spec, att)) - set(constant)
+        self.shared = len(apart & set(shared))  # masks that heads share
+        self.apart = len(apart) - self.shared
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
@@ -65,7 +72,7 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         c, registers = self.columns(decisions), self.task.target.vector_registers
         scores = c.tm * c.nv + c.nv + 1 <= registers
         products = (c.tr * c.nc + c.nc + 1 <= registers) & (c.nc <= self.slots)
-        products &= (c.nv * self.lanes) % c.tr == 0
+        products &= c.tr <= c.nv * self.lanes
         columns = (c.nv * c.nc + 2 * c.nv + 1 <= registers) | (c.nv * c.nc == 1)
         # What does not matter to a turned product has one option.
         columns &= (c.tr == self.domains[3][0]) & (c.kb == self.att.keys)
@@ -77,61 +84,35 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
     def symbols(self, decisions: Decisions) -> Symbols:
         c, att, target, size = self.columns(decisions), self.att, self.task.target, self.itemsize
         lanes = c.nv * self.lanes
-        tiles = np.ceil(att.queries / lanes)
+        whole, rest = np.divmod(att.queries, lanes)
+        tiles = whole + (rest > 0)
         units = att.groups * tiles
-        keys = np.minimum(att.keys, (att.queries + lanes) / 2) if att.causal else float(att.keys)
+        # The last tile has as many vectors as its queries need, and more keys to a tile of scores.
+        vectors = np.maximum(np.ceil(rest / self.lanes), 1)
+        seen = np.full(len(decisions), float(att.keys))
+        if att.causal:
+            seen = np.minimum(att.keys, lanes * (whole + 1) / 2)
+        end = np.full(len(decisions), float(min(att.keys, att.queries if att.causal else att.keys)))
+        copies = self._copies(c)
+        cycles = whole * self._tile(c, c.nv, c.tm, lanes, seen)
+        last = self._tile(c, vectors, np.floor(c.tm * c.nv / vectors), rest, end)
+        cycles = (cycles + np.where(rest > 0, last, 0.0)) / tiles
+        cycles = cycles + att.keys * copies / np.where(c.order == 0, tiles, 1)
+
         per_task = np.ceil(units / c.tasks)
-
-        def step(rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-            """Cycles of one step of a register tile."""
-            fma = np.maximum(rows * vectors / target.fma_per_cycle, machine.FMA_LATENCY)
-            cycles: np.ndarray = np.maximum(fma, (rows + vectors) / machine.LOADS_PER_CYCLE) + 0.5
-            return cycles
-
-        halves = self.task.spec.nodes[att.out].dtype in ("bfloat16", "float16")
-        convert = np.where(c.pack < 2, c.tm * 1.0, 0.0) if halves else 0.0
-        score = np.ceil(keys / c.tm) * (att.depth * (step(c.tm, c.nv) + convert) + 10)
-        vectors = keys * c.nv
-        masks = _GATHER_CYCLES if self.masked else 0.0
-        shared = np.where(c.order == 1, max(1, att.batch[-1] if att.batch else 1), 1)
-        softmax = vectors * (_EXP_CYCLES + self._between() + 2 + masks / shared)
-        blocks = np.ceil(keys / c.kb)
-        rounds = np.ceil(self.slots / c.nc) * np.ceil(lanes / c.tr)
-        tile = c.tr * c.nc
-        product = rounds * (keys * step(c.tr, c.nc) + blocks * (2 * tile + 10))
-        # The first columns are multiplied while powers are made, which hides what they wait for.
-        passes = np.ceil(att.width / c.nc)
-        later = (passes - 1) * (step(c.nc, c.nv) + c.nv / machine.LOADS_PER_CYCLE)
-        turned = keys * (
-            c.nc * c.nv / target.fma_per_cycle + c.nc / machine.LOADS_PER_CYCLE + later
-        )
-        product = np.where(c.turned == 1, turned, product)
-        tile = np.where(c.turned == 1, c.nc * c.nv, tile)
-        scattered = np.where((c.pack == 0) & (att.width * size < 1024), 1.15, 1.0)
-        vectors_of = np.select([c.pack == 0, c.pack == 1], [0, self.slots], 2 * self.slots)
-        copies = keys * vectors_of * 1.5 / np.where(c.order == 0, tiles, 1)
-        pack = copies + 1.2 * lanes * att.depth + 2.0 * lanes * self.slots
-
-        held = (att.depth + c.tm) * lanes * size  # S3
-        block = c.kb * (np.minimum(c.nc * self.lanes, att.width) + lanes) * size
-        slow = np.where(block > 0.8 * target.l1_bytes, 1.25, 1.0)
-        score = score * np.where(held > 0.8 * target.l1_bytes, 1.25, 1.0)
-        resident = att.keys * lanes * size
-        spilled = np.where(resident > 0.7 * target.l2_bytes, 3 * keys * lanes * size / 10.0, 0.0)
-        pair = att.keys * (att.depth + att.width) * size
-        far = (c.order == 1) | (pair + resident > 0.8 * target.l2_bytes)
-        stream = np.where(far, 0.3 * pair / 10.0, 0.0)
-        cycles = score + softmax + product * slow * scattered + pack + spilled + stream
         parallel = c.tasks > 1
         seconds = per_task * cycles / target.frequency_hz
         seconds = seconds + np.where(parallel, machine.LAUNCH_S + machine.TASK_S, 0.0)
+        keys = (whole * seen + (rest > 0) * end) / tiles
+        pair = att.keys * (att.depth + att.width) * size
         traffic = units * pair + 2.0 * att.groups * att.queries * att.width * size
         ops = units * 2.0 * lanes * keys * (att.depth + att.width)
+        tile = np.where(c.turned == 1, c.nc * c.nv, c.tr * c.nc)
         ones = np.ones(len(decisions))
         return Symbols(
             np.maximum(c.tm * c.nv, tile) + 5,
             tile * keys,
-            held + block,
+            self._held(c, lanes) + self._block(c, lanes),
             c.tasks,
             traffic,
             per_task,
@@ -140,11 +121,82 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
             seconds * ones,
         )
 
+    def _tile(
+        self, c: AttentionDecisions[Array], nv: Array, tm: Array, rows: Array, keys: Array
+    ) -> Array:
+        """Cycles of a tile of ``rows`` queries in ``nv`` vectors, which sees so many ``keys``."""
+        att, target, size = self.att, self.task.target, self.itemsize
+        lanes, whole_slots = nv * self.lanes, self.slots
+        halves = self.task.spec.nodes[att.out].dtype in ("bfloat16", "float16")
+        convert = np.where(c.pack < 2, tm * 1.0, 0.0) if halves else 0.0
+        step = self._step(tm, nv) + convert
+        score = np.ceil(keys / tm) * (att.depth * step + _TILE_CYCLES + 2 * tm * nv)
+        shared = np.where(c.order == 1, max(1, att.batch[-1] if att.batch else 1), 1)
+        masks = self.apart * _GATHER_CYCLES + self.shared * (
+            np.where(c.order == 1, _GATHER_CYCLES / 4, _GATHER_CYCLES) / shared
+        )
+        softmax = keys * nv * (_POWER_CYCLES + self._between() + masks)
+        blocks = np.ceil(keys / c.kb)
+        groups, left = np.divmod(rows, c.tr)
+        passes, columns = np.divmod(whole_slots, c.nc)
+        product = np.zeros(len(c.nv))
+        for many, some in ((groups, c.tr), (np.where(left > 0, 1, 0), left)):
+            for times, wide in ((passes, c.nc), (np.where(columns > 0, 1, 0), columns)):
+                ends = blocks * (_TILE_CYCLES + 2 * some * wide)
+                product = product + many * times * (keys * self._step(some, wide) + ends)
+        # The first columns are multiplied while powers are made, which hides what they wait for.
+        passes = np.ceil(att.width / c.nc)
+        later = (passes - 1) * (self._step(c.nc, nv) + nv / machine.LOADS_PER_CYCLE)
+        turned = keys * (c.nc * nv / target.fma_per_cycle + c.nc / machine.LOADS_PER_CYCLE + later)
+        product = np.where(c.turned == 1, turned, product)
+        scattered = np.where((c.pack == 0) & (att.width * size < 1024), 1.15, 1.0)
+        product = product * scattered
+        product = product * np.where(self._block(c, lanes) > 0.8 * target.l1_bytes, 1.25, 1.0)
+        score = score * np.where(self._held(c, lanes) > 0.8 * target.l1_bytes, 1.25, 1.0)
+        ends = 0.5 * lanes * att.depth + 2.0 * rows * self.slots
+        resident = att.keys * lanes * size
+        spilled = np.where(resident > 0.7 * target.l2_bytes, 3 * keys * lanes * size / 10.0, 0.0)
+        pair = att.keys * (att.depth + att.width) * size
+        far = (c.order == 1) | (pair + resident > 0.8 * target.l2_bytes)
+        stream = np.where(far, 0.3 * pair / 10.0, 0.0)
+        result: Array = score + softmax + product + ends + spilled + stream
+        return result
+
+    def _step(self, rows: Array, vectors: Array) -> Array:
+        """Cycles of one step of a register tile."""
+        target = self.task.target
+        # As many sums as cover the latency leave no slack: whatever holds one up holds up all.
+        fma = np.maximum(rows * vectors / target.fma_per_cycle, machine.FMA_LATENCY + 0.5)
+        # Products of one vector each have a number of their own: it takes a register, unless they
+        # read it from memory, and sums that lose theirs go through memory at every step.
+        lost = (
+            (vectors == 1)
+            & (2 * rows + 1 > target.vector_registers)
+            & (self.lanes * self.itemsize < 64)
+        )
+        fma = np.maximum(fma, np.where(lost, machine.FMA_LATENCY + _FORWARDED_CYCLES, 0.0))
+        cycles: Array = np.maximum(fma, (rows + vectors) / machine.LOADS_PER_CYCLE) + 0.5
+        return cycles
+
+    def _copies(self, c: AttentionDecisions[Array]) -> Array:
+        """Cycles of copying one key, or its value, or both."""
+        vectors = np.select([c.pack == 0, c.pack == 1], [0, self.slots], 2 * self.slots)
+        return _COPY_CYCLES * vectors
+
+    def _held(self, c: AttentionDecisions[Array], lanes: Array) -> Array:
+        """Bytes that tiles of scores read again and again."""
+        return (self.att.depth + c.tm) * lanes * self.itemsize
+
+    def _block(self, c: AttentionDecisions[Array], lanes: Array) -> Array:
+        """Bytes that the tiles of a block of the second product read again and again."""
+        columns = np.minimum(c.nc * self.lanes, self.att.width)
+        return np.minimum(c.kb, self.att.keys) * (columns + lanes) * self.itemsize
+
     def default(self) -> Decisions:
         return self.best_predicted(20_000)
 
     def _between(self) -> float:
         """Cycles of one vector from the product to the powers, but for the exponential."""
         spec, att = self.task.spec, self.att
-        nodes = {i for i in att.inner if spec.nodes[i].shape == att.shape}
-        return machine.pointwise_cycles(spec, nodes - {att.powers})
+        nodes = {i for i in att.inner if spec.nodes[i].shape == att.shape and i < att.powers}
+        return machine.pointwise_cycles(spec, nodes)

@@ -87,9 +87,12 @@ def end(nest: Nest, found: Buffer) -> Stmt:
         return counted(every - seen, lambda k: body(seen + k), "key")
 
     def queries(d: Expr) -> Stmt:
-        at = (nest.task * nest.att.depth + d) * nest.lanes
         return _vectors(
-            nest, tops[0], nest.nv, nest.vl, lambda j, v: nest.query[at + j * nest.vl + v]
+            nest,
+            tops[0],
+            nest.nv,
+            nest.vl,
+            lambda j, v: nest.query[nest.query_lane(d, j * nest.vl + v)],
         )
 
     query, key, value = (_highest(t, nest.vl) for t in tops)
