@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_a_directory_that_cannot_be_written_costs_a_warning(config, caplog, monk
     def refuse(*_: object) -> None:
         raise PermissionError("read only")
 
-    monkeypatch.setattr(files.os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     with caplog.at_level(logging.WARNING, "torch_pruner"):
         learned.keep(model, config, TARGET)
     assert "cannot be kept" in caplog.text

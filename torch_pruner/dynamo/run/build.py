@@ -14,6 +14,7 @@ from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
 from torch_pruner.dynamo.run.failures import Fallback
 from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
+from torch_pruner.dynamo.run.openmp import SmallOnOneThread, crowded, is_light
 from torch_pruner.dynamo.run.packed_inputs import layouts_held
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep, RegionCall, profiled
 from torch_pruner.graph.coded import NotCodedError
@@ -105,6 +106,8 @@ def build_graph(
             run, named = region_calls(call, step.does, device)
         else:
             run, named = eager_call(step.does, fallback), None
+            if device.host_memory and program.regions and crowded() and is_light(step.does):
+                run = SmallOnOneThread(run)
         steps.append(GraphStep(run, step.reads, step.writes, step.dead, named))
     graph = GraphCall(steps, program.n_values, program.constants, program.outputs)
     return BuiltGraph(graph, program, tuple(regions))

@@ -19,6 +19,7 @@ from torch_pruner.devices.aten import run_spec
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import takeable
+from torch_pruner.dynamo.run.openmp import SMALL_BYTES, crowded, on_one_thread
 from torch_pruner.dynamo.run.packed_inputs import PackedInputs
 from torch_pruner.graph.updates import written_inputs
 
@@ -91,6 +92,7 @@ class RegionCall:
         self._local = _Local()
         self._simple = all(not isinstance(s, LibraryCall) for s in compiled.steps)
         self._keeps_workspace = device.host_memory
+        self._on_one_thread = device.host_memory and crowded()  # small copies
 
     @property
     def weight_bytes(self) -> int:
@@ -139,7 +141,7 @@ class RegionCall:
             tensor = inputs[i]
             address = tensor.data_ptr()
             if not address or address & 63 or tensor.stride() != strides:
-                tensor = takeable(tensor, strides)
+                tensor = self._copied(takeable, tensor, strides)
                 held.append(tensor)
                 inputs = [*inputs[:i], tensor, *inputs[i + 1 :]]
                 address = tensor.data_ptr()
@@ -226,11 +228,19 @@ class RegionCall:
             source = values[kind][index]
             assert source is not None, "a prepared value that only its packed copy holds"
             spec = self._outputs[j]
-            results[j] = self._new(spec).copy_(source)
+            results[j] = self._copied(self._new(spec).copy_, source)
         for j in self._restride:
             spec = self._outputs[j]
             if results[j].stride() != spec.strides:
-                results[j] = self._new(spec).copy_(results[j])
+                results[j] = self._copied(self._new(spec).copy_, results[j])
+
+    def _copied(
+        self, copy: Callable[..., torch.Tensor], tensor: torch.Tensor, *args: object
+    ) -> torch.Tensor:
+        """``copy(tensor, *args)``, on one thread if that is little."""
+        if self._on_one_thread and tensor.nbytes <= SMALL_BYTES:
+            return on_one_thread(copy, tensor, *args)
+        return copy(tensor, *args)
 
     def _new(self, spec: TensorSpec) -> torch.Tensor:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)

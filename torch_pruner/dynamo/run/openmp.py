@@ -1,0 +1,113 @@
+"""Small operators of eager's between kernels run on one thread.
+
+The threads of torch's OpenMP look for work for milliseconds after each parallel loop, and so do
+those of TVM's pool: with as many threads as cores each takes the other's core, and a copy of some
+microseconds makes the kernels after it take up to twice as long. How long OpenMP's look is read
+when torch is loaded, which no library can change afterwards; with one thread there is no loop after
+which any would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import fx
+
+    from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
+
+Result = TypeVar("Result")
+
+SMALL_BYTES: Final = 8 << 20
+"""What one thread computes in less time than the kernels after it would lose: it reads and writes
+so much in two milliseconds or so."""
+_NAMES: Final = ("libgomp*.so*", "libiomp5*.so*", "libomp*.so*")
+_aten = torch.ops.aten
+# Beside what is computed element by element, and views: each reads and writes its operands once.
+_LIGHT: Final = frozenset(
+    (
+        _aten.arange, _aten.cat, _aten.clone, _aten._to_copy, _aten.constant_pad_nd, _aten.copy,
+        _aten.copy_, _aten.embedding, _aten.embedding_dense_backward, _aten.empty,
+        _aten.empty_strided, _aten.fill, _aten.full, _aten.full_like, _aten.gather, _aten.index,
+        _aten.index_put, _aten.index_select, _aten.new_zeros, _aten.ones, _aten.repeat,
+        _aten.scalar_tensor, _aten.scatter, _aten.select_backward, _aten.slice_backward,
+        _aten.stack, _aten.zeros, _aten.zeros_like,
+    )
+)  # fmt: skip
+
+
+class _OpenMP(NamedTuple):
+    """How many threads the calling thread's next parallel loop may have."""
+
+    most: Callable[[], int]
+    limit: Callable[[int], None]
+
+
+@functools.cache
+def _openmp() -> _OpenMP | None:
+    """The OpenMP that torch has loaded; None where it is not found."""
+    if not hasattr(os, "RTLD_NOLOAD"):
+        return None
+    folder = Path(torch.__file__).with_name("lib")
+    own = [str(path) for pattern in _NAMES for path in sorted(folder.glob(pattern))]
+    for name in (*own, "libgomp.so.1", "libiomp5.so"):
+        try:
+            library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            most, limit = library.omp_get_max_threads, library.omp_set_num_threads
+        except (OSError, AttributeError):  # not loaded
+            continue
+        limit.restype = None
+        return _OpenMP(most, limit)
+    return None
+
+
+def on_one_thread(work: Callable[..., Result], *args: object) -> Result:
+    """``work(*args)``, whose loops have one thread. Does nothing more with an unknown OpenMP."""
+    openmp = _openmp()
+    if openmp is None or (most := openmp.most()) < 2:
+        return work(*args)
+    openmp.limit(1)
+    try:
+        return work(*args)
+    finally:
+        openmp.limit(most)
+
+
+def crowded() -> bool:
+    """Whether torch's threads beside as many of kernels are more than there are cores."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return 2 * torch.get_num_threads() > (usable or 1)
+
+
+def is_light(step: fx.GraphModule) -> bool:
+    """Whether an eager step does no more than to read and write its values a few times."""
+    return all(_is_light(node) for node in step.graph.nodes)
+
+
+def _is_light(node: fx.Node) -> bool:
+    op = node.target
+    if isinstance(op, torch._ops.OpOverload):
+        return op.is_view or torch.Tag.pointwise in op.tags or op.overloadpacket in _LIGHT
+    return node.op in ("placeholder", "get_attr", "output") or op is operator.getitem
+
+
+class SmallOnOneThread:
+    """A light step of eager's, on one thread when its last call's values were small."""
+
+    def __init__(self, run: StepCall) -> None:
+        self._run, self._small = run, False
+
+    def __call__(self, values: Sequence[RuntimeValue]) -> Sequence[RuntimeValue]:
+        results = on_one_thread(self._run, values) if self._small else self._run(values)
+        tensors = (v for v in (*values, *results) if isinstance(v, torch.Tensor))
+        self._small = sum(t.nbytes for t in tensors) <= SMALL_BYTES
+        return results
