@@ -89,15 +89,19 @@ def crowded() -> bool:
 
 
 def is_light(step: fx.GraphModule) -> bool:
-    """Whether an eager step does no more than to read and write its values a few times."""
-    return all(_is_light(node) for node in step.graph.nodes)
+    """Whether an eager step computes something, and reads and writes its values a few times."""
+    ops = [n.target for n in step.graph.nodes if n.op not in ("placeholder", "output")]
+    return all(map(_is_light, ops)) and not all(map(_is_view, ops))
 
 
-def _is_light(node: fx.Node) -> bool:
-    op = node.target
-    if isinstance(op, torch._ops.OpOverload):
-        return op.is_view or torch.Tag.pointwise in op.tags or op.overloadpacket in _LIGHT
-    return node.op in ("placeholder", "get_attr", "output") or op is operator.getitem
+def _is_light(op: object) -> bool:
+    if not isinstance(op, torch._ops.OpOverload):
+        return op is operator.getitem
+    return op.is_view or torch.Tag.pointwise in op.tags or op.overloadpacket in _LIGHT
+
+
+def _is_view(op: object) -> bool:
+    return op is operator.getitem or (isinstance(op, torch._ops.OpOverload) and op.is_view)
 
 
 class SmallOnOneThread:
