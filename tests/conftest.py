@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import zlib
@@ -60,16 +61,35 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
 
 
+def _commit(config: pytest.Config) -> bytes:
+    """The commit that is tested; nothing outside of a checkout."""
+    command = ["git", "-C", str(config.rootpath), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).stdout.strip()
+    except OSError:
+        return b""
+
+
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test that is ``sampled(n)`` one case in n runs, the same at every run, and the first.
 
-    Which is drawn by number: every n-th would leave out a value of a parameter of n values.
+    Which is drawn by number: every n-th would leave out a value of a parameter of n values. Of the
+    tests that are ``rotated(n)`` about one in n runs, drawn by the commit: all have their turn.
     """
     seen: Counter[str] = Counter()
+    commit = _commit(config)
+    every = config.getoption("--every")
+    by_name = any("::" in argument for argument in config.args)  # somebody asked for this test
     kept, left = [], []
     for item in items:
+        turns = item.get_closest_marker("rotated")
+        if turns is not None and not every and not by_name:
+            test = item.nodeid.partition("[")[0]
+            if zlib.crc32(commit + test.encode()) % turns.args[0]:
+                left.append(item)
+                continue
         marker = item.get_closest_marker("sampled")
-        if marker is not None and not config.getoption("--every"):
+        if marker is not None and not every:
             test = item.nodeid.partition("[")[0]
             number, seen[test] = seen[test], seen[test] + 1
             if number and zlib.crc32(b"%d" % number) % marker.args[0]:
