@@ -6,6 +6,7 @@ from a process to its own children alone; nothing that comes from a file or a ne
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -57,9 +58,8 @@ def _module(source: Mapping[str, str]) -> ModuleType:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        try:
+        with contextlib.ExitStack() as unless_run:
+            unless_run.callback(sys.modules.pop, name)
             spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
+            unless_run.pop_all()
     return sys.modules[name]

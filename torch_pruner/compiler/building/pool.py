@@ -91,12 +91,11 @@ class BuildPool:
         """
         with self._lock:
             batch = _Batch(jobs, deque(range(len(jobs))))
-            try:
+            with contextlib.ExitStack() as unless_done:
+                unless_done.callback(self._end, self._workers)
                 while len(batch.answers) < len(jobs):
                     self._advance(batch)
-            except BaseException:
-                self._end(self._workers)
-                raise
+                unless_done.pop_all()
         return [batch.answers[job] for job in range(len(jobs))]
 
     def close(self) -> None:
