@@ -19,6 +19,8 @@ class Capabilities:
     """Which attention is one kernel; what is not becomes a kernel for each product."""
     few_queries: bool = True
     """Whether attention of a few queries, as decoding has it, may be one kernel, too."""
+    values_masked: bool = True
+    """Whether kernels of attention leave out values behind the keys that count."""
     mixed_operands: bool = True
     """Whether products of two dtypes, as float32 with int8 weights, are as fast as others."""
     tf32: frozenset[str] = frozenset()

@@ -143,6 +143,7 @@ class Compiler:
                 tiles=tiles,
                 attention=self.capabilities.attention,
                 few_queries=self._few_queries(),
+                values_masked=self.capabilities.values_masked,
             )
             workloads = [k.spec.digest() for k in fused.kernels]
             tasks: dict[str, Task] = {}

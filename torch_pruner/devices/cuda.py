@@ -195,6 +195,7 @@ def capabilities() -> Capabilities:
     return Capabilities(
         attention=fits_tensor_cores,
         few_queries=False,
+        values_masked=False,
         mixed_operands=False,
         tf32=tf32_allowed(),
     )

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph.extents import false_beyond
+from torch_pruner.graph.extents import counts_by, false_beyond, viewed
 from torch_pruner.graph.ir import Graph, GraphBuilder, const_value
 from torch_pruner.graph.ops import OpKind
 
 if TYPE_CHECKING:
     from torch_pruner.graph.attention import Attention
+    from torch_pruner.graph.extents import Bounds
 
 
 def counted_keys(graph: Graph, att: Attention) -> int | None:
@@ -27,6 +28,45 @@ def counted_keys(graph: Graph, att: Attention) -> int | None:
         if (stride, extent) == (1, att.keys) and graph.nodes[count].is_count:
             return count
     return None
+
+
+def visited_keys(graph: Graph, att: Attention, unneeded: Bounds) -> int | None:
+    """The number of keys that a tile need not look behind (see ``counted_keys``); ``unneeded``: of
+    the result. Of a causal attention the mask of the values tells it, where no query behind that
+    number is needed: keys behind it are behind every query that is."""
+    number = counted_keys(graph, att)
+    if number is None and att.causal and (values := masked_values(graph, att)) is not None:
+        queries = any(b[:3] == (att.width, att.queries, values[1]) for b in unneeded)
+        return values[1] if queries else None
+    return number
+
+
+def masked_values(graph: Graph, att: Attention) -> tuple[int, int] | None:
+    """The node that puts zeros in place of values behind a number of keys, and the input that is
+    this number. None where nothing, or something else as well, is masked."""
+    chain, at = list[int](), graph.nodes[att.out].inputs[1]
+    while graph.nodes[at].kind is OpKind.VIEW:
+        chain.append(at)
+        at = graph.nodes[at].inputs[0]
+    node = graph.nodes[at]
+    if node.op != "where" or graph.nodes[node.inputs[0]].shape != node.shape:
+        return None
+    fill = graph.nodes[node.inputs[2]]
+    number = counts_by(graph, node.inputs[0])
+    if number is None or fill.op != "const" or const_value(fill) != 0:
+        return None
+    bounds = false_beyond(graph)[node.inputs[0]]
+    for view in reversed(chain):
+        bounds = viewed(graph, graph.nodes[view], bounds)
+    along = any(b[:3] == (att.width, att.keys, number) for b in bounds)
+    return (at, number) if along else None
+
+
+def masks_alone(graph: Graph, att: Attention, number: int) -> bool:
+    """Whether the last thing that is done to a score is the mask of those behind ``number`` keys,
+    and no more than that."""
+    node = graph.nodes[att.masked]
+    return node.op == "where" and counts_by(graph, node.inputs[0]) == number
 
 
 def shared_masks(graph: Graph, att: Attention) -> tuple[int, ...]:

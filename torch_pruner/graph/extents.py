@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Node, Shape
 
 __all__ = [
-    "Bound", "Bounds", "axis_counts", "bounded", "bounded_axes", "false_beyond", "said_once",
-    "unneeded", "unspecified", "unwritten",
+    "Bound", "Bounds", "axis_counts", "bounded", "bounded_axes", "counts_by", "false_beyond",
+    "said_once", "unneeded", "unspecified", "unwritten", "viewed",
 ]  # fmt: skip
 
 
@@ -191,15 +191,34 @@ def _false_beyond(graph: Graph, node: Node, known: Sequence[Bounds]) -> Bounds:
         full = all(graph.nodes[x].shape == node.shape for x in node.inputs)
         left, right = operands
         return ((left | right) if node.op == "logical_and" else (left & right)) if full else _NONE
-    elif node.op == "reshape":
-        return operands[0]
-    elif node.op == "permute":
-        return permuted(operands[0], graph.nodes[node.inputs[0]].shape, node.attr("perm"))
-    elif node.op == "broadcast":
-        source = graph.nodes[node.inputs[0]].shape
-        lead = len(node.shape) - len(source)
-        return _moved(operands[0], source, node.shape, lambda axis: axis + lead)
+    elif node.op in ("reshape", "permute", "broadcast"):
+        return viewed(graph, node, operands[0])
     return _NONE
+
+
+def viewed(graph: Graph, node: Node, bounds: Bounds) -> Bounds:
+    """Bounds of what ``node`` views as those of the view; none for views of another kind."""
+    source = graph.nodes[node.inputs[0]].shape
+    if node.op == "reshape":
+        return bounds
+    if node.op == "permute":
+        return permuted(bounds, source, node.attr("perm"))
+    if node.op == "broadcast":
+        lead = len(node.shape) - len(source)
+        return _moved(bounds, source, node.shape, lambda axis: axis + lead)
+    return _NONE
+
+
+def counts_by(graph: Graph, condition: int) -> int | None:
+    """The number of elements along an axis that count, an input that says so of itself, where a
+    condition holds for these and for nothing else."""
+    node = graph.nodes[condition]
+    while node.op in ("reshape", "permute", "broadcast"):
+        node = graph.nodes[node.inputs[0]]
+    if node.op != "lt" or graph.nodes[node.inputs[0]].op != "iota":
+        return None
+    number = graph.nodes[node.inputs[1]]
+    return node.inputs[1] if number.is_count and number.shape == () else None
 
 
 def _bound_of(node: Node) -> Bound:

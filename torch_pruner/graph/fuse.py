@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group, widens
-from torch_pruner.graph.attention import any_attention, attentions, no_attention
+from torch_pruner.graph.attention import any_attention, attentions, is_small, no_attention
+from torch_pruner.graph.attention_masks import masked_values, visited_keys
 from torch_pruner.graph.extents import bounded, unneeded
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.layout import Order, identity, storage_orders
@@ -21,7 +22,7 @@ from torch_pruner.graph.ops import EXPENSIVE, OpKind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch_pruner.graph.attention import Takes
+    from torch_pruner.graph.attention import Attention, Takes
     from torch_pruner.graph.extents import Bounds
 
     Orders = Mapping[int, Order]
@@ -54,19 +55,24 @@ def fuse(
     tiles: bool = False,
     attention: Takes = any_attention,
     few_queries: Takes = no_attention,
+    values_masked: bool = True,
 ) -> FusedGraph:
     """Cut ``graph`` into kernels; ``fixed``: memory orders of its ends.
 
     ``tiles``: products of bfloat16 will run in tile registers. ``attention``: which is one kernel;
-    ``few_queries``: which of those with too few queries for the other rule.
+    ``few_queries``: which of those with too few queries for the other rule. ``values_masked``:
+    kernels of attention read no values behind the keys that count, so nobody else masks them.
     """
     state = State(graph, graph.users(), ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
     taken = attentions(graph, state.users, tiles=tiles, takes=attention, few=few_queries)
+    bounds, masked = unneeded(graph), set[int]()
     for found in taken:
         tail = _with_epilogue(state, found.out, views=True)
-        _add_group(state, Group(tail.members | found.inner, tail.outputs))
+        masks = _mask_of_values(state, found, bounds[found.out]) if values_masked else set()
+        masked |= {_source(state, graph.nodes[i].inputs[1]) for i in masks}
+        _add_group(state, Group(tail.members | found.inner | masks, tail.outputs))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.CONTRACT and i not in state.group_of:
             _add_group(state, _with_epilogue(state, i, views=True))
@@ -78,6 +84,9 @@ def fuse(
             _add_group(state, rows_group(state, i))
         elif node.kind is OpKind.WINDOW:
             _add_group(state, _with_epilogue(state, i, views=False))
+    for i in masked:  # computed once, and not with every element that a tile reads
+        if state.node(i).kind is not OpKind.LEAF and i not in state.group_of:
+            state.buffers.add(i)
     _choose_buffers(state)
     ends = (*graph.inputs, *graph.outputs)
     demanded = {i: identity(len(graph.nodes[i].shape)) for i in ends} | dict(fixed or {})
@@ -86,7 +95,6 @@ def fuse(
         for o in group.outputs:
             if o not in demanded and state.node(o).kind is not OpKind.CONTRACT:
                 orders[o] = _order_of(state, orders, o)
-    bounds = unneeded(graph)
     kernels = [_kernel(state, g.members, g.outputs, orders, bounds) for g in state.groups]
     grouped = {o for g in state.groups for o in g.outputs}
     singles = sorted(b for b in state.buffers - grouped if graph.nodes[b].op != "input")
@@ -99,6 +107,23 @@ def _add_group(state: State, group: Group) -> None:
     state.buffers.update(group.outputs)
     for m in group.members:
         state.group_of[m] = group
+
+
+def _mask_of_values(state: State, found: Attention, unneeded: Bounds) -> set[int]:
+    """What masks values of an attention, if its kernel reads none of those that are masked, and
+    nobody else reads them."""
+    mask = None if is_small(found) else masked_values(state.graph, found)
+    if mask is None or visited_keys(state.graph, found, unneeded) != mask[1]:
+        return set()
+    shared = mask[0] in state.buffers or readers(state, mask[0]) != [found.out]
+    return set() if shared else {mask[0]}
+
+
+def _source(state: State, node: int) -> int:
+    """What a node is a view of."""
+    while state.node(node).kind is OpKind.VIEW:
+        node = state.node(node).inputs[0]
+    return node
 
 
 def _with_epilogue(state: State, anchor: int, *, views: bool) -> Group:

@@ -69,6 +69,7 @@ class Nest:
     rows: int  # queries of a tile, the others being repetitions of the last
     unwritten: Bounds = frozenset()  # of the result: what nobody needs of it
     counted: Expr | None = None  # keys that count, where they are fewer than there are
+    open: int | None = None  # scores, where only those behind the keys that count are masked
 
     @property
     def bounded(self) -> bool:

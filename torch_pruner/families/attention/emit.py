@@ -53,7 +53,13 @@ from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.families.attention.products import columns_of_queries, rows_of_queries
 from torch_pruner.families.attention.visible import end, see
 from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan
-from torch_pruner.graph.attention_masks import constant_masks, counted_keys, hiding_mask
+from torch_pruner.graph.attention_masks import (
+    constant_masks,
+    hiding_mask,
+    masked_values,
+    masks_alone,
+    visited_keys,
+)
 from torch_pruner.graph.extents import unwritten
 
 if TYPE_CHECKING:
@@ -75,7 +81,6 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
     values, keys, masks = rest[0] if pack else None, rest[1] if pack > 1 else None, rest[pack:]
     hiding = hiding_mask(spec, att)
     hiding = hiding if hiding in plan.masks else None
-    number = counted_keys(spec, att)
     seen = None if hiding is None else masks.pop()
     lanes, dtype = plan.lanes, str(scores.dtype)
     nest = Nest(
@@ -118,9 +123,23 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         rows=lanes,
         unwritten=unwritten(spec, output_path(spec, att.out)),
     )
-    if number is not None:
-        nest.counted = T.min(counts(nest.reader, number), imm(att.keys))
+    _leave_out(nest)
     return Emitted(_tasks(nest, decisions.order), inputs, [out], scratch)
+
+
+def _leave_out(nest: Nest) -> None:
+    """What lies behind the keys that count is not visited, and needs no mask but in the last tile
+    of scores."""
+    spec, att, reader = nest.spec, nest.att, nest.reader
+    number = visited_keys(spec, att, nest.unwritten)
+    if number is None:
+        return
+    nest.counted = T.min(counts(reader, number), imm(att.keys))
+    nest.open = spec.nodes[att.masked].inputs[1] if masks_alone(spec, att, number) else None
+    mask = masked_values(spec, att)
+    if mask is not None and mask[1] == number:  # none of those behind is multiplied
+        whole = spec.nodes[mask[0]].inputs[1]
+        reader.overrides[mask[0]] = lambda index: reader.at(whole, index)
 
 
 def _last(nest: Nest) -> Nest:
@@ -233,20 +252,29 @@ def _scores(nest: Nest) -> Stmt:
     whole, rest = divmod(nest.att.keys, nest.tm)
 
     def tile(t: Expr) -> Stmt:
-        return _score_tile(nest, t * nest.tm, nest.tm)
+        return _score_tile(nest, t * nest.tm, nest.tm, nest.att.masked)
 
-    if nest.bounded:
+    if (unmasked := nest.open) is not None:  # all keys of a tile count, but for the last one's
+        before = T.floordiv(nest.end, nest.tm)
+
+        def every(t: Expr) -> Stmt:
+            return _score_tile(nest, t * nest.tm, nest.tm, unmasked)
+
+        cut = when(T.all(before < whole, before * nest.tm < nest.end), tile(before))
+        parts = [counted(before, every, "tile"), cut]
+    elif nest.bounded:
         count = T.min(T.floordiv(nest.end + (nest.tm - 1), nest.tm), imm(whole))
         parts = [counted(count, tile, "tile")]
     else:
         parts = [loop(whole, tile, name="tile")]
     if rest:
-        last = _score_tile(nest, imm(whole * nest.tm), rest)
+        last = _score_tile(nest, imm(whole * nest.tm), rest, nest.att.masked)
         parts.append(when(nest.end > whole * nest.tm, last) if nest.bounded else last)
     return seq(parts)
 
 
-def _score_tile(nest: Nest, first: Expr, rows: int) -> Stmt:
+def _score_tile(nest: Nest, first: Expr, rows: int, masked: int) -> Stmt:
+    """Scores of ``rows`` keys from ``first`` on, as the node ``masked`` has them."""
     spec, att, keys, lanes = nest.spec, nest.att, nest.keys, nest.lanes
     acc = buffer(rows * lanes, nest.dtype, "acc", scope="local")
 
@@ -276,7 +304,7 @@ def _score_tile(nest: Nest, first: Expr, rows: int) -> Stmt:
                 reader.overrides[node] = kept(copy, at)
             for node in nest.packed:
                 reader.overrides[node] = of_constant(nest, node, key, v)
-            value = reader.at(att.masked, nest.full(key, v))
+            value = reader.at(masked, nest.full(key, v))
             top = combine(spec.nodes[att.top], nest.top[v], nest.scores[at], nest.dtype)
             return [store(nest.scores, at, value), store(nest.top, v, top)]
 

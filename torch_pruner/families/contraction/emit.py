@@ -23,6 +23,7 @@ from torch_pruner.codegen.parts.row_tiles import (
     first_rows,
     register_tile,
 )
+from torch_pruner.codegen.parts.runs import leading, rows_that_count, run_of
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     Expr,
@@ -98,7 +99,8 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
     """The loops over tasks and tiles; ``widen(group, panel, block)`` fills ``nest.near``."""
     con, near = nest.con, nest.near
     chunks, per_chunk = con.chunked(nest.tm, chunks)
-    turns = bool(nest.unwritten or nest.unneeded) and not nest.compact
+    counted = None if nest.compact else _counted_tiles(nest)
+    turns = bool(nest.unwritten or nest.unneeded) and not nest.compact and counted is None
 
     def task(p: Expr) -> Stmt:
         if order == 0:
@@ -109,23 +111,30 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
             (g, chunk, nb) = unlinear(p, (con.groups, chunks, nest.blocks))
 
         # Of rows that are counted at run time each chunk has as many.
+        each: Expr | int
         each = T.truncdiv(tiles(nest) + (chunks - 1), chunks) if nest.compact else per_chunk
+        first = chunk * each
+        if counted is not None:
+            first, end = run_of(chunk, chunks, counted)
+            each = end - first
 
         def panel(vectors: int) -> Stmt:
             walk = Walk.of(nest) if nest.compact else None
             traversal = _traversal(nest, walk)
 
             def tile(block: Expr, t: Expr) -> Stmt:
-                at = t * chunks + chunk if turns else chunk * each + t
+                at = t * chunks + chunk if turns else first + t
                 turn = (at, nest.tiles) if order == 0 else (t, per_chunk)
                 place = TilePosition(g, nb, vectors, block, at, turn, p * per_chunk + t)
                 body = register_tile(nest, traversal, place)
                 if nest.compact:
                     return when(at < tiles(nest), body)
+                if counted is not None:
+                    return body
                 return body if nest.tiles % per_chunk == 0 else when(at < nest.tiles, body)
 
             def block_of(block: Expr) -> Stmt:
-                begin = None if walk is None else walk.begin(chunk * each)
+                begin = None if walk is None else walk.begin(first)
                 passing = loop(each, lambda t: tile(block, t), name="t")
                 return seq([None if near is None else widen(g, nb, block), begin, passing])
 
@@ -138,6 +147,19 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
         return body if near is None else workspace(near, body)
 
     return loop(con.groups * nest.blocks * chunks, task, nest.kind, name="p")
+
+
+def _counted_tiles(nest: Nest) -> Expr | None:
+    """Tiles that are not left out, where they are the first so many of a group; the conditions
+    that say so are taken off ``nest``."""
+    con = nest.con
+    handled = leading(nest.unwritten, con.rows, con.n)
+    if con.conv is not None or not handled:
+        return None
+    count = rows_that_count(nest.reader, handled, con.rows, con.n)
+    nest.unwritten -= handled
+    nest.unneeded -= handled
+    return T.truncdiv(count + (nest.tm - 1), imm(nest.tm))
 
 
 def _traversal(nest: Nest, walk: Walk | None) -> TileTraversal:

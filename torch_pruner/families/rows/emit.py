@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.beyond import some_needed
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.row_passes import forward, newly_kept, row_index
+from torch_pruner.codegen.parts.runs import in_runs
 from torch_pruner.codegen.parts.sweeps import blocked
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
@@ -82,15 +84,28 @@ def emit(spec: Graph, decisions: RowsDecisions[int], signature: Signature) -> Em
 
     turns = all(unspecified(spec, o) for o in spec.outputs)
 
+    def place(p: Expr) -> Index:
+        return unlinear(p, tuple(domain.shape[a] for a in domain.kept))
+
+    def run(task: Expr, p: Expr) -> Stmt:
+        state.task = task
+        at = place(p)
+        return some_needed(spec, reader, _begins(state, at), _emit_row(state, at))
+
     def row(p: Expr) -> Stmt:
         state.task = imm(0)
         if tasks > 1:
             state.task = T.floormod(p, tasks) if turns else T.floordiv(p, chunk)
-        at = unlinear(p, tuple(domain.shape[a] for a in domain.kept))
+        at = place(p)
         body = _emit_row(state, at)
         return some_needed(spec, reader, _begins(state, at), body) if turns else body
 
-    body = blocked(domain.rows, chunk, decisions.par, row, turns=turns)
+    body = None
+    if turns and decisions.par:
+        begins = partial(_begins, state)
+        body = in_runs(spec, reader, domain.rows, tasks, lambda p: begins(place(p)), run)
+    if body is None:
+        body = blocked(domain.rows, chunk, decisions.par, row, turns=turns)
     return Emitted(body, inputs, outputs, scratch)
 
 
