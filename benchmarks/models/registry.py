@@ -256,6 +256,7 @@ NETWORKS: dict[str, Network] = {
                     _pixels(600),
                     kind="convolution",
                 ),
+                Network("vit_s", "ViT-S", transformer.vit_small, _pixels(224), depth=12),
                 Network("swin_t", "Swin-T", _whole(vision.swin_t), _pixels(224)),
                 Network("convnext_t", "ConvNeXt-T", _whole(vision.convnext_t), _pixels(224)),
                 Network(

@@ -89,6 +89,14 @@ def vit(layers: int, attention: str) -> nn.Module:
     return _from_config(ViTConfig(image_size=256, num_hidden_layers=layers), attention)
 
 
+def vit_small(layers: int, attention: str) -> nn.Module:
+    """ViT-S/16 at 224 pixels (Touvron et al., 2021)."""
+    config = ViTConfig(
+        hidden_size=384, num_hidden_layers=layers, num_attention_heads=6, intermediate_size=1536
+    )
+    return _from_config(config, attention)
+
+
 def detr(layers: int, attention: str) -> nn.Module:
     """ResNet-50, ``layers`` encoder and ``layers`` decoder layers, 100 queries, two heads."""
     config = DetrConfig(

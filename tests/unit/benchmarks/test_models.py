@@ -33,6 +33,7 @@ PARAMETERS = {  # at full depth: what the literature and the public implementati
     "regnet_y_400mf": 4_344_144,
     "swin_t": 28_288_354,
     "convnext_t": 28_589_128,
+    "vit_s": 21_813_504,
 }
 
 OUTPUTS = {  # shape of the first output at batch 1
