@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
@@ -25,6 +26,7 @@ Mask = npt.NDArray[np.bool_]
 C = TypeVar("C", default=Any)
 
 _ROUNDS = 12  # of the search for a default; it ends in fewer
+_SWITCH, _WORTH = 3, 1.5  # values of a switch; how much slower a start may be than the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +122,45 @@ class Sketch(ABC, Generic[C]):
     def best_predicted(self, limit: int = 4096) -> Decisions:
         """The valid point of least predicted latency that a short search finds.
 
-        It begins at the best of (at most ``limit``, spread) points and goes on to better ones that
-        differ in up to two decisions.
+        It begins at the best of (at most ``limit``, spread) points, and at the best of those with
+        each other value of a decision that has few; from each it goes on to better ones that
+        differ in up to two decisions. What packing an operand allows, say, is a wider tile with
+        fewer rows: three decisions at once, which no step of two comes to.
         """
-        grid = _product(self.domains)
-        if len(grid) <= limit:
-            return self._least(grid)[0]
-        grid = grid[np.linspace(0, len(grid) - 1, limit).astype(int)]
-        best, seconds = self._least(grid)
+        count = math.prod(len(d) for d in self.domains)
+        points = _spread(self.domains, min(count, limit))
+        points = points[self.valid(points)]
+        seconds = self.symbols(points).latency_s
+        if count <= limit:
+            least: Decisions = points[np.argmin(seconds)]
+            return least
+        moves = _pairs(self.domains)
+        starts = self._starts(points, seconds)
+        ends = [self._descend(points[at], float(seconds[at]), *moves) for at in starts]
+        return min(ends, key=lambda end: end[1])[0]
+
+    def _starts(self, points: Decisions, seconds: Array) -> list[int]:
+        """Where to begin: the best point, and the best of each other value of a switch."""
+        starts = [int(np.argmin(seconds))]
+        best = points[starts[0]]
+        for k, domain in enumerate(self.domains):
+            for value in domain if len(domain) <= _SWITCH else ():
+                if value != best[k] and (points[:, k] == value).any():
+                    at = int(np.argmin(np.where(points[:, k] == value, seconds, np.inf)))
+                    if seconds[at] < _WORTH * seconds[starts[0]] and at not in starts:
+                        starts.append(at)
+        return starts
+
+    def _descend(
+        self, best: Decisions, seconds: float, chosen: Mask, values: Decisions
+    ) -> tuple[Decisions, float]:
+        """Goes on to better points, which have ``values`` where ``chosen``, until none is."""
         for _ in range(_ROUNDS):
-            near = [
-                _product([d if k in pair else best[k : k + 1] for k, d in enumerate(self.domains)])
-                for pair in itertools.combinations(range(len(self.names)), 2)
-            ]
-            found, less = self._least(np.concatenate(near))
+            found, less = self._least(np.where(chosen, values, best))
             if less >= seconds:
                 break
             best, seconds = found, less
-        return best
+        return best, seconds
 
     def best_within(
         self, allowed: Callable[[Decisions], Mask], limit: int = 4096
@@ -160,6 +183,29 @@ class Sketch(ABC, Generic[C]):
         at = int(np.argmin(seconds))
         best: Decisions = points[at]
         return best, float(seconds[at])
+
+
+def _spread(domains: Sequence[Decisions], count: int) -> Decisions:
+    """So many of all combinations of the options, evenly spread, as rows."""
+    lengths = tuple(len(d) for d in domains)
+    at = np.linspace(0, math.prod(lengths) - 1, count).astype(np.int64)
+    return np.stack(
+        [d[i] for d, i in zip(domains, np.unravel_index(at, lengths), strict=True)], axis=-1
+    )
+
+
+def _pairs(domains: Sequence[Decisions]) -> tuple[Mask, Decisions]:
+    """For all values of every two decisions a row: which decisions these are, and the values."""
+    chosen, values = [], []
+    for i, j in itertools.combinations(range(len(domains)), 2):
+        row = np.zeros((len(domains[i]) * len(domains[j]), len(domains)), dtype=np.int64)
+        row[:, i] = np.repeat(domains[i], len(domains[j]))
+        row[:, j] = np.tile(domains[j], len(domains[i]))
+        which = np.zeros(row.shape, dtype=bool)
+        which[:, i] = which[:, j] = True
+        values.append(row)
+        chosen.append(which)
+    return np.concatenate(chosen), np.concatenate(values)
 
 
 def _product(domains: Sequence[Decisions]) -> Decisions:
