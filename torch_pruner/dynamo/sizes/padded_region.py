@@ -116,13 +116,10 @@ class Spare:
                 return source.large
             self._give_back(source)
         large, filled = self._unused(spec, given)
-        inner = large
-        for axis, (size, most) in enumerate(zip(given.shape, spec.shape, strict=True)):
+        for axis, size in enumerate(given.shape):
             if filled[axis] > size:
                 _clear(large.narrow(axis, size, filled[axis] - size))
-            if size < most:
-                inner = inner.narrow(axis, 0, size)
-        _copy(inner, given.detach())
+        _copy(large.as_strided(given.shape, large.stride()), given.detach())
         return large
 
     def give(self, spec: TensorSpec, tensor: torch.Tensor, filled: Sequence[int]) -> None:
@@ -245,15 +242,13 @@ def _cut(made: torch.Tensor, old: TensorSpec, new: TensorSpec) -> torch.Tensor:
     """What counts of a result, as eager lays it out."""
     if old.shape == new.shape:
         return made
-    for axis, size in enumerate(new.shape):
-        if made.shape[axis] != size:
-            made = made.narrow(axis, 0, size)
-    pairs = zip(new.shape, made.stride(), new.strides, strict=True)
+    strides = made.stride()
+    pairs = zip(new.shape, strides, new.strides, strict=True)
     wasteful = math.prod(old.shape) > 2 * math.prod(new.shape)  # to keep alive for a view of it
     if not wasteful and all(size == 1 or mine == wanted for size, mine, wanted in pairs):
         return made.as_strided(new.shape, new.strides)
     result = torch.empty_strided(new.shape, new.strides, dtype=new.dtype, device=made.device)
-    _copy(result, made)
+    _copy(result, made.as_strided(new.shape, strides))
     return result
 
 
