@@ -198,6 +198,15 @@ def elementwise() -> Graph:
     return b.finish([b.permute(y, (1, 0, 2))])
 
 
+def joined(lists: int) -> Graph:
+    """A concatenation along the innermost axis, which is written part by part."""
+    b, shape = GraphBuilder(), (lists, 64, 20)
+    x, y = b.input(0, shape, "float32"), b.input(1, shape, "float32")
+    count = b.input(2, (), "int32")
+    both = b.append("cat", (b.pointwise("neg", y), x), (lists, 64, 40), "float32", dim=2)
+    return b.finish([bounded(b, both, {Bound(40, 64, count)})])
+
+
 @pytest.mark.parametrize(
     ("spec", "families"),
     [
@@ -208,6 +217,8 @@ def elementwise() -> Graph:
         (sums(), {"rows"}),
         (sums_abreast(), {"lane_per_row"}),
         (elementwise(), {"elementwise"}),
+        (joined(1), {"elementwise"}),
+        (joined(3), {"elementwise"}),
     ],
 )
 @pytest.mark.parametrize("count", [0, 1, 13, 63, 64])

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.beyond import around_lines
 from torch_pruner.codegen.parts.concatenation import joined_innermost, over_parts
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.runs import in_runs
 from torch_pruner.codegen.parts.sweeps import blocked, over_blocks, store_outputs
 from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, Stmt, loop
-from torch_pruner.codegen.tir.reader import Index, Reader
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +32,24 @@ def emit(spec: Graph, decisions: ElementwiseDecisions[int], signature: Signature
         )
 
     if (cat := joined_innermost(spec)) is not None:
+        around = around_lines(spec, reader)
+
+        def begins(p: Expr) -> list[tuple[int, Index]]:
+            return [(o, (*unlinear(p, shape[:-1]), imm(0))) for o in spec.outputs]
 
         def lines(count: int, vectors: int, body: Callable[[Expr], Stmt]) -> Stmt:
-            return blocked(count, max(1, decisions.chunk // vectors), decisions.par, body)
+            chunk = max(1, decisions.chunk // vectors)
+            if around is None:
+                return blocked(count, chunk, decisions.par, body)
+            tasks = -(-count // chunk) if decisions.par else 1
+            runs = in_runs(spec, reader, count, tasks, begins, lambda _, p: body(p))
+            if runs is not None:
+                return runs
+
+            def line(p: Expr) -> Stmt:
+                return around(begins(p)[0][1], body(p))
+
+            return blocked(count, chunk, decisions.par, line, turns=True)
 
         def one(index: Index) -> Stmt:
             return store_outputs(spec, reader, outputs, index)
