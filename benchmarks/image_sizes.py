@@ -68,13 +68,16 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for batch, side in every_size(options.most) if options.every else compared:
             generator = torch.Generator().manual_seed(side)
             x = torch.randn(batch, 3, side, side, generator=generator)
+            before = captures()
             with reports.collect() as programs:
                 first = [timed(partial(shared, x))[1] for _ in range(2)]
+            captured = captures() - before
             wanted, eager_s = timed(partial(module, x))
             row: dict[str, Any] = {
                 "batch": batch,
                 "side": side,
                 "programs": [graph.name for graph in programs],
+                "captures": captured,
                 "first_calls_s": first,
                 "eager_s": eager_s,
                 "difference": accuracy.difference([shared(x)], [wanted]),
@@ -94,6 +97,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "options": ours,
         "sizes": rows,
     }
+
+
+def captures() -> int:
+    """How many graphs Dynamo has captured in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def in_turns(
@@ -119,32 +127,34 @@ def shares(rows: list[dict[str, Any]]) -> list[float]:
 
 
 def stalls(rows: list[dict[str, Any]]) -> list[float]:
-    """Seconds that the first two calls took longer than one of eager's; nothing was compiled."""
-    return [max(row["first_calls_s"]) - row["eager_s"] for row in rows if not row["programs"]]
+    """Seconds that the first two calls took longer than one of eager's; nothing was captured."""
+    known = [row for row in rows if not (row["programs"] or row["captures"])]
+    return [max(row["first_calls_s"]) - row["eager_s"] for row in known]
 
 
 def render(result: dict[str, Any]) -> str:
-    """A line for each size that has a program of its own or was compiled for; then the sums."""
+    """A line for each size with a program of its own, or that was captured; then the sums."""
     rows, lines, names = result["sizes"], [], (STATIC, "pruner")
     compared = [row for row in rows if "latency" in row]
     for row in rows:
-        if "latency" not in row and not row["programs"]:
+        if "latency" not in row and not (row["programs"] or row["captures"]):
             continue
         cells, share = ["-"] * len(names), "-"
         if "latency" in row:
             cells = [timing.duration(row["latency"][name]["median_s"]) for name in names]
             share = f"{shares([row])[0]:.2f}"
         first, eager = (timing.duration(s) for s in (row["first_calls_s"][0], row["eager_s"]))
-        made = ", ".join(row["programs"]) or "-"
+        made = ", ".join(row["programs"]) or ("captured only" if row["captures"] else "-")
         lines.append([f"{row['batch']}x{row['side']}", *cells, share, eager, first, made])
     header = ["size", *names, "share of static", "eager once", "first call", "compiled"]
     programs = [name for row in rows for name in row["programs"]]
     worst, found = max(row["difference"] for row in rows), shares(compared)
     slowest = f"{1e3 * max(stalls(rows)):.0f} ms over eager" if stalls(rows) else "none"
     return tables.markdown(header, lines) + (
-        f"\n\n{len(rows)} sizes, {len(programs)} programs; {geometric_mean(found):.2f} of"
+        f"\n\n{len(rows)} sizes, {sum(row['captures'] for row in rows)} captures,"
+        f" {len(programs)} programs; {geometric_mean(found):.2f} of"
         f" static programs' speed in geometric mean of {len(found)}, least {min(found):.2f};"
-        f" slowest call where nothing was compiled: {slowest}; largest difference from eager"
+        f" slowest call where nothing was captured: {slowest}; largest difference from eager"
         f" {worst:.1e} of the largest output."
     )
 

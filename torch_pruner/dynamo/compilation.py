@@ -7,10 +7,12 @@ for those that come. Where any of this fails, ``fallback`` puts eager in its pla
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_pruner import exc, log
 from torch_pruner.compiler.remembered import captured
@@ -60,6 +62,7 @@ class GraphCompilation:
         self._again = recompiles.seen(example_inputs)  # Dynamo compiled this function before
         self._timer = PhaseTimer()
         self._holds = narrow_weights.holds(example_inputs, self._config)
+        self._given = _tensors_of(example_inputs)
         self._inputs = len(example_inputs)
         self._takeover = Takeover.of(gm.forward, len(example_inputs), self._config)
         # What is replayed as a CUDA graph cannot be kept.
@@ -148,8 +151,8 @@ class GraphCompilation:
         label = label_of(self.name, kind)
         # Where AOTAutograd adds or drops none, arguments are Dynamo's.
         alike = kind == "inference" and len(example_inputs) == self._inputs
-        holds = self._holds if alike else {}
-        graph = AtenGraph(gm, example_inputs, metadata, label, timer, holds, self._takeover)
+        holds, given = (self._holds, self._given) if alike else ({}, {})
+        graph = AtenGraph(gm, example_inputs, metadata, label, timer, holds, self._takeover, given)
         if self._config.max_sizes and symbolic.depends_on_sizes(gm):
             call = self.compile_for_sizes(graph)
             return SavedCall(why="a graph of symbolic sizes", kind=kind, call=call)
@@ -175,6 +178,15 @@ class GraphCompilation:
         return graphs.restored(
             saved, config=self._config, name=self.name, timer=self._timer, holds=holds
         )
+
+
+def _tensors_of(example_inputs: Sequence[RuntimeValue]) -> dict[int, weakref.ref[torch.Tensor]]:
+    """By position what is a tensor in memory, as parameters are when Dynamo captures a graph."""
+    return {
+        k: weakref.ref(v)
+        for k, v in enumerate(example_inputs)
+        if isinstance(v, torch.Tensor) and not isinstance(v, FakeTensor)
+    }
 
 
 def _learns(example_inputs: Sequence[RuntimeValue]) -> bool:

@@ -22,7 +22,7 @@ def test_the_table_says_what_was_compiled_and_what_that_costs() -> None:
     rows = [
         {
             "batch": batch, "side": 160, "programs": programs, "first_calls_s": [2.0, 0.1],
-            "eager_s": 0.5, "difference": 1e-6,
+            "captures": len(programs), "eager_s": 0.5, "difference": 1e-6,
             "latency": {"pruner": {"median_s": 0.2}, image_sizes.STATIC: {"median_s": 0.1 * batch}},
         }
         for batch, programs in ((1, ["graph0[..15,320]"]), (2, []))
@@ -30,6 +30,6 @@ def test_the_table_says_what_was_compiled_and_what_that_costs() -> None:
     rows.append({key: rows[1][key] for key in rows[1] if key != "latency"})
     text = image_sizes.render({"sizes": rows})
     assert "| 1x160 |" in text
-    assert "3 sizes, 1 programs; 0.71 of static" in text
+    assert "3 sizes, 1 captures, 1 programs; 0.71 of static" in text
     assert "geometric mean of 2, least 0.50" in text
     assert "1500 ms over eager" in text

@@ -10,7 +10,7 @@ from torch.utils._sympy.functions import FloorDiv
 from tests.unit.dynamo.test_symbolic import captured_one
 from torch_pruner.dynamo.lower.program import describe
 from torch_pruner.dynamo.sizes import symbolic
-from torch_pruner.dynamo.sizes.every_size import EverySize, Sample
+from torch_pruner.dynamo.sizes.every_size import EverySize, Sample, whole
 from torch_pruner.dynamo.sizes.formulas import (
     Formulas,
     UnknownNumberError,
@@ -21,7 +21,9 @@ from torch_pruner.dynamo.sizes.padded_region import bucket_of
 from torch_pruner.dynamo.sizes.varying import (
     Varying,
     reached,
+    samples_below,
     samples_of,
+    stretched,
     varying_of,
     ways_to_vary,
 )
@@ -125,13 +127,15 @@ def every_size(fn, *inputs):
         at = symbolic.with_symbols(gm, given, known)
         return Sample(known, describe(symbolic.with_sizes(gm, at), static=frozenset()))
 
-    large, *small = map(sample, samples_of(numbers, varying, symbolic.most_of(gm), grains=grains))
+    samples = [*map(sample, samples_of(numbers, varying, symbolic.most_of(gm), grains=grains))]
+    large, *small = samples
     regions = large.program.regions
     buckets = [
         [bucket_of(a, b) for a, b in zip(regions, s.program.regions, strict=True)] for s in small
     ]
-    formulas = Formulas(expressions, [s.symbols for s in (large, *small)], varying)
-    return EverySize(formulas, varying, large, small, buckets), sample, numbers
+    formulas = Formulas(expressions, [s.symbols for s in samples], varying)
+    every = [whole(buckets[0]), *buckets]
+    return EverySize(formulas, varying, large.symbols, samples, every), sample, numbers
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 3), (5, 6), (19, 4), (20, 24)])
@@ -145,7 +149,7 @@ def test_a_program_at_any_size_is_the_one_that_is_written_down(n, m):
     for mine, theirs in zip(program.regions, written.regions, strict=True):
         assert (mine.inputs, mine.outputs) == (theirs.inputs, theirs.outputs)
     assert program.outputs == written.outputs
-    again = bucket_of(sizes.large.regions[0], written.regions[0])
+    again = bucket_of(sample(sizes.most).program.regions[0], written.regions[0])
     assert buckets[0].counts == again.counts
     assert buckets[0].graph == again.graph
 
@@ -200,3 +204,24 @@ def test_an_image_leaves_room_for_twice_its_size():
     assert large == {A: 64}
     assert (one[A] % 8, two[A] % 8) == (1, 1)
     assert one[A] < two[A] <= 64 - 8
+
+
+def test_a_guard_on_batches_leaves_room_for_other_captures():
+    def guards(known):
+        return known[A] < 16 and known[A] * known[B] < 1000
+
+    most = {A: 15, B: 166}
+    far = stretched({A: 6, B: 30}, FREE, most, guards)
+    assert far == {A: 17, B: 257}
+    assert stretched({A: 6, B: 30}, FREE, most, lambda _: True) == most
+    large, *_ = samples_of({A: 6, B: 30}, FREE, far, grains={A: 1, B: 8})
+    assert large == {A: 17, B: 64}
+
+
+def test_samples_for_kernels_of_another_capture_are_smaller_in_all_extents():
+    samples = samples_below(FREE, {A: 17, B: 64}, {B: 8})
+    assert [s[A] for s in samples] == [16, 9, 15]
+    assert all((s[B] - 1) // 8 < 7 for s in samples)
+    assert len({n for s in samples for n in s.values()}) == 6
+    with pytest.raises(NotAlikeError):
+        samples_below(FREE, {A: 3, B: 64})

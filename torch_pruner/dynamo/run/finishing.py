@@ -21,8 +21,10 @@ from torch_pruner.dynamo.run.checked import (
 from torch_pruner.dynamo.run.first_call import FirstCall
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Mapping, Sequence
 
+    import torch
     from torch import fx
 
     from torch_pruner.compiler.driver import Compiler
@@ -48,6 +50,8 @@ class AtenGraph:
     timer: PhaseTimer
     holds: Mapping[int, str] = field(default_factory=dict)  # as for ``build_graph``
     takeover: Takeover | None = None  # where eager runs until all is built
+    given: Mapping[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    """What its arguments were when it was captured, by position, where that is known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,55 +8,50 @@ comes is captured (a tenth of a second) and compared with it, operator by operat
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
-
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner import exc
 from torch_pruner.compiler import kernels
 from torch_pruner.devices import device_for, torch_device_of
-from torch_pruner.dynamo.lower.bounds import guarded
-from torch_pruner.dynamo.lower.program import Program, ProgramStep, RegionStep, describe
-from torch_pruner.dynamo.lower.tensors import TensorSpec
-from torch_pruner.dynamo.run import reports
-from torch_pruner.dynamo.run.build import (
-    BuiltGraph,
-    BuiltRegion,
-    as_narrow,
-    built_region,
-    eager_call,
-    held_by,
-    region_calls,
-)
+from torch_pruner.dynamo.lower.program import Program, RegionStep, describe
+from torch_pruner.dynamo.run.build import as_narrow, held_by
 from torch_pruner.dynamo.run.checked import CheckedCall, bound_of_weights, run_eager
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.dynamo.run.graphs import one_at_a_time
-from torch_pruner.dynamo.run.row_copies import RowCopier
-from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep
 from torch_pruner.dynamo.sizes import symbolic
-from torch_pruner.dynamo.sizes.every_size import EverySize, Sample
+from torch_pruner.dynamo.sizes.bucket_programs import Inner, compiled, joined
+from torch_pruner.dynamo.sizes.every_size import EverySize, Sample, whole
 from torch_pruner.dynamo.sizes.formulas import Formulas, expressions_of, grains_of
-from torch_pruner.dynamo.sizes.padded_region import PaddedRegion, Spare, bucket_of, with_room
-from torch_pruner.dynamo.sizes.varying import reached, samples_of, ways_to_vary
-from torch_pruner.graph.bucket import COUNT_DTYPE, Bucket, NotAlikeError
+from torch_pruner.dynamo.sizes.padded_region import Spare, bucket_of
+from torch_pruner.dynamo.sizes.shared_programs import (
+    Capture,
+    SharedProgram,
+    adopted,
+    alike,
+    offer,
+    offered,
+)
+from torch_pruner.dynamo.sizes.varying import reached, samples_of, stretched, ways_to_vary
+from torch_pruner.graph.bucket import Bucket, NotAlikeError
 from torch_pruner.log import PhaseTimer, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    import weakref
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import sympy
+    import torch
     from torch import fx
 
     from torch_pruner.config import Config
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
-    from torch_pruner.dynamo.lower.calls import BoxedCall, StepCall
-    from torch_pruner.dynamo.run.runtime import RegionCall
+    from torch_pruner.dynamo.lower.calls import BoxedCall
+    from torch_pruner.dynamo.run.runtime import GraphCall
     from torch_pruner.dynamo.sizes.symbolic import SizedArguments
     from torch_pruner.dynamo.sizes.varying import Varying
 
@@ -69,7 +64,6 @@ log = logger(__name__)
 MOST_PROGRAMS = 8  # programs for several sizes that a graph has
 MOST_SHARED = 4  # programs for every size that a graph has
 MOST_REFUSED = 3  # times that sizes are compared without success
-COUNT = getattr(torch, COUNT_DTYPE)
 
 
 class Buckets:
@@ -85,18 +79,20 @@ class Buckets:
         config: Config,
         label: str,
         holds: Mapping[int, str] = MappingProxyType({}),
+        given: Mapping[int, weakref.ref[torch.Tensor]] = MappingProxyType({}),
     ) -> None:
-        """``holds`` as for ``build_graph``."""
+        """``holds`` as for ``build_graph``; ``given`` as for ``Capture``."""
         self._holds = holds
+        self._capture = Capture(gm, lambda args: self._described(args)[1], given)
         self._gm, self._metadata, self._config, self._label = gm, metadata, config, label
         self._large: dict[_Sizes, Program] = {}  # by the sizes of the arguments
-        self._runs: dict[tuple[Sequence[object], ...], list[_Inner]] = {}
+        self._runs: dict[tuple[Sequence[object], ...], list[Inner]] = {}
         self._spare = Spare()
         self._shared: list[_Shared] = []  # the smallest first
         self._latest: tuple[_Sizes, fx.GraphModule, Program] | None = None
         self._refused = 0
 
-    @functools.cached_property
+    @cached_property
     def _device(self) -> Device:
         return device_for(torch_device_of(self._gm), self._config)
 
@@ -147,43 +143,73 @@ class Buckets:
             return None
         self._expressions = None  # unless it succeeds
         try:
-            call = self._share(args, expressions, config or self._config)
+            call = self._adopt(args, expressions, config or self._config)
+            call = call or self._share(args, expressions, config or self._config)
         except (NotAlikeError, exc.CacheMiss) as err:
             log.debug("%s is compiled for each size: %s", self._label, err)
             return None
         self._expressions = expressions
         return call
 
-    @functools.cached_property
+    @cached_property
     def _expressions(self) -> set[sympy.Expr] | None:
         return expressions_of(self._gm)
+
+    @one_at_a_time
+    def _adopt(
+        self, args: SizedArguments, expressions: set[sympy.Expr], config: Config
+    ) -> BoxedCall | None:
+        """A call in a program of another capture that was compiled under ``config``."""
+        if not self._capture.given:
+            return None
+        weights = self._capture.weights_of(self._captured(args)[1])
+        for host in offered(weights, config):
+            if all(host is not s.program for s in self._shared):
+                sizes = adopted(host, self._capture, args, expressions)
+                if sizes is not None:
+                    return self._kept(_Shared(sizes, host), symbolic.symbols_of(self._gm, args))
+        return None
 
     @one_at_a_time
     def _share(
         self, args: SizedArguments, expressions: set[sympy.Expr], config: Config
     ) -> BoxedCall | None:
         symbols = symbolic.symbols_of(self._gm, args)
-        sizes = self._every_size(args, symbols, expressions)
+        sizes, wide = self._every_size(args, symbols, expressions)
         text = ",".join(map(str, sizes.most.values()))
-        name, wide = f"{self._label}[..{text}]", sizes.large
+        name, weights = f"{self._label}[..{text}]", self._capture.weights_of(wide)
         runs = self._compiled(sizes.buckets, wide, name, config)
-        shared = _Shared(sizes, wide, runs, name)
+        program = SharedProgram(wide, sizes.buckets, runs, name, config, self._spare, weights)
+        return self._kept(_Shared(sizes, program), symbols, made=True)
+
+    def _kept(
+        self, shared: _Shared, symbols: Mapping[Hashable, int], *, made: bool = False
+    ) -> BoxedCall | None:
         # A list of its own: other threads may go through it.
         others = [s for s in self._shared if s.sizes.most != shared.sizes.most]
         self._shared = sorted([*others, shared], key=lambda s: math.prod(s.sizes.most.values()))
-        return self._shared_call(shared, symbols, checked=config.check == "first-call")
+        return self._shared_call(shared, symbols, made=made)
 
     def _every_size(
         self, args: SizedArguments, symbols: Mapping[Hashable, int], expressions: set[sympy.Expr]
-    ) -> EverySize:
-        """Raises ``NotAlikeError``."""
+    ) -> tuple[EverySize, Program]:
+        """The graph at every size, and at the largest. Raises ``NotAlikeError``."""
         refused: Exception = NotAlikeError("sizes that do not vary")
-        for varying in ways_to_vary(symbols, functools.partial(symbolic.allows, self._gm)):
-            try:
-                return self._varied(args, symbols, varying, expressions)
-            except (NotAlikeError, ValueError, RuntimeError) as err:  # torch's, of sizes that clash
-                log.debug("%s does not vary so: %s", self._label, err)
-                refused = err
+        allows = partial(symbolic.allows, self._gm)
+        for varying in ways_to_vary(symbols, allows):
+            most = reached(symbols, varying, symbolic.most_of(self._gm), allows)
+            guards = partial(symbolic.guards_allow, self._gm)
+            far = stretched(symbols, varying, most, guards)
+            for room in [most] if far == most else [far, most]:
+                try:
+                    return self._varied(args, symbols, varying, room, expressions)
+                except (
+                    NotAlikeError,
+                    ValueError,
+                    RuntimeError,
+                ) as err:  # torch's, where they clash
+                    log.debug("%s does not vary so: %s", self._label, err)
+                    refused = err
         raise NotAlikeError(str(refused))
 
     def _varied(
@@ -191,16 +217,13 @@ class Buckets:
         args: SizedArguments,
         symbols: Mapping[Hashable, int],
         varying: Varying,
+        most: Mapping[Hashable, int],
         expressions: set[sympy.Expr],
-    ) -> EverySize:
+    ) -> tuple[EverySize, Program]:
         gm, samples = self._gm, list[Sample]()
         room = [shared.sizes.most for shared in self._shared]
         growing, grains = symbolic.growing_in(gm), grains_of(expressions, varying)
-        allows = functools.partial(symbolic.allows, gm)
-        most = reached(symbols, varying, symbolic.most_of(gm), allows)
         for numbers in samples_of(symbols, varying, most, room, growing, grains):
-            if not allows(numbers):
-                raise NotAlikeError("sizes that Dynamo's guards refuse")
             given = symbolic.with_symbols(gm, args, numbers)
             if given is None:
                 raise NotAlikeError("sizes that no argument has")
@@ -214,19 +237,36 @@ class Buckets:
             for one in small
         ]
         formulas = Formulas(expressions, [s.symbols for s in samples], varying)
-        return EverySize(formulas, varying, large, small, buckets)
+        every = [whole(buckets[0]), *buckets]
+        sizes = EverySize(formulas, varying, large.symbols, samples, every)
+        known = sizes.at(symbolic.symbols_of(gm, args))
+        if known is not None and not alike(known[0], self._captured(args)[1]):
+            raise NotAlikeError("another graph at the size that came")
+        return sizes, wide
 
     def _shared_call(
-        self, shared: _Shared, symbols: Mapping[Hashable, int], *, checked: bool = False
+        self, shared: _Shared, symbols: Mapping[Hashable, int], *, made: bool = False
     ) -> BoxedCall | None:
+        """``made``: just now."""
         if (found := shared.sizes.at(symbols)) is None:
             return None
-        program, buckets = found
-        call = self._joined(buckets, shared.runs, shared.wide, program)
-        return self._guarded(self._gm, call, shared.name, checked=checked)
+        (small, buckets), program = found, shared.program
+        call = self._joined(buckets, program.runs, program.wide, small, program.spare)
+        checked = made and program.config.check == "first-call"
+        if made and not checked:
+            offer(program)
+        return self._guarded(
+            self._gm, call, program.name, checked=checked, on_match=partial(offer, program)
+        )
 
     def _guarded(
-        self, graph: fx.GraphModule, call: BoxedCall, name: str, *, checked: bool
+        self,
+        graph: fx.GraphModule,
+        call: BoxedCall,
+        name: str,
+        *,
+        checked: bool,
+        on_match: Callable[[], None] = lambda: None,
     ) -> BoxedCall:
         """``call`` with eager behind it; ``checked``: compared with it first."""
 
@@ -235,12 +275,13 @@ class Buckets:
 
         if not checked:
             return FirstCall(
-                functools.partial(run_eager, graph), call, name, strict=self._config.strict,
+                partial(run_eager, graph), call, name, strict=self._config.strict,
                 failed=failed, device=self._device,
             )  # fmt: skip
         return CheckedCall(
             graph, call, name, strict=self._config.strict, failed=failed,
-            device=self._device, least_bound=bound_of_weights(self._config.rounded_bits),
+            on_match=on_match, device=self._device,
+            least_bound=bound_of_weights(self._config.rounded_bits),
         )  # fmt: skip
 
     def ready(self, args: SizedArguments) -> bool:
@@ -275,33 +316,8 @@ class Buckets:
             if len(self._runs) >= MOST_PROGRAMS:
                 return None
             self._runs[key] = self._compiled(buckets, wide, name, self._config)
-        call = self._joined(buckets, self._runs[key], wide, small)
+        call = self._joined(buckets, self._runs[key], wide, small, self._spare)
         return self._guarded(graph, call, name, checked=new and self._config.check == "first-call")
-
-    def _joined(
-        self, buckets: Sequence[Bucket], runs: Sequence[_Inner], wide: Program, small: Program
-    ) -> GraphCall:
-        """The small program with its regions computed by ``runs``."""
-        steps: list[GraphStep] = []
-        regions = zip(buckets, runs, wide.regions, strict=True)
-        for step in small.steps:
-            run: StepCall
-            if isinstance(step.does, RegionStep):
-                bucket, inner, large = next(regions)
-                with _disable_current_modes():  # a capture has one of fake tensors
-                    counts = [
-                        torch.tensor(n, dtype=COUNT, device=small.device) for _, n in bucket.counts
-                    ]
-                checks = step.does.checks if self._device.checks_indices else ()
-                roomy = with_room(large, bucket.graph)
-                padding = PaddedRegion(
-                    inner.run, roomy, step.does, counts, self._spare, inner.copier
-                )
-                run = guarded(padding, checks, step.does.flags)
-            else:
-                run = eager_call(step.does, self._config.fallback)
-            steps.append(GraphStep(run, step.reads, step.writes, step.dead))
-        return GraphCall(steps, small.n_values, small.constants, small.outputs)
 
     def _captured(self, args: SizedArguments) -> tuple[fx.GraphModule, Program]:
         """The graph for these sizes, and it as a program; the last one is kept."""
@@ -325,59 +341,23 @@ class Buckets:
 
     def _compiled(
         self, buckets: Sequence[Bucket], wide: Program, name: str, config: Config
-    ) -> list[_Inner]:
-        """Every region of ``wide`` with its bucket's graph in place of its own."""
-        timer = PhaseTimer()
-        compiler = self._device.compiler(config, timer)
-        count = TensorSpec.make((), (), COUNT)
-        runs: list[_Inner] = []
-        steps, built, left = list[ProgramStep](), list[BuiltRegion](), iter(buckets)
-        for step in wide.steps:
-            does = step.does
-            if isinstance(does, RegionStep):
-                bucket = next(left)
-                does = with_room(does, bucket.graph)
-                inputs = (*does.inputs, *(count,) * len(bucket.counts))
-                does = replace(does, graph=bucket.graph, inputs=inputs, checks=(), flags=())
-                mine = held_by(step.reads, self._holds)
-                region = built_region(does, compiler, self._device, f"{name}.{len(runs)}", mine)
-                runs.append(_inner(region, does, self._device, compiler.context.threads))
-                built.append(BuiltRegion(region, step.reads))
-            steps.append(replace(step, does=does))
-        program = replace(wide, steps=tuple(steps))
-        call = GraphCall((), program.n_values, {}, ())  # never called: what it does is reported
-        graph = BuiltGraph(call, program, tuple(built))
-        reports.add(graph.report(name, dict(timer.seconds), compiler.tunings))
-        return runs
+    ) -> list[Inner]:
+        return compiled(buckets, wide, name, config, self._device, self._holds)
+
+    def _joined(
+        self, buckets: Sequence[Bucket], runs: Sequence[Inner], wide: Program, small: Program,
+        spare: Spare,
+    ) -> GraphCall:  # fmt: skip
+        device, fallback = self._device, self._config.fallback
+        return joined(buckets, runs, wide, small, spare, device, fallback)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A program for every size: what it is at each, and its regions at the largest."""
+    """A program for every size, and what this graph is in it at each."""
 
     sizes: EverySize
-    wide: Program
-    runs: list[_Inner]
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Inner:
-    """A region that others call, and what copies results of it."""
-
-    run: StepCall
-    copier: RowCopier | None
-
-
-def _inner(call: RegionCall, region: RegionStep, device: Device, threads: int) -> _Inner:
-    """Asks itself whether ``torch.profiler`` is on."""
-    run, named = region_calls(call, region, device)
-    profiler = torch.autograd.profiler
-    copies = call.compiled.copies
-    return _Inner(
-        lambda inputs: (named if profiler._is_profiler_enabled else run)(inputs),
-        None if copies is None else RowCopier(copies, threads),
-    )
+    program: SharedProgram
 
 
 def _wiring(program: Program) -> tuple[tuple[object, ...], tuple[int, ...]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.sizes.varying import Varying
     from torch_pruner.graph._padding import Pair
 
-__all__ = ["EverySize", "Sample"]
+__all__ = ["EverySize", "Sample", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +34,35 @@ class Sample:
 
 
 class EverySize:
-    """The program of a graph, and the counts of its buckets, at all sizes up to ``large``'s.
+    """The program of a graph, and the counts of its buckets, at all sizes up to ``most``.
 
-    ``small``: two sizes, with the buckets of each region that ``large``'s kernels are made of.
-    Raises ``NotAlikeError`` where two sizes do not tell what the graph is at others.
+    ``samples`` are the graph at three sizes, ``buckets`` what each of its regions is there in the
+    kernels. These may be those of another capture of the same graph, for other sizes. Raises
+    ``NotAlikeError`` where three sizes do not tell what the graph is at others.
     """
 
     def __init__(
         self,
         formulas: Formulas,
         varying: Varying,
-        large: Sample,
-        small: Sequence[Sample],
+        most: Mapping[Hashable, int],
+        samples: Sequence[Sample],
         buckets: Sequence[Sequence[Bucket]],
     ) -> None:
-        self._varying = varying
-        first, second = (s.program for s in small)
-        self._large, self._like, self.buckets = large, first, buckets[0]
-        if _eager_texts(first) != _eager_texts(second) or _eager_texts(first) != _eager_texts(
-            large.program
-        ):
+        self._varying, self._most = varying, most
+        programs = [s.program for s in samples]
+        self._like, self.buckets = programs[1], buckets[1]
+        texts = [_eager_texts(p) for p in programs]
+        if any(text != texts[0] for text in texts):
             raise NotAlikeError("what eager runs depends on the size")
-        others = second.constants
-        if any(others.get(k) is not v for k, v in first.constants.items()):
+        _, first, second = programs
+        if any(second.constants.get(k) is not v for k, v in first.constants.items()):
             raise NotAlikeError("constants that depend on the size")
-        alike = zip(*buckets, strict=True)
-        if any(a.graph.digest() != b.graph.digest() for a, b in alike):
-            raise NotAlikeError("other kernels at another size")
+        for alike in zip(*buckets, strict=True):
+            if len({bucket.graph.digest() for bucket in alike}) > 1:
+                raise NotAlikeError("other kernels at another size")
         try:
-            self._read(formulas, (large.program, first, second), buckets)
+            self._read(formulas, programs, buckets)
         except UnknownNumberError as err:
             raise NotAlikeError(str(err)) from err
         self._values = formulas.compiled()
@@ -86,10 +86,8 @@ class EverySize:
                 [(numbers(*(t.shape for t in s)), numbers(*(t.strides for t in s))) for s in specs]
             )
         self._counts = [
-            numbers(
-                [a for a, _ in one.counts], [n for _, n in one.counts], [n for _, n in two.counts]
-            )
-            for one, two in zip(*buckets, strict=True)
+            numbers(*([n for _, n in bucket.counts] for bucket in alike))
+            for alike in zip(*buckets, strict=True)
         ]
         self._outputs: list[int | None] = []
         for places in zip(*(p.outputs for p in programs), strict=True):
@@ -98,18 +96,13 @@ class EverySize:
             self._outputs.append(formulas.number(values) if known else None)
 
     @property
-    def large(self) -> Program:
-        """The program of the largest size, which the kernels are made for."""
-        return self._large.program
-
-    @property
     def most(self) -> Mapping[Hashable, int]:
         """The numbers of the symbols that the kernels are made for."""
-        return self._large.symbols
+        return self._most
 
     def covers(self, symbols: Mapping[Hashable, int]) -> bool:
         """Whether these numbers of the symbols are at most those of the kernels."""
-        return self._varying.covers(symbols, self._large.symbols)
+        return self._varying.covers(symbols, self._most)
 
     def at(self, symbols: Mapping[Hashable, int]) -> tuple[Program, list[Bucket]] | None:
         """The program, and the buckets with their counts; None where something would be empty."""
@@ -132,6 +125,11 @@ class EverySize:
             for (number, value), k in zip(self._like.outputs, self._outputs, strict=True)
         ]
         return replace(self._like, steps=tuple(steps), outputs=tuple(outputs)), buckets
+
+
+def whole(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """The same buckets at the size that their kernels are made for."""
+    return [replace(b, counts=tuple((most, most) for most, _ in b.counts)) for b in buckets]
 
 
 def _eager_texts(program: Program) -> list[str]:

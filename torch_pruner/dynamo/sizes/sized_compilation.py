@@ -42,7 +42,7 @@ class SizedCompilation:
         """The call for all sizes, ready for those of the capture if they are known."""
         graph, config = self._graph, self._later
         larger = _QuietLarger(
-            Buckets(graph.gm, graph.metadata, config, graph.label, graph.holds),
+            Buckets(graph.gm, graph.metadata, config, graph.label, graph.holds, graph.given),
             Fallback(graph.label, config),
         )
         call = self._made(larger)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Given", "SizedArgument", "SizedArguments", "allows", "depends_on_sizes", "growing_in",
-    "hinted", "most_of", "rounded_up", "symbols_of", "with_sizes", "with_symbols",
+    "guards_allow", "hinted", "most_of", "rounded_up", "symbols_in", "symbols_of", "with_sizes",
+    "with_symbols",
 ]  # fmt: skip
 
 SizedArgument: TypeAlias = "RuntimeValue | Given"
@@ -106,7 +107,7 @@ def rounded_up(
     positions). None where some are not computed from sizes that an argument has.
     """
     values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
-    now, then = _symbols(values, args), _symbols(values, before or ())
+    now, then = symbols_in(values, args), symbols_in(values, before or ())
     most, known = _most(values), dict(now)
     for symbol, number in now.items() if before is None else ():
         known[symbol] = max(number, min(1 << (number - 1).bit_length(), most.get(symbol, 1 << 62)))
@@ -121,7 +122,7 @@ def rounded_up(
 
 def symbols_of(gm: fx.GraphModule, args: SizedArguments) -> dict[Hashable, int]:
     """The numbers that stand for the symbols of a graph's arguments."""
-    return _symbols([n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")], args)
+    return symbols_in([n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")], args)
 
 
 def most_of(gm: fx.GraphModule) -> dict[Hashable, int]:
@@ -147,18 +148,32 @@ def growing_in(gm: fx.GraphModule) -> set[Hashable]:
 def allows(gm: fx.GraphModule, known: Mapping[Hashable, int]) -> bool:
     """Whether Dynamo would call the graph with these numbers for symbols, as far as its guards on
     them were known when it was captured."""
-    values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
-    leaves = tree_leaves([_extents(v) for v in values])
-    found = [v.node.shape_env for v in leaves if isinstance(v, _SYMBOLIC)]
-    for env in {id(env): env for env in found}.values():
-        for guard in getattr(env, "guards", ()):
-            if guard.expr.xreplace(dict(known)) == False:  # noqa: E712  sympy's, or undecided
-                return False
+    for env in _environments(gm):
+        if not _guards_allow(env, known):
+            return False
         for symbol, number in known.items():
             limits = getattr(env, "var_to_range", {}).get(symbol)
             if limits is not None and not limits.lower <= number <= limits.upper:
                 return False
     return True
+
+
+def guards_allow(gm: fx.GraphModule, known: Mapping[Hashable, int]) -> bool:
+    """The same as far as guards go that the graph gave rise to, and not what the caller said."""
+    return all(_guards_allow(env, known) for env in _environments(gm))
+
+
+def _environments(gm: fx.GraphModule) -> list[object]:
+    values = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
+    leaves = tree_leaves([_extents(v) for v in values])
+    found = [v.node.shape_env for v in leaves if isinstance(v, _SYMBOLIC)]
+    return list({id(env): env for env in found}.values())
+
+
+def _guards_allow(env: object, known: Mapping[Hashable, int]) -> bool:
+    guards = getattr(env, "guards", ())
+    # Sympy's, or undecided.
+    return not any(g.expr.xreplace(dict(known)) == False for g in guards)  # noqa: E712
 
 
 def with_symbols(
@@ -200,10 +215,11 @@ def _most(values: Sequence[RuntimeValue]) -> dict[Hashable, int]:
     return found
 
 
-def _symbols(
+def symbols_in(
     values: Sequence[RuntimeValue], args: Sequence[SizedArgument | Extents]
 ) -> dict[Hashable, int]:
-    """The numbers that stand for the symbols of a graph's arguments ``values``."""
+    """The numbers that stand for the symbols of a graph's arguments ``values``, of which ``args``
+    are what they are, or their shapes."""
     found: dict[Hashable, int] = {}
     for value, arg in zip(values, args, strict=False):
         symbols: list[tuple[object, object]] = [(value, arg)] if arg is not None else []

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
     Numbers = Mapping[Hashable, int]
 
-__all__ = ["Varying", "reached", "samples_of", "varying_of", "ways_to_vary"]
+__all__ = [
+    "Varying",
+    "reached",
+    "samples_below",
+    "samples_of",
+    "stretched",
+    "varying_of",
+    "ways_to_vary",
+]
 
 ROOM = 4  # times the size that came first which a program for every size takes
 LEAST_ROOM = 8
@@ -128,6 +136,27 @@ def reached(
     return found
 
 
+def stretched(
+    numbers: Numbers, varying: Varying, most: Numbers, guards: Callable[[Numbers], bool]
+) -> dict[Hashable, int]:
+    """``most`` with room behind what ``guards`` allow.
+
+    A guard may say where a graph ends (a table of positions), or nothing of it: torch's
+    convolutions ask whether a batch is below 16, and how many elements there are; other captures of
+    the same graph go on there.
+    """
+    far = dict(most)
+    for group in varying.groups:
+        ends = [(s, d, most[s]) for s, d in group if s in most and most[s] <= FAR * numbers[s]]
+        if not ends:
+            continue
+        last = min(n - d for _, d, n in ends)
+        if not guards({**numbers, **{s: last + 1 + d for s, d in group}}):
+            room = max(last + 1, 2 * numbers[group[0][0]])
+            far |= {s: (1 << (room - 1).bit_length() | 1) + d for s, d, _ in ends}
+    return far
+
+
 def samples_of(
     numbers: Numbers,
     varying: Varying,
@@ -155,6 +184,8 @@ def samples_of(
         wanted = max(least, 1 << (ROOM * number - 1).bit_length())
         if grain > 1:
             wanted = -(-ROOM_OF_IMAGES * number // grain) * grain
+        elif max(grains.values(), default=1) > 1:
+            wanted |= 1  # no extent of an image that was halved, for which it could be taken
         far = limit > FAR * number or grain > 1
         top = min(limit, wanted) if far else limit
         top = max([top, *(r.get(first, 0) for r in room)])
@@ -168,6 +199,28 @@ def samples_of(
         if min(small) < 2 or len({*small, top}) < 3 or max(small) >= top or grain > top // 4:
             raise NotAlikeError("a size that hardly varies")
         for sample, chosen in zip(samples, (top, *small), strict=True):
+            sample |= {s: chosen + d for s, d in group}
+    if not varying.groups:
+        raise NotAlikeError("sizes that do not vary")
+    return samples
+
+
+def samples_below(
+    varying: Varying, room: Numbers, grains: Mapping[Hashable, int] = MappingProxyType({})
+) -> list[dict[Hashable, int]]:
+    """Three sizes that are smaller than ``room`` along each symbol, for a graph whose kernels are
+    made for that. Otherwise as ``samples_of``, as which it raises ``NotAlikeError``."""
+    samples: list[dict[Hashable, int]] = [dict(varying.fixed) for _ in range(3)]
+    for group in varying.groups:
+        grain = grains.get(group[0][0], 1)
+        top = min(room.get(s, 0) - d for s, d in group)
+        last = (top - 1) // grain * grain - grain + 1  # no quotient is what it is at the top
+        begins = (last, top // 2 // grain * grain + 1, last - grain)
+        for sample, begin in zip(samples, begins, strict=True):
+            numbers = range(min(begin, top - 1), 1, -1)
+            chosen = next((n for n in numbers if all(n not in s.values() for s in samples)), 0)
+            if not chosen:
+                raise NotAlikeError("a size that hardly varies")
             sample |= {s: chosen + d for s, d in group}
     if not varying.groups:
         raise NotAlikeError("sizes that do not vary")
