@@ -119,6 +119,7 @@ MORE: dict[str, list[Graph]] = {
         K.weight_gradient(16, 8, 24, 1, 1, 0),
         K.weight_gradient(4, 7, 9, 3, 1, 1, rank=1),
     ],
+    "outer_products": [K.turned(37, 50, 41), K.turned(9, 64, 33, batch=2, dtype="bfloat16")],
     "bf16_tiles": [K.linear(37, 50, 70, dtype="bfloat16")],
     "bf16_pairs": [K.linear(37, 50, 70, dtype="bfloat16"), K.linear(3, 72, 33, dtype="bfloat16")],
     "winograd": [K.conv(32, 20, 32, 3, 1, 1), K.conv(5, 11, 9, 3, 1, 1), K.conv(8, 9, 8, 3, 1, 0)],

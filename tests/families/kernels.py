@@ -148,17 +148,17 @@ def conv_transpose(channels: int, size: int, out: int, kernel: int, stride: int,
     return b.finish([b.permute(y, (0, 2, 3, 1))])
 
 
-def turned(rows: int, columns: int, depth: int, *, batch: int = 0) -> Graph:
+def turned(rows: int, columns: int, depth: int, *, batch: int = 0, dtype: str = "float32") -> Graph:
     """A product whose first operand lies transposed, as in the gradient of a layer's weights."""
     b = GraphBuilder()
     lead = (batch,) if batch else ()
     dims = range(len(lead))
     x, y = (
-        b.input(0, (*lead, depth, rows), "float32"),
-        b.input(1, (*lead, depth, columns), "float32"),
+        b.input(0, (*lead, depth, rows), dtype),
+        b.input(1, (*lead, depth, columns), dtype),
     )
     x = b.permute(x, (*dims, len(lead) + 1, len(lead)))
-    return b.finish([b.pointwise("add", b.matmul(x, y), b.const(1.0, "float32"))])
+    return b.finish([b.pointwise("add", b.matmul(x, y), b.const(1.0, dtype))])
 
 
 def weight_gradient(

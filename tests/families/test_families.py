@@ -43,6 +43,7 @@ SPECS = {
     "int4_panels": G.int4(64),
     "int8_products": G.byte_product(),
     "gradient": G.weight_gradient(),
+    "outer_products": K.turned(64, 96, 128),
     "bf16_tiles": K.linear(64, 64, 64, dtype="bfloat16"),
     "bf16_pairs": K.linear(64, 64, 64, dtype="bfloat16"),
     "winograd": G.convolution(),

@@ -76,6 +76,24 @@ def test_operands_that_change_are_packed_along_their_rows(
     assert K.error(outputs, expected) < 1e-5
 
 
+OUTER = {"vl": 8, "tm": 6, "nv": 2, "mc": 2, "order": 1, "ku": 2, "par": 1, "kb": 1}
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes"),
+    [
+        (K.turned(96, 64, 100), {}),
+        (K.turned(37, 50, 41), {"mc": 3, "nv": 3, "tm": 4}),  # part of a tile, part of a panel
+        (K.turned(24, 32, 50, batch=3), {"order": 0, "ku": 4}),
+        (K.turned(7, 20, 1536), {"kb": 3, "par": 0, "mc": 1}),
+        (K.turned(40, 64, 50, dtype="bfloat16"), {"vl": 16}),
+    ],
+)
+def test_sums_of_outer_products(spec: Graph, changes: dict[str, int]) -> None:
+    outputs, expected, _ = K.run(spec, "outer_products", OUTER | changes)
+    assert K.error(outputs, expected) < (1e-5 if spec.nodes[0].dtype == "float32" else 1e-2)
+
+
 def test_a_draft_reads_channels_last_operands_in_place() -> None:
     target = TargetSpec.detect(2)
     task = Task("k", K.weight_gradient(64, 14, 64, 3, 1, 1, batch=4), target, 2)

@@ -38,6 +38,7 @@ NAMES = (
     "bf16_tiles",
     "bf16_pairs",
     "winograd",
+    "outer_products",
     "contraction",
     "columns",
     "elementwise",

@@ -361,6 +361,24 @@ def columns_adjacent(graph: Graph, con: Contraction) -> bool:
     return place.strides[axis] == 1
 
 
+def rows_adjacent(graph: Graph, con: Contraction) -> bool:
+    """Whether the first operand's rows, and not its reduction, lie next to each other in memory.
+
+    A view that no strides describe is taken to be turned as a whole, as one with two axes in each
+    of its own is.
+    """
+    node, place = graph.nodes[con.a], strided(graph, con.a)
+    if con.form != "matmul" or node.kind is not OpKind.VIEW:
+        return False
+    return place is None or (place.strides[-1] > 1 and place.strides[-2] == 1)
+
+
+def reduction_stride(graph: Graph, con: Contraction) -> int:
+    """Bytes between positions of a matmul's reduction in the first operand; 0: unknown."""
+    place = strided(graph, con.a) if con.form == "matmul" else None
+    return place.strides[-1] * ITEMSIZE[graph.nodes[con.a].dtype] if place else 0
+
+
 def traffic_bytes(graph: Graph) -> int:
     """Bytes of all inputs and outputs of a kernel graph, each counted once."""
     places = (*graph.inputs, *graph.outputs)

@@ -119,6 +119,7 @@ _NAMES = {
     "int4_rows": "vl nv split early table ahead par",
     "int8_products": "vl word tm nv mc par",
     "lane_per_row": "vl nv par",
+    "outer_products": "vl tm nv mc order ku par kb",
     "rows": "vl lanes chunk par",
     "winograd": "vl tm nv tb mc nc ku ahead par",
 }
@@ -169,7 +170,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("keys", ["in_place", "contraction"]),
         ("conv", ["winograd", "contraction"]),
         ("five taps", ["contraction"]),
-        ("turned", ["contraction"]),
+        ("turned", ["outer_products", "contraction"]),
         ("weight gradient", ["gradient", "contraction"]),
         ("depthwise", ["depthwise"]),
         ("softmax", ["rows"]),

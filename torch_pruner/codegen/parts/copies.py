@@ -77,6 +77,38 @@ def pack_panel(nest: Nest) -> Stmt:
     return loop(con.groups * nest.blocks, block, nest.kind, name="p")
 
 
+_TILES = 8  # whose rows are read side by side: a few cache lines
+
+
+def pack_rows(nest: Nest) -> Stmt:
+    """Copy a first operand whose rows are neighbours into tiles of rows, once per call.
+
+    A last tile that is not full begins earlier, as register tiles do (``first_rows``).
+    """
+    con, tm, packed = nest.con, nest.tm, nest.rows
+    assert packed is not None
+    bands = -(-nest.tiles // _TILES)
+
+    def band(p: Expr) -> Stmt:
+        g, first = unlinear(p, (con.groups, bands))
+
+        def tile(k: Expr, t: Expr) -> Stmt:
+            at = first * _TILES + t
+            start = T.min(at * tm, imm(con.rows - tm)) if con.rows % tm else at * tm
+
+            def row(i: Expr) -> Stmt:
+                value = nest.reader.at(con.a, (*unlinear(g, con.batch), start + i, k))
+                value = value.astype(value_dtype(_element(packed)))
+                return store(packed, ((g * nest.tiles + at) * con.depth + k) * tm + i, value)
+
+            body = nest.reader.scope(lambda: [loop(tm, row, UNROLLED, "i")])
+            return body if nest.tiles % _TILES == 0 else when(at < nest.tiles, body)
+
+        return loop(con.depth, lambda k: loop(_TILES, lambda t: tile(k, t), name="t"), name="k")
+
+    return loop(con.groups * bands, band, nest.kind, name="p")
+
+
 def _element(buf: Buffer) -> str:
     return "bfloat16" if str(buf.dtype) == "uint16" else str(buf.dtype)
 

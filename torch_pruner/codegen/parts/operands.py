@@ -55,6 +55,7 @@ class Nest:
     near: Buffer | None = None  # a block of a narrow panel as float32
     unwritten: Bounds = frozenset()  # of the contraction's result: nobody needs what it becomes
     unneeded: Bounds = frozenset()  # of the same: nobody needs it itself
+    rows: Buffer | None = None  # first operand in tiles of rows: (group, tile, k, row)
     counts: tuple[Expr | None, ...] = ()  # of a convolution's rows, by axis: those that are needed
     written: tuple[int | Expr | None, ...] = ()  # by axis: whose results are, where that is more
 
@@ -110,6 +111,13 @@ class Nest:
     @property
     def tiles(self) -> int:
         return int(self.con.row_tiles(self.tm))
+
+
+def row_at(nest: Nest, g: Expr, tile: Expr, i: Expr, k: Index) -> Expr:
+    """Row ``i`` of a tile of the packed first operand."""
+    assert nest.rows is not None
+    base = (g * nest.tiles + tile) * nest.con.depth + linear(k, nest.con.k)
+    return load(nest.rows, base * nest.tm + i)
 
 
 def a_at(nest: Nest, g: Expr, row: Index, k: Index, column: Expr) -> Expr:

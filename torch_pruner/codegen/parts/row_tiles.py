@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.beyond import beyond, unless
-from torch_pruner.codegen.parts.operands import a_at, b_at
+from torch_pruner.codegen.parts.operands import a_at, b_at, row_at
 from torch_pruner.codegen.parts.output import along, anchor_index, output_path
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
@@ -113,7 +113,10 @@ def register_tile(nest: Nest, traversal: TileTraversal, place: TilePosition) -> 
         def step(i: Expr, j: Expr, v: Expr) -> Stmt:
             lane = j * vl + v
             at = i * bn + lane
-            a = a_at(nest, g, rows.at(i), k, nb * bn + lane).astype(con.acc_dtype)
+            if nest.rows is not None:
+                a = row_at(nest, g, place.tile, i, k)
+            else:
+                a = a_at(nest, g, rows.at(i), k, nb * bn + lane).astype(con.acc_dtype)
             b = b_at(nest, g, nb, k, nb * bn + lane, lane, place.kb).astype(con.acc_dtype)
             return store(acc, at, acc[at] + times(a, b, con.acc_dtype))
 

@@ -86,16 +86,22 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
         nest.unneeded = frozenset(b for b in nest.unneeded if b[:2] not in handled)
     if widened and constant is not None:
         nest.near = buffer(nest.block_depth * nest.bn, con.acc_dtype, "near")
+    widen = None if nest.near is None else partial(widen_block, nest)
     body = []
     if copied is not None:
         body.append(copy_first(nest))
     if constant is None and panel is not None:
         body.append(pack_panel(nest))
-    body.append(compute(nest, decisions.mc, decisions.order, partial(widen_block, nest)))
+    body.append(compute(nest, decisions.mc, decisions.order, widen))
     return Emitted(seq(body), inputs, [out], scratch)
 
 
-def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+def compute(
+    nest: Nest,
+    chunks: int,
+    order: int,
+    widen: Callable[[Expr, Expr, Expr], Stmt] | None = None,
+) -> Stmt:
     """The loops over tasks and tiles; ``widen(group, panel, block)`` fills ``nest.near``."""
     con, near = nest.con, nest.near
     chunks, per_chunk = con.chunked(nest.tm, chunks)
@@ -136,7 +142,7 @@ def compute(nest: Nest, chunks: int, order: int, widen: Callable[[Expr, Expr, Ex
             def block_of(block: Expr) -> Stmt:
                 begin = None if walk is None else walk.begin(first)
                 passing = loop(each, lambda t: tile(block, t), name="t")
-                return seq([None if near is None else widen(g, nb, block), begin, passing])
+                return seq([None if widen is None else widen(g, nb, block), begin, passing])
 
             masked = write_masked(nest, g, nb, vectors, chunk, chunks)
             return seq([loop(nest.kb, block_of, name="kb"), masked])

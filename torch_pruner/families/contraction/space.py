@@ -24,6 +24,7 @@ from torch_pruner.graph.contraction import (
     copied_shape,
     copies_first,
     is_widened,
+    reduction_stride,
 )
 from torch_pruner.graph.ops import ITEMSIZE
 
@@ -41,6 +42,7 @@ WIDEN_CYCLES = 1.5  # to make float32 of a vector of narrower elements, into a n
 
 PAGE, CACHE_LINE = 4096, 64  # bytes
 FAR_ROW_CYCLES = 4.5  # of a step whose operand is a page away from the last one's
+HALF_FAR_CYCLES = 1.0  # half a page away
 PACKED_COLUMN_CYCLES, PACKED_ROW_CYCLES = 1.5, 0.4  # of an element, across memory and along it
 
 
@@ -344,8 +346,17 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         far = (c.pack == 0) & np.bool_(con.n * ITEMSIZE[second] >= PAGE and not self.constant)
         far = far & ~direct & (con.depth > 1)
         busy = np.maximum(fma_cycles, load_cycles)
-        step: Array = busy + overhead + np.where(far, FAR_ROW_CYCLES, 0.0)
+        step: Array = busy + overhead + np.where(far, FAR_ROW_CYCLES, 0.0) + self._far_rows(c)
         return step
+
+    def _far_rows(self, c: ContractionDecisions[Array]) -> Array:
+        """Cycles of a step whose numbers of the first operand lie a page from the last ones.
+
+        Half a page apart, two sets of the first cache hold all of them.
+        """
+        stride = reduction_stride(self.task.spec, self.con) if self.con.depth > 1 else 0
+        cycles = FAR_ROW_CYCLES if stride >= PAGE else HALF_FAR_CYCLES if 2 * stride >= PAGE else 0
+        return np.full(np.shape(c.tm), cycles, dtype=np.float64)
 
     def _conversions(self, c: ContractionDecisions[Array], vectors: Array) -> Array:
         """Instructions that make floats of narrow operands in one position of the reduction."""
