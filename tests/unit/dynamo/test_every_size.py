@@ -44,6 +44,12 @@ def test_symbols_vary_as_guards_allow():
         assert not found.covers(other, {A: 8, B: 20, C: 21})
 
 
+def test_a_size_at_which_a_guard_ends_varies_as_well():
+    assert varying_of({A: 15, B: 8}, lambda known: known[A] < 16 and known[B] == 8) == Varying(
+        (((A, 0),),), ((B, 8),)
+    )
+
+
 def test_symbols_of_one_number_may_vary_together():
     free, equal, together, *few = ways_to_vary({A: 4, B: 6, C: 6}, lambda _: True)
     but_one, alone = few[:3], few[3:]

@@ -89,9 +89,8 @@ def varying_of(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Varying:
     """How the symbols of a graph vary as far as its guards say."""
     groups: list[tuple[tuple[Hashable, int], ...]] = []
     fixed, tied = list[tuple[Hashable, int]](), list[Hashable]()
-    for symbol, number in numbers.items():
-        alone = all(allows({**numbers, symbol: n}) for n in (number + 1, number + 3))
-        if alone:
+    for symbol in numbers:
+        if _together(numbers, (symbol,), allows):
             groups.append(((symbol, 0),))
         else:
             tied.append(symbol)
@@ -111,7 +110,11 @@ def varying_of(numbers: Numbers, allows: Callable[[Numbers], bool]) -> Varying:
 def _together(
     numbers: Numbers, group: Sequence[Hashable], allows: Callable[[Numbers], bool]
 ) -> bool:
-    return all(allows({**numbers, **{s: numbers[s] + d for s in group}}) for d in (1, 3))
+    """Whether guards let these symbols go on, or go back from where they end."""
+    return any(
+        all(allows({**numbers, **{s: numbers[s] + d for s in group}}) for d in distances)
+        for distances in ((1, 3), (-1, -3))
+    )
 
 
 def reached(
