@@ -102,6 +102,13 @@ def test_a_write_that_raises_no_version_is_seen_at_the_next_call(backend, networ
     assert agrees(compiled, network, x)
 
 
+def test_a_new_program_does_not_trust_copies_that_others_made(backend, network):
+    compiled = backend.compile(network, dynamic=False, strict=True)
+    assert agrees(compiled, network, torch.randn(32, 96))
+    network[2].weight.data.mul_(1.5)
+    assert agrees(compiled, network, torch.randn(48, 96))  # another program, packed as the first is
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["by a program", "by Python"])
 def test_what_torch_knows_of_weights_is_asked_by_whoever_can(backend, network, monkeypatch, told):
     """Where experiments do not say how torch lays tensors out, Python is asked."""

@@ -286,3 +286,13 @@ def test_a_failing_build_is_tried_again():
     with pytest.raises(RuntimeError, match="out of luck"):
         call(arguments(gm, inputs, x))
     torch.testing.assert_close(call(arguments(gm, inputs, x))[0], attend(x)[0])
+
+
+def test_a_size_that_does_not_fit_is_no_error_of_torchs_log(caplog):
+    table = torch.arange(16)
+    gm, inputs = captured_one(lambda x: x + table[: x.shape[0]].expand(x.shape[0]), torch.ones(9))
+    symbols = symbolic.symbols_of(gm, symbolic.hinted(inputs))
+    larger = symbolic.with_symbols(gm, symbolic.hinted(inputs), dict.fromkeys(symbols, 33))
+    with pytest.raises(RuntimeError, match="33"):
+        symbolic.with_sizes(gm, larger)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]

@@ -116,8 +116,12 @@ class PackedInputs:
             self._current = None
 
     def current(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
-        """The snapshot for ``inputs``, made anew when a parameter changed."""
-        snapshot, distrust = self._current, False
+        """The snapshot for ``inputs``, made anew when a parameter changed.
+
+        The first one takes copies that other programs have made, and nobody has looked since then
+        whether memory still holds what they were made of: it is read.
+        """
+        snapshot, distrust = self._current, True
         if snapshot is not None:
             state = snapshot.state(self._pick(inputs), frozen=self.frozen)
             if state is State.SAME:

@@ -7,6 +7,9 @@ place of symbols it is a graph like any other. Which sizes are compiled, and whe
 
 from __future__ import annotations
 
+import logging
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
@@ -20,7 +23,7 @@ from torch_pruner.dynamo.lower.aten.registry import VARIES
 from torch_pruner.dynamo.lower.importer import attribute
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from torch_pruner.dynamo.lower.calls import RuntimeValue
 
@@ -240,6 +243,7 @@ def with_sizes(gm: fx.GraphModule, args: SizedArguments) -> fx.GraphModule:
     """``gm`` for arguments of the sizes of ``args``: tensors, ``Given`` or numbers.
 
     Takes the same arguments and has no symbols. What was computed from sizes alone is a constant.
+    Raises what an operator raises of sizes that do not fit it.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     graph, given = fx.Graph(), iter(args)
@@ -247,7 +251,7 @@ def with_sizes(gm: fx.GraphModule, args: SizedArguments) -> fx.GraphModule:
     copies: dict[
         fx.Node, fx.Node | RuntimeValue
     ] = {}  # what stands for a node: its copy, or a number
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with torch.no_grad(), torch._C._DisableAutocast(), _untold():
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 values[node] = _fake(mode, next(given))
@@ -268,6 +272,22 @@ def with_sizes(gm: fx.GraphModule, args: SizedArguments) -> fx.GraphModule:
             if node.op == "placeholder" and _is_number(values[node]):
                 copies[node] = values[node]
     return fx.GraphModule(gm, graph)
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """Keeps torch from logging, with a traceback, that an operator refuses its sizes: whether they
+    fit is what this thread wants to know."""
+    logger, mine = logging.getLogger("torch._subclasses.fake_tensor"), threading.get_ident()
+
+    def told(record: logging.LogRecord) -> bool:
+        return record.thread != mine or not record.msg.startswith("failed while attempting")
+
+    logger.addFilter(told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(told)
 
 
 def _fake(mode: FakeTensorMode, value: SizedArgument) -> RuntimeValue:
