@@ -11,6 +11,7 @@ from tests.families import kernels as K
 from torch_pruner.compiler.kernels import draft
 from torch_pruner.families import sketches_for
 from torch_pruner.families.gradient.form import gradient_of
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -92,6 +93,16 @@ OUTER = {"vl": 8, "tm": 6, "nv": 2, "mc": 2, "order": 1, "ku": 2, "par": 1, "kb"
 def test_sums_of_outer_products(spec: Graph, changes: dict[str, int]) -> None:
     outputs, expected, _ = K.run(spec, "outer_products", OUTER | changes)
     assert K.error(outputs, expected) < (1e-5 if spec.nodes[0].dtype == "float32" else 1e-2)
+
+
+def test_an_operand_that_no_strides_describe_is_packed_too() -> None:
+    """Heads of positions, turned: rows are (head, column), the sum is over (image, position)."""
+    b = GraphBuilder()
+    x, y = b.input(0, (2, 3, 8, 5), "float32"), b.input(1, (16, 20), "float32")
+    turned = b.reshape(b.permute(x, (1, 3, 0, 2)), (15, 16))
+    spec = b.finish([b.matmul(turned, y)])
+    outputs, expected, _ = K.run(spec, "outer_products", OUTER | {"tm": 4})
+    assert K.error(outputs, expected) < 1e-5
 
 
 def test_a_draft_reads_channels_last_operands_in_place() -> None:

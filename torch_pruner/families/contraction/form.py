@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import (
@@ -17,6 +17,7 @@ from torch_pruner.graph.phases import Division
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
+    from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
 N = TypeVar("N")
@@ -56,10 +57,32 @@ def parameters(spec: Graph, decisions: ContractionDecisions[int]) -> Parameters:
         dtype = con.acc_dtype if widened else spec.nodes[con.a].dtype
         scratch.append(BufferSpec(copied_shape(spec, con), dtype))
     if decisions.kb > 1:
-        chunks, tiles = con.chunked(decisions.tm, decisions.mc)
-        tasks = con.groups * shape[1] * chunks
-        scratch.append(BufferSpec((tasks, tiles, decisions.tm, block), con.acc_dtype))
+        scratch.append(sums_between(con, decisions))
     return Parameters(packs, tuple(scratch))
+
+
+class TaskDecisions(Protocol):
+    """The decisions that say which tiles a task has."""
+
+    @property
+    def vl(self) -> int: ...
+
+    @property
+    def nv(self) -> int: ...
+
+    @property
+    def tm(self) -> int: ...
+
+    @property
+    def mc(self) -> int: ...
+
+
+def sums_between(con: Contraction, decisions: TaskDecisions) -> BufferSpec:
+    """(task, tile, row, column): sums that wait for the next block of the reduction."""
+    block = decisions.vl * decisions.nv
+    chunks, tiles = con.chunked(decisions.tm, decisions.mc)
+    tasks = con.groups * -(-con.n // block) * chunks
+    return BufferSpec((tasks, tiles, decisions.tm, block), con.acc_dtype)
 
 
 def only_copies(spec: Graph, decisions: ContractionDecisions[int]) -> bool:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
+from torch_pruner.families.contraction.form import sums_between
 from torch_pruner.graph.contraction import constant_operand, contraction_of, rows_adjacent
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
 N = TypeVar("N")
@@ -54,12 +54,5 @@ def parameters(spec: Graph, decisions: OuterProductsDecisions[int]) -> Parameter
         BufferSpec((con.groups, blocks, con.depth, block), con.acc_dtype),
     ]
     if decisions.kb > 1:
-        scratch.append(BufferSpec(sums_shape(con, decisions), con.acc_dtype))
+        scratch.append(sums_between(con, decisions))
     return Parameters(scratch=tuple(scratch))
-
-
-def sums_shape(con: Contraction, decisions: OuterProductsDecisions[int]) -> tuple[int, ...]:
-    """(task, tile, row, column) of the sums that wait for the next block of the reduction."""
-    block = decisions.vl * decisions.nv
-    chunks, tiles = con.chunked(decisions.tm, decisions.mc)
-    return (con.groups * -(-con.n // block) * chunks, tiles, decisions.tm, block)
