@@ -28,11 +28,12 @@ def conv(
     pad: tuple[int, int] = (1, 1),
     dilation: tuple[int, int] = (1, 1),
     batch: int = 1,
+    static: bool = True,
 ) -> Graph:
     """Scaled inputs, the convolution, bias, a residual and a ReLU."""
     b = GraphBuilder()
     x = b.permute(b.input(0, (batch, *size, channels), "float32"), (0, 3, 1, 2))
-    w = b.input(1, (columns, channels, *kernel), "float32", static=True)
+    w = b.input(1, (columns, channels, *kernel), "float32", static=static)
     scale = b.input(2, (channels, 1, 1), "float32", static=True)
     x = b.pointwise("relu", b.pointwise("mul", x, scale))
     out = tuple(
@@ -48,10 +49,37 @@ def conv(
     return b.finish([b.permute(y, (0, 2, 3, 1))])
 
 
+def input_gradient(
+    channels: int,
+    size: tuple[int, int],
+    columns: int,
+    *,
+    kernel: tuple[int, int] = (3, 3),
+    pad: int = 1,
+    dilation: int = 1,
+) -> Graph:
+    """What a layer's inputs get of its results: weights turned, and not constant."""
+    b = GraphBuilder()
+    x = b.permute(b.input(0, (2, *size, channels), "float32"), (0, 3, 1, 2))
+    w = b.input(1, (channels, columns, *kernel), "float32")
+    lo = tuple(pad * (k - 1) // 2 for k in kernel)
+    out = tuple(n - 2 * p + dilation * (k - 1) for n, p, k in zip(size, lo, kernel, strict=True))
+    y = b.append(
+        "conv_transpose", (x, w), (2, columns, *out), "float32", stride=(1, 1), lo=lo, hi=lo,
+        dilation=(dilation,) * 2, groups=1,
+    )  # fmt: skip
+    return b.finish([b.permute(y, (0, 2, 3, 1))])
+
+
 @pytest.mark.parametrize(
     ("spec", "changes"),
     [
         (conv(32, (14, 14), 64), {}),
+        (conv(32, (15, 13), 64, static=False), {"nc": 2}),
+        (conv(8, (9, 20), 16, kernel=(3, 1), pad=(1, 0), static=False), {"vl": 8, "nv": 1}),
+        (input_gradient(32, (14, 13), 64), {"nv": 4}),
+        (input_gradient(16, (9, 12), 32, pad=2), {"nv": 1, "mc": 1, "par": 0}),
+        (input_gradient(16, (10, 9), 32, dilation=2, kernel=(1, 3)), {}),
         (conv(32, (15, 13), 64), {"nc": 2}),
         (conv(16, (9, 8), 32, pad=(0, 0)), {"tb": 1, "mc": 3}),
         (conv(32, (14, 14), 48, batch=3), {"nv": 3, "tm": 5, "ahead": 0}),
@@ -94,6 +122,9 @@ def test_the_draft_takes_it_where_arithmetic_is_the_limit() -> None:
     target = TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 2)
     assert draft(Task("k", K.conv(64, 56, 64, 3, 1, 1), target, 2)).sketch == "winograd"
     assert draft(Task("k", K.conv(64, 56, 64, 3, 2, 1), target, 2)).sketch == "contraction"
+    assert draft(Task("k", input_gradient(64, (56, 56), 64), target, 2)).sketch == "winograd"
+    few = conv(256, (3, 3), 256, static=False)  # weights take longer than what they save
+    assert draft(Task("k", few, target, 2)).sketch == "contraction"
 
 
 def test_the_draft_takes_it_for_images_of_every_size_as_well() -> None:

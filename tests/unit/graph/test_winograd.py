@@ -101,7 +101,6 @@ def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int) -> N
         conv(groups=2),
         conv(dtype="bfloat16"),
         conv(dtype="float64"),
-        conv(static=False),
         conv(channels=MAX_DEPTH + 16),
         conv((3, 3, 3), size=(4, 4, 4)),
     ],

@@ -173,12 +173,11 @@ def second_operand(nest: Nest, g: Expr, k: Index, column: Expr) -> Expr:
     if con.form == "conv_phases":
         *offsets, channel = k
         return _tap_of_phase(nest, g, offsets, (channel, column))
-    return nest.reader.at(con.b, second_index(nest, g, k, column))
+    return nest.reader.at(con.b, second_index(con, g, k, column))
 
 
-def second_index(nest: Nest, g: Expr, k: Index, column: Expr) -> Index:
+def second_index(con: Contraction, g: Expr, k: Index, column: Expr) -> Index:
     """Index of an element of the second operand, whose phases are no axes."""
-    con = nest.con
     if con.conv is None:
         return (*unlinear(g, con.batch), *k, column)
     if con.form == "depthwise":

@@ -141,5 +141,5 @@ def _fetch(nest: Nest, g: Expr, column: Expr, k: Expr, count: int) -> Stmt:
     place = strided(nest.spec, nest.con.b)
     assert place is not None
     source = nest.reader.buffers[place.source]
-    at = [element(place, second_index(nest, g, (k + u,), column)) for u in range(count)]
+    at = [element(place, second_index(nest.con, g, (k + u,), column)) for u in range(count)]
     return seq([prefetch(source, a, once=True) for a in at])

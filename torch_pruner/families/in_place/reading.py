@@ -68,7 +68,7 @@ class Reading:
         size = ITEMSIZE[nest.spec.nodes[nest.con.b].dtype]
         lines = max(1, vectors * nest.vl * size // _LINE)
         source = nest.reader.buffers[place.source]
-        at = element(place, second_index(nest, g, self._index(k), column)) + ahead // size
+        at = element(place, second_index(nest.con, g, self._index(k), column)) + ahead // size
         return seq([prefetch(source, at + j * (_LINE // size), once=True) for j in range(lines)])
 
     def _index(self, k: Expr) -> Index:

@@ -39,6 +39,7 @@ from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, un
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.winograd.form import Winograd, places, winograd_of
 from torch_pruner.families.winograd.transform import transformed
+from torch_pruner.families.winograd.weights import pack_weights
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -105,8 +106,10 @@ def emit(spec: Graph, decisions: WinogradDecisions[int], signature: Signature) -
     """TIR for a convolution of three taps."""
     plan = winograd_of(spec)
     assert plan is not None
-    inputs, (out,), (transformed, products) = parameters(signature)
-    weights = next(b for b, p in zip(inputs, signature.packs, strict=True) if p is not None)
+    inputs, (out,), scratch = parameters(signature)
+    transformed, products, *own = scratch
+    packed = [b for b, p in zip(inputs, signature.packs, strict=True) if p is not None]
+    (weights,) = own or packed
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     vl, tm, nv, tb, chunks, shares, ku, ahead, parallel = decisions
     nest = _Nest(
@@ -115,7 +118,9 @@ def emit(spec: Graph, decisions: WinogradDecisions[int], signature: Signature) -
     )  # fmt: skip
     kind = PARALLEL if parallel else SERIAL
     body = _compute(nest, chunks, shares, kind)
-    return Emitted(body, inputs, [out], [transformed, products])
+    if own:
+        body = seq([pack_weights(spec, plan, reader, weights, (vl, nv), kind), body])
+    return Emitted(body, inputs, [out], scratch)
 
 
 def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:

@@ -118,6 +118,9 @@ class Winograd:
     def input_transform(self) -> list[Matrix]:
         return [_INPUT if t > 1 else _ONE for t in self.tile]
 
+    def weight_transform(self) -> list[Matrix]:
+        return [_WEIGHT if t > 1 else _ONE for t in self.tile]
+
     def output_transform(self) -> list[Matrix]:
         return [_OUTPUT if t > 1 else _ONE for t in self.tile]
 
@@ -125,19 +128,20 @@ class Winograd:
 def winograd_of(graph: Graph) -> Winograd | None:
     """The tiles of a kernel graph's convolution; None where the algorithm does not apply.
 
-    It does for dense float32 convolutions of one or two dimensions with constant weights and three
-    taps (or one, not everywhere), that visit every position; they may be dilated.
+    It does for dense float32 convolutions of one or two dimensions with three taps (or one, not
+    everywhere), that visit every position; they may be dilated. Weights that are not constant may
+    be turned, as gradients of inputs read them (``conv_transpose``).
     """
     con = contraction_of(graph)
-    conv = con.conv
-    if conv is None or con.form != "conv" or con.groups != 1 or con.k[-1] > MAX_DEPTH:
+    conv, forms = con.conv, ("conv", "conv_transpose")
+    if conv is None or con.form not in forms or con.groups != 1 or con.k[-1] > MAX_DEPTH:
         return None
-    if graph.nodes[con.anchor].dtype != "float32" or len(conv.kernel) > 2:
+    if {graph.nodes[i].dtype for i in (con.anchor, con.b)} != {"float32"} or len(conv.kernel) > 2:
         return None
     dense = {*conv.stride, *conv.dilate_input} == {1}
     if not dense or max(conv.kernel) != TAPS or not {*conv.kernel} <= {1, TAPS}:
         return None
-    if constant_operand(graph, con) is None:
+    if con.form == "conv_transpose" and constant_operand(graph, con) is not None:
         return None
     step = tuple(RESULTS if k > 1 else 1 for k in conv.kernel)
     return Winograd(con, step, tuple(s + k - 1 for s, k in zip(step, conv.kernel, strict=True)))
@@ -171,22 +175,25 @@ def places(shape: Shape) -> list[Shape]:
 
 
 def parameters(spec: Graph, decisions: WinogradDecisions[int]) -> Parameters:
-    """Scratch in order, for each task: transformed inputs of a block, and a panel's products."""
+    """Scratch in order: for each task transformed inputs of a block, and a panel's products;
+    transformed weights, where no caller packs them."""
     packs: dict[int, PackLayout] = {}
     plan = winograd_of(spec)
-    constant = None if plan is None else constant_operand(spec, plan.con)
-    if plan is None or constant is None:
-        raise ValueError("no convolution of three neighbouring taps and constant weights")
-    (index, view), block = constant, decisions.vl * decisions.nv
+    if plan is None:
+        raise ValueError("no convolution of three neighbouring taps")
+    block = decisions.vl * decisions.nv
     shape = (1, -(-plan.con.n // block), plan.positions * plan.channels, block)
-    packs[index] = PackLayout(view, "winograd", 1, block, shape)
+    constant = constant_operand(spec, plan.con)
+    if constant is not None:
+        packs[constant[0]] = PackLayout(constant[1], "winograd", 1, block, shape)
     rows = decisions.tm * decisions.tb
     tasks = plan.blocked(rows, decisions.mc)[0] * decisions.nc
     scratch = tuple(
         BufferSpec((tasks, plan.positions, rows, width), plan.con.acc_dtype)
         for width in (plan.channels, block)
     )
-    return Parameters(packs, scratch)
+    own = () if packs else (BufferSpec(shape, plan.con.acc_dtype),)
+    return Parameters(packs, (*scratch, *own))
 
 
 operand_form("winograd", transformed)

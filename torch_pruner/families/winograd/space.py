@@ -16,11 +16,13 @@ from torch_pruner.families import machine
 from torch_pruner.families.contraction.sizes import at_half_size
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.families.winograd.form import WinogradDecisions, additions, winograd_of
+from torch_pruner.graph.contraction import constant_operand
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
+TAP_CYCLES = 1.5  # of a weight that is read across memory, as packing one takes
 _BORDER = 1.5  # a tile at the border asks for every input whether it exists
 
 
@@ -35,6 +37,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         plan = winograd_of(task.spec)
         assert plan is not None
         self.plan = replace(plan, con=at_half_size(task.spec, plan.con))
+        self.constant = constant_operand(task.spec, plan.con) is not None
         self.size = ITEMSIZE[plan.con.acc_dtype]
         self.lanes = task.target.vector_bytes // self.size
         # Of the largest size's positions: as other families count, half of a side that varies.
@@ -97,7 +100,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         panel = multiply + waiting + spilled + rows * c.nv * self._result_cycles()
         block = self._transform_cycles() * rows + panels * panel
 
-        cold = share / machine.memory_bytes_per_cycle(target)
+        cold = share / self._weights_per_cycle(weights)
         cold = cold * np.where(c.ahead == 1, 0.3, 0.6)
         task_s = (np.ceil(blocks / chunks) * block + cold) / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(chunks * c.nc, task_s, c.par, threads)
@@ -105,6 +108,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         alike = (c.par == 0) | ((c.nc == 1) & (chunks % threads == 0))
         foreign = np.where(alike, 0.0, 1 - 1 / threads) * a_bytes
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target)
+        seconds = seconds + self._preparation(c, weights)
         ones = np.ones(len(decisions))
         return Symbols(
             self._registers(c), fmas * plan.channels, near + products / plan.positions,
@@ -112,6 +116,24 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
             2.0 * blocks * rows * plan.positions * plan.channels * con.n,
             np.maximum(seconds, weights / target.dram_bytes_per_s * ones),
         )  # fmt: skip
+
+    def _weights_per_cycle(self, size: float) -> float:
+        """Bytes of transformed weights, ``size`` in all, that a core gets in a cycle."""
+        if self.constant:
+            return machine.memory_bytes_per_cycle(self.task.target)
+        return float(machine.bytes_per_cycle(np.array(size), self.task.target))
+
+    def _preparation(self, c: WinogradDecisions[Array], size: float) -> Array:
+        """Seconds in which weights that are not constant, ``size`` bytes then, are transformed."""
+        if self.constant:
+            return np.zeros(np.shape(c.tm))
+        plan, target = self.plan, self.task.target
+        taps = math.prod(plan.con.conv.kernel)  # type: ignore[union-attr]
+        read = plan.channels * plan.con.n * taps
+        cycles = read * TAP_CYCLES + size / self._weights_per_cycle(size)
+        cores = np.where(c.par == 1, self.task.threads, 1)
+        seconds: Array = cycles / cores / target.frequency_hz + machine.LAUNCH_S
+        return seconds
 
     def default(self) -> Decisions:
         return self.best_predicted(20_000)

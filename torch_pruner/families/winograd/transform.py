@@ -1,4 +1,4 @@
-"""Transforms of minimal filtering, vector by vector: sums of a tile's elements, no products.
+"""Transforms of minimal filtering, vector by vector: sums of a tile's elements, halved at most.
 
 In: a tile that is read by place, and the matrix of each dimension (``form``). Out: statements that
 write every element of the transformed tile. What is between two dimensions stays in registers.
@@ -77,7 +77,7 @@ def _pass(
 
 
 def _sum(row: Sequence[float], term: Callable[[int], Expr]) -> Expr:
-    """A sum of terms with factors of one and minus one, the positive ones first."""
+    """A sum of terms with factors of one size, the positive ones first."""
     signs = sorted((i for i, c in enumerate(row) if c), key=lambda i: row[i] < 0)
     total: Expr | None = None
     for i in signs:
@@ -87,4 +87,5 @@ def _sum(row: Sequence[float], term: Callable[[int], Expr]) -> Expr:
         else:
             total = total + value if row[i] > 0 else total - value
     assert total is not None
-    return total
+    size = max(map(abs, row))
+    return total if size == 1 else T.const(size, "float32") * total
