@@ -222,7 +222,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(render(rows[-1:]).splitlines()[-1], flush=True)
         write_json(options.out, {"machine": timing.machine(), "card": card.name, "rows": rows})
     print("\n" + render(rows))
-    return 0
+    wrong = [r for r in rows if not r["right"] or r["right"] < r["drafted"]]
+    for r in wrong:
+        print(f"{r['shape']}: {r['right']} right of {r['drafted']}: {r['errors']}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

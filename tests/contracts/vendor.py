@@ -32,6 +32,8 @@ def unmapped() -> Graph:
 class VendorContract:
     """Subclasses give a fixture ``vendor``, of a library that multiplies matrices."""
 
+    large = 768  # rows of a product that takes longer than one of four
+
     @pytest.fixture
     def vendor(self) -> Vendor:
         raise NotImplementedError
@@ -39,7 +41,7 @@ class VendorContract:
     def test_seconds_are_of_work_that_was_done(self, vendor) -> None:
         """Also under AOTAutograd's fake mode, which is on while a backend compiles."""
         with FakeTensorMode():
-            small, large = vendor.latency_s(product(4)), vendor.latency_s(product(768))
+            small, large = vendor.latency_s(product(4)), vendor.latency_s(product(self.large))
         assert 0 < small < large < math.inf
 
     def test_what_it_cannot_run_is_none(self, vendor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -68,6 +69,34 @@ def test_training(cold) -> None:
             nn.functional.cross_entropy(model(x), target).backward()
     for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
         assert_equal(mine.grad.cpu(), theirs.grad.cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_in_half_precision(cold, dtype) -> None:
+    if dtype is torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs compute capability 8.0")
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 72))
+    net = net.to("cuda", dtype)
+    twin, x = copy.deepcopy(net), torch.randn(80, 64, device="cuda", dtype=dtype)
+    compiled = cold.compile(net, **ASKED)
+    for _ in range(2):
+        for model in (compiled, twin):
+            model(x).float().square().mean().backward()
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert_close(mine.grad, theirs.grad, HALF)
+
+
+@torch.no_grad()
+def test_a_fresh_thread(cold) -> None:
+    """A thread that has done nothing on the device yet calls what another has compiled."""
+    net, given = mixed()
+    compiled = cold.compile(net, **ASKED)
+    want = compiled(*given)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as fresh:
+        got = fresh.submit(torch.no_grad()(compiled), *given).result()
+    for mine, theirs in zip(got, want, strict=True):
+        assert_close(mine, theirs, 1e-6)
 
 
 @torch.no_grad()
@@ -180,6 +209,8 @@ class TestDevice(DeviceContract):
 
 
 class TestVendor(VendorContract):
+    large = 4096
+
     @pytest.fixture
     def vendor(self):
         return device_for(torch.device("cuda", 0), Config.from_options(options=ASKED)).vendor()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from tests import emitting as gpu_kernel
 from tests.families import kernels as K
 from tests.gpu.pretend_gpu import CARD, STREAM, HostDriver, compiled
 from torch_pruner.codegen.build.gpu import image, nvrtc, program
+from torch_pruner.codegen.build.gpu.driver import NO_CONTEXT, CudaDriver
 from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch, load_gpu_program
+from torch_pruner.codegen.build.gpu.source import _keep_from_compiling, _printed_only
 from torch_pruner.codegen.build.lower import aligned
+from torch_pruner.codegen.tir.builders import tvm
 from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
@@ -132,3 +136,53 @@ def test_a_program_is_built_for_a_card() -> None:
     built = program.build_gpu_program(kernels, {"main": [KernelCall(spec.digest(), places)]}, CARD)
     assert built.image.startswith(b"\x7fELF")
     assert GpuProgram.from_bytes(built.to_bytes()) == built
+
+
+def test_kernels_are_printed_where_tvm_would_compile_them() -> None:
+    """With TVM's CUDA runtime in the process TVM compiles what it prints, without our preamble."""
+    name, asked = "tvm_callback_cuda_compile", []
+    before = tvm.get_global_func(name)
+    try:
+        tvm.register_global_func(name, lambda code: asked.append(code) or b"theirs", override=True)
+        _keep_from_compiling.cache_clear()
+        with _printed_only():
+            assert tvm.get_global_func(name)("ours") == b""
+            with ThreadPoolExecutor(1) as other:
+                assert other.submit(tvm.get_global_func(name), "theirs").result() == b"theirs"
+        assert tvm.get_global_func(name)("theirs") == b"theirs"
+        assert asked == ["theirs"] * 2
+    finally:
+        tvm.register_global_func(name, before, override=True)
+        _keep_from_compiling.cache_clear()
+
+
+class Library:
+    """A driver's library on which nothing works before a thread has a context."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: object) -> int:
+            self.calls.append(name)
+            needs = name in ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel")
+            return NO_CONTEXT if needs and "cuCtxSetCurrent" not in self.calls else 0
+
+        setattr(self, name, call)  # ctypes, too, hands out one object for a name
+        return call
+
+
+@pytest.mark.parametrize("work", ["load", "function", "launch"])
+def test_a_thread_without_a_context_gets_the_primary_one(monkeypatch, work: str) -> None:
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    driver = CudaDriver(lambda: 0, ordinal=1)
+    for _ in range(2):
+        if work == "load":
+            driver.load(b"")
+        elif work == "function":
+            driver.function(ctypes.c_void_p(), "k", 0)
+        else:
+            driver.launch(None, (1, 32, 0), 0, 0)
+    assert library.calls.count("cuDevicePrimaryCtxRetain") == 1
+    assert library.calls[-1] == library.calls[0]

@@ -13,6 +13,7 @@ import torch
 from torch_pruner import log
 from torch_pruner.cards import Card, card_like
 from torch_pruner.codegen.build.gpu.driver import CudaDriver
+from torch_pruner.codegen.build.gpu.timing_driver import PLUG_BYTES
 from torch_pruner.compiler.bundles import BundleDevice
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.context import Context
@@ -47,6 +48,7 @@ UNTRIED: Final = (
 )
 DTYPES: Final = DEFAULT_DTYPES | {"float16"}
 CUDA_BUILDER: Final = "torch_pruner.tuner.measure._cuda:CudaBuilder"
+PLUGS: Final = 4  # that many writes to a part of ``PLUG_BYTES``, which need not be free at once
 MAX_WORKERS: Final = 8  # a context of each takes some hundred megabytes of the device
 
 _log = log.logger(__name__)
@@ -64,10 +66,12 @@ class CudaToolchain(Toolchain):
 
     @staticmethod
     def at_hand(
-        current_stream: Callable[[], int], entered: Callable[[], AbstractContextManager[object]]
+        current_stream: Callable[[], int],
+        entered: Callable[[], AbstractContextManager[object]],
+        ordinal: int,
     ) -> CudaToolchain:
         """For a GPU of this process; see ``CudaDriver``. Raises ``OSError`` without a driver."""
-        return CudaToolchain(CudaDriver(current_stream, entered))
+        return CudaToolchain(CudaDriver(current_stream, entered, ordinal))
 
     def build(
         self,
@@ -119,7 +123,7 @@ class CudaDevice(Device):
         self.dtypes = DTYPES if card.has_bfloat16 else DTYPES - {"bfloat16"}
         self.fingerprint, self._selector = fingerprint, selector
         self._index = device.index
-        self._toolchain = CudaToolchain.at_hand(self._stream, self._entered)
+        self._toolchain = CudaToolchain.at_hand(self._stream, self._entered, device.index)
 
     @classmethod
     def claim(cls, where: torch.device, config: Config) -> Device | None:
@@ -249,7 +253,10 @@ def _at_hand(index: int) -> CudaDevice | None:
     card = card_like(properties.name, (properties.major, properties.minor))
     if card is None:
         return None
-    driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+    try:
+        driver = CudaDriver(lambda: 0).version()
+    except OSError:
+        return None
     fingerprint = DeviceFingerprint.of_gpu(
         properties.name,
         card.arch,
@@ -260,16 +267,19 @@ def _at_hand(index: int) -> CudaDevice | None:
         driver=str(driver // 1000),
     )
     selector = f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else str(index)
-    try:
-        return CudaDevice(torch.device("cuda", index), card, fingerprint, selector)
-    except OSError:
-        return None
+    return CudaDevice(torch.device("cuda", index), card, fingerprint, selector)
 
 
 def _device_seconds(call: Callable[[], object]) -> float:
-    """By events on the current stream: what the device takes, waiting for launches included."""
+    """By events on the current stream, queued behind writes that empty the device's caches.
+
+    As our own kernels are timed: what a launch takes on the host is over before the device is free.
+    """
     event: Any = torch.cuda.Event
     begin, end = event(enable_timing=True), event(enable_timing=True)
+    plug = torch.empty(PLUG_BYTES // PLUGS, dtype=torch.uint8, device="cuda")
+    for _ in range(PLUGS):
+        plug.zero_()
     begin.record()
     call()
     end.record()

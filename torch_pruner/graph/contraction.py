@@ -383,3 +383,28 @@ def traffic_bytes(graph: Graph) -> int:
     """Bytes of all inputs and outputs of a kernel graph, each counted once."""
     places = (*graph.inputs, *graph.outputs)
     return sum(graph.nodes[i].numel * ITEMSIZE[graph.nodes[i].dtype] for i in places)
+
+
+def columns_apart(spec: Graph, con: Contraction) -> bool:
+    """Whether the second operand's neighbours along the reduction lie together, not its columns.
+
+    So do those of keys, which a product with queries reads transposed.
+    """
+    if con.form != "matmul":
+        return False
+    place = strided(spec, con.b)
+    return place is not None and place.strides[-2] == 1 and place.strides[-1] != 1
+
+
+def rows_together(spec: Graph, con: Contraction) -> bool:
+    """Whether the first operand's rows lie together, not its neighbours along the reduction.
+
+    So do those of a gradient of weights, whose first operand is read transposed, and those of a
+    convolution whose channels are apart: its rows are positions of the output.
+    """
+    place = strided(spec, con.a)
+    if place is None:
+        return False
+    if con.form == "matmul":
+        return place.strides[-2] == 1 and place.strides[-1] != 1
+    return con.conv is not None and place.strides[-1] == 1 and place.strides[1] != 1

@@ -20,7 +20,6 @@ from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks, spread
 from torch_pruner.codegen.parts.gpu.operands import (
     Moved,
-    by_reduction,
     common_width,
     first_operand,
     write_out,
@@ -31,7 +30,12 @@ from torch_pruner.codegen.parts.output import output_path
 from torch_pruner.codegen.tir.builders import SERIAL, UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.graph.contraction import Contraction, contraction_of
+from torch_pruner.graph.contraction import (
+    Contraction,
+    columns_apart,
+    contraction_of,
+    rows_together,
+)
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -60,6 +64,7 @@ class _Tiles:
     tensor: bool
     ahead: bool
     sums: Registers
+    rows_turned: bool  # neighbouring threads copy rows of A; the lines of its tile are never rows
     columns_first: bool  # the lines of B's tile are columns
     split: int
     parts: Buffer | None  # sums of each part of the reduction
@@ -68,8 +73,13 @@ class _Tiles:
 
     @property
     def a_line(self) -> int:
-        """Distance of the lines of A's tile: rows of k in tensor cores, else columns of rows."""
-        return self.bk + self._pad if self.tensor else self.bm + PAD
+        """Distance of the lines of A's tile."""
+        return self.bk + self._pad if self.rows_apart else self.bm + PAD
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether the lines of A's tile are its rows."""
+        return self.tensor and not self.rows_turned
 
     @property
     def b_line(self) -> int:
@@ -82,7 +92,7 @@ class _Tiles:
 
     @property
     def a_size(self) -> int:
-        return (self.bm if self.tensor else self.bk) * self.a_line
+        return (self.bm if self.rows_apart else self.bk) * self.a_line
 
     @property
     def b_size(self) -> int:
@@ -138,7 +148,8 @@ def emit(
         spec, con, nest, grid, bm, bn, decisions.bk, decisions.tm, decisions.tn,
         decisions.stages, tensor, bool(decisions.ahead),
         grid.registers(bm * bn // threads, con.acc_dtype, "sums"),
-        tensor and panel is None and by_reduction(spec, con),
+        rows_together(spec, con),
+        tensor and panel is None and columns_apart(spec, con),
         split, scratch[0] if scratch else None,
     )  # fmt: skip
     tiles.a = grid.shared(tiles.stages * tiles.a_size, dtype, "tile_a")
@@ -202,33 +213,44 @@ def _stage(tiles: _Tiles, turn: Expr, size: int) -> Expr:
 
 
 def _copy_a(tiles: _Tiles, g: Expr, mb: Expr, tid: Expr, turn: Expr) -> Stmt:
-    """A's tile: neighbouring threads take neighbouring positions of the reduction."""
-    con, bm, bk = tiles.con, tiles.bm, tiles.bk
+    """A's tile: neighbouring threads take what lies together, along the reduction or the rows."""
+    con, bm, bk, turned = tiles.con, tiles.bm, tiles.bk, tiles.rows_turned
     moved = Moved(tiles.nest, con.a, tensor=tiles.tensor)
-    width = common_width(moved.most, con.k[-1], bk)
+    reach = moved.reach((-2 if turned else -1) if con.conv is None else 1)
+    # What is computed on its way is computed in groups, too: a thread then writes neighbours.
+    width = reach or (1 if moved.raw else moved.most)
+    if turned and con.conv is not None:
+        width = 1  # of neighbours, some may lie outside
+    width = common_width(width, *((bm, con.m[-1]) if turned else (con.k[-1], bk)))
     base = _stage(tiles, turn, tiles.a_size)
-    wide = tiles.ahead and width == moved.most and moved.wide(-1 if con.conv is None else 1)
+    wide = tiles.ahead and width == moved.most == reach
 
     def piece(item: Expr) -> Stmt:
-        row, position = T.floordiv(item, bk), T.floormod(item, bk)
+        if turned:
+            position, row = T.floordiv(item, bm), T.floormod(item, bm)
+        else:
+            row, position = T.floordiv(item, bk), T.floormod(item, bk)
         m, k = mb * bm + row, turn * bk + position
-        index = unlinear(k, con.k)
-        inside, read = first_operand(moved.nest, g, unlinear(m, con.m), imm(0))
+        first, index = unlinear(m, con.m), unlinear(k, con.k)
+        inside, _ = first_operand(moved.nest, g, first, imm(0))
+        at = base + (
+            row * tiles.a_line + position if tiles.rows_apart else position * tiles.a_line + row
+        )
+        step = 1 if turned == (not tiles.rows_apart) else tiles.a_line
 
         def put(v: Expr, value: Expr) -> Stmt:
-            line = (position + v) * tiles.a_line + row
-            at = row * tiles.a_line + position + v if tiles.tensor else line
-            return moved.put(tiles.a, base + at, value)
+            return moved.put(tiles.a, at + v * step, value)
 
         def value(v: Expr) -> Expr:
-            return read((*index[:-1], index[-1] + v))
+            rows = (*first[:-1], first[-1] + v) if turned else first
+            _, read = first_operand(moved.nest, g, rows, imm(0))
+            return read(index if turned else (*index[:-1], index[-1] + v))
 
         guards = [m < con.rows] if con.rows % bm else []
         guards += [k < con.depth] if con.depth % bk else []
         guards += inside(index)
         if wide:
-            to = (tiles.a, base + row * tiles.a_line + position)
-            return asynchronous.copy(to, value, width, guards, tiles.grid.host)
+            return asynchronous.copy((tiles.a, at), value, width, guards, tiles.grid.host)
         return moved.lanes(width, put, value, guards)
 
     return spread(tiles.grid, tid, bm * bk, piece, width=width)
@@ -239,11 +261,12 @@ def _copy_b(tiles: _Tiles, g: Expr, nb: Expr, tid: Expr, turn: Expr) -> Stmt:
     con, bn, bk, panel = tiles.con, tiles.bn, tiles.bk, tiles.nest.panel
     moved = Moved(tiles.nest, con.b, tensor=tiles.tensor, packed=panel is not None)
     line = bk if tiles.columns_first else bn
-    together = moved.raw and con.conv is None and moved.wide(-2 if tiles.columns_first else -1)
+    reach = moved.reach(-2 if tiles.columns_first else -1) if con.conv is None else 0
+    reach = moved.most if panel is not None else reach
     extent = con.k[-1] if tiles.columns_first else (bn if panel is not None else con.n)
-    width = common_width(moved.most, line, extent) if together or panel is not None else 1
+    width = common_width(max(reach, 1), line, extent)
     base = _stage(tiles, turn, tiles.b_size)
-    wide = tiles.ahead and together and width == moved.most
+    wide = tiles.ahead and moved.raw and width == moved.most == reach
 
     def piece(item: Expr) -> Stmt:
         outer, inner = T.floordiv(item, line), T.floormod(item, line)
@@ -280,14 +303,16 @@ def _multiply(tiles: _Tiles, tid: Expr, turn: Expr) -> Stmt:
         warp, across = T.floordiv(tid, WARP), bn // tiles.tn
         first_row = T.floordiv(warp, across) * tiles.tm
         first_column = T.floormod(warp, across) * tiles.tn
+        step_a = tiles.a_line if tiles.rows_apart else 1
         step_b = tiles.b_line if tiles.columns_first else 1
         return tensor_core.multiply(
             lambda i: sums.at(tid, i),
             sums.buffer,
-            (tiles.a, a_base + first_row * tiles.a_line, tiles.a_line),
+            (tiles.a, a_base + first_row * step_a, tiles.a_line),
             (tiles.b, b_base + first_column * step_b, tiles.b_line),
             (tiles.tm, tiles.tn, bk),
             columns_first=tiles.columns_first,
+            rows_turned=tiles.rows_turned,
             tid=tid,
             host=tiles.grid.host,
         )

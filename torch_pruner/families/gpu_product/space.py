@@ -20,7 +20,7 @@ from torch_pruner.families.gpu import (
 )
 from torch_pruner.families.gpu_product.form import GpuProductDecisions
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
-from torch_pruner.graph.contraction import contraction_of, traffic_bytes
+from torch_pruner.graph.contraction import contraction_of, rows_together, traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.precision import is_tf32
 
@@ -58,10 +58,16 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         result: Array = (c.bm / c.tm) * (c.bn / c.tn) * per
         return result
 
+    def _registers(self, c: GpuProductDecisions[Array], sums: Array) -> Array:
+        fragments = c.tm / 16 * 4 + c.tn / 8 * 2
+        result: Array = sums + np.where(c.tensor == 1, fragments, c.tm + c.tn) + OWN
+        return result
+
     def _shared(self, c: GpuProductDecisions[Array]) -> Array:
         con = contraction_of(self.task.spec)
         item = np.where(c.tensor == 1, ITEMSIZE[self._dtype], ITEMSIZE[con.acc_dtype])
-        a = np.where(c.tensor == 1, c.bm * (c.bk + PAD), c.bk * (c.bm + PAD))
+        lines = (c.tensor == 1) & (not rows_together(self.task.spec, con))
+        a = np.where(lines, c.bm * (c.bk + PAD), c.bk * (c.bm + PAD))
         result: Array = c.stages * (a + c.bk * (c.bn + PAD)) * item
         return result
 
@@ -79,7 +85,9 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         con, split = contraction_of(self.task.spec), c.split
         even = np.ceil(con.depth / c.bk) % split == 0
         even &= (split == 1) | (con.groups * con.rows * con.n * split < 2**31)
-        result: Mask = divides & fits & (sums <= SUMS) & kinds & even
+        # More registers than there are for a block's threads would spill.
+        held = self.resident(threads, self._shared(c), self._registers(c, sums)) >= 1
+        result: Mask = divides & fits & (sums <= SUMS) & kinds & even & held
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -91,8 +99,7 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         blocks = con.groups * down * across * c.split
         turns = np.ceil(con.depth / c.bk) / c.split
         sums = c.bm * c.bn / threads
-        fragments = c.tm / 16 * 4 + c.tn / 8 * 2
-        registers = sums + np.where(tensor, fragments, c.tm + c.tn) + OWN
+        registers = self._registers(c, sums)
         depth = turns * c.bk
         operations = 2.0 * blocks * c.bm * c.bn * depth
         traffic = blocks * (c.bm + c.bn) * depth * item

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
+NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has made nothing on a device yet
 WITHOUT_ASKING = 48 << 10  # bytes of shared memory that every kernel may have
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -56,12 +57,14 @@ class CudaDriver(Driver):
         self,
         current_stream: Callable[[], int],
         entered: Callable[[], AbstractContextManager[object]] = nullcontext,
+        ordinal: int = 0,
     ) -> None:
         """``current_stream`` is asked at every call; images are loaded inside ``entered()``, which
-        makes the device's context the current one. Raises ``OSError`` without a driver.
+        makes the device's context the current one. ``ordinal``: the device whose primary context
+        becomes that of a thread that has none. Raises ``OSError`` without a driver.
         """
         self._cuda = ctypes.CDLL("libcuda.so.1")
-        self._stream, self._entered = current_stream, entered
+        self._stream, self._entered, self._ordinal = current_stream, entered, ordinal
         launch = self._cuda.cuLaunchKernel
         launch.argtypes = [
             ctypes.c_void_p,
@@ -72,10 +75,16 @@ class CudaDriver(Driver):
         ]
         self._launch = launch
 
+    def version(self) -> int:
+        """The newest CUDA that the driver runs: 1000 times the major version and ten the minor."""
+        found = ctypes.c_int()
+        self._cuda.cuDriverGetVersion(ctypes.byref(found))
+        return found.value
+
     def load(self, image: bytes) -> ctypes.c_void_p:
         module = ctypes.c_void_p()
         with self._entered():
-            status = self._cuda.cuModuleLoadData(ctypes.byref(module), image)
+            status = self._here(lambda: self._cuda.cuModuleLoadData(ctypes.byref(module), image))
         if status:
             raise ValueError(f"the driver refuses the image: {self._reason(status)}")
         return module
@@ -83,7 +92,10 @@ class CudaDriver(Driver):
     def function(self, module: ctypes.c_void_p, symbol: str, shared_bytes: int) -> ctypes.c_void_p:
         found = ctypes.c_void_p()
         with self._entered():  # where modules are loaded lazily, this is when
-            status = self._cuda.cuModuleGetFunction(ctypes.byref(found), module, symbol.encode())
+            name = symbol.encode()
+            status = self._here(
+                lambda: self._cuda.cuModuleGetFunction(ctypes.byref(found), module, name)
+            )
             if status:
                 raise ValueError(f"the image has no kernel {symbol!r}: {self._reason(status)}")
             if shared_bytes > WITHOUT_ASKING:
@@ -100,11 +112,30 @@ class CudaDriver(Driver):
         self, function: Any, grid: tuple[int, int, int], stream: int, parameters: int
     ) -> None:
         blocks, threads, shared = grid
-        status = self._launch(
+        arguments = (
             function, blocks, 1, 1, threads, 1, 1, shared, stream or None, parameters, None
-        )
+        )  # fmt: skip
+        status = self._launch(*arguments)
+        if status == NO_CONTEXT:  # asked for afterwards: nearly every launch has one
+            status = self._here(lambda: self._launch(*arguments))
         if status:
             raise RuntimeError(f"a kernel cannot be launched: {self._reason(status)}")
+
+    def _here(self, call: Callable[[], int]) -> int:
+        """The status of a call, made again in the primary context where the thread has none.
+
+        torch gives a thread its context when the thread first allocates or launches something, and
+        a thread whose first work on the device is ours has done neither.
+        """
+        status = call()
+        if status != NO_CONTEXT:
+            return status
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        status = self._cuda.cuDeviceGet(ctypes.byref(device), self._ordinal)
+        # Retained for good, as torch does: it is the context of the whole process.
+        status = status or self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        status = status or self._cuda.cuCtxSetCurrent(context)
+        return int(status) or call()
 
     def _reason(self, status: int) -> str:
         text = ctypes.c_char_p()

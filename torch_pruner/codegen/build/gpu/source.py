@@ -5,7 +5,10 @@ TVM's preamble pulls in the CUDA C++ library, which takes longer to parse than a
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
+from functools import cache
 from typing import TYPE_CHECKING
 
 from torch_pruner import exc
@@ -24,7 +27,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch_pruner.codegen.parts.kernel import ScheduledKernel
 
@@ -54,6 +57,8 @@ _SIZES = {
 _ALIGNED = 128
 # TVM's names of a function's launches: the first has no number.
 _DEVICE = re.compile(r"(?P<name>.+?)_kernel(?:_(?P<number>\d+))?")
+_COMPILE = "tvm_callback_cuda_compile"  # what TVM calls with the source that it has printed
+_this_thread = threading.local()
 _KERNEL_LAUNCH = 2  # of TVM's calling conventions
 _HALVES = """
 #include <cuda_fp16.h>
@@ -87,7 +92,8 @@ def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str,
         with tvm.transform.PassContext(config=config):
             module = spill(IRModule(functions))
             printed = _lowered(module, target)
-            built = tvm.get_global_func("target.build.cuda")(printed, target)
+            with _printed_only():
+                built = tvm.get_global_func("target.build.cuda")(printed, target)
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
         raise exc.CompileError("kernels", "TVM refused the generated code", log=str(err)) from err
     code = str(built.inspect_source("cuda"))
@@ -99,6 +105,33 @@ def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str,
             key = f"{name}/{number}" if number else name
             launches[key] = _launch(func, kernels[name], shared)
     return _preamble(code) + code, launches
+
+
+@contextlib.contextmanager
+def _printed_only() -> Iterator[None]:
+    """Inside, this thread's kernels are printed and not compiled.
+
+    Where TVM's CUDA runtime can be loaded, and only there, TVM compiles what it has printed,
+    without our preamble. What others of this process build by TVM is compiled as before.
+    """
+    _keep_from_compiling()
+    _this_thread.prints = True
+    try:
+        yield
+    finally:
+        _this_thread.prints = False
+
+
+@cache
+def _keep_from_compiling() -> None:
+    theirs = tvm.get_global_func(_COMPILE, allow_missing=True)
+
+    def compiled(code: str) -> object:
+        if getattr(_this_thread, "prints", False) or theirs is None:
+            return b""  # never loaded
+        return theirs(code)
+
+    tvm.register_global_func(_COMPILE, compiled, override=True)
 
 
 def _of_pointers(func: PrimFunc) -> PrimFunc:

@@ -91,7 +91,7 @@ def _copy(
     buf, lines, length = into
     there, filled, step = extents
     first, read, axis = at
-    width = common_width(moved.most, length, filled) if moved.wide(axis) else 1
+    width = common_width(max(moved.reach(axis), 1), length, filled)
 
     def piece(item: Expr) -> Stmt:
         line, place = T.floordiv(item, length), T.floormod(item, length)

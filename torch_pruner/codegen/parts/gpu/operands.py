@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.codegen.parts.operands import Nest
-    from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
 WIDEST = 16  # bytes that one instruction copies
@@ -101,16 +100,18 @@ class Moved:
         self.most = WIDEST // ITEMSIZE[dtype]
         self.packed, self._operand = packed, operand
 
-    def wide(self, axis: int) -> bool:
-        """Whether neighbours along an axis of the operand lie together, in aligned groups."""
+    def reach(self, axis: int) -> int:
+        """How many neighbours along an axis of the operand one instruction may move.
+
+        They lie together, in groups that are aligned; 0 where neighbours are apart or computed.
+        """
         if self.packed:
-            return True
+            return self.most
         place = strided(self.nest.spec, self._operand)
-        if place is None or not self.raw:
-            return False
+        if place is None or not self.raw or place.strides[axis] != 1:
+            return 0
         others = [s for k, s in enumerate(place.strides) if k != axis % len(place.strides)]
-        whole = all(s % self.most == 0 for s in (*others, place.offset))
-        return place.strides[axis] == 1 and whole
+        return common_width(self.most, *others, place.offset)
 
     def put(self, buf: Buffer, at: Expr, value: Expr) -> Stmt:
         """Store an element."""
@@ -125,7 +126,11 @@ class Moved:
         value: Callable[[Expr], Expr],
         guards: list[Expr],
     ) -> Stmt:
-        """``width`` neighbours copied, or zeros where one of ``guards`` does not hold."""
+        """``width`` neighbours copied, or zeros where one of ``guards`` does not hold.
+
+        Of what is only moved there are no more than ``reach`` says: TVM prints a vector from
+        eight places with too many arguments, and the card refuses one that is not aligned.
+        """
         kind = VECTORIZED if self.raw else UNROLLED
         copied = loop(width, lambda v: put(v, value(v)), kind, "v")
         if not guards:
@@ -134,17 +139,6 @@ class Moved:
         if self.dtype == "uint16":  # TVM prints a vector of eight of them with too many arguments
             kind = UNROLLED
         return S.IfThenElse(T.all(*guards), copied, loop(width, lambda v: put(v, zero), kind, "v"))
-
-
-def by_reduction(spec: Graph, con: Contraction) -> bool:
-    """Whether the second operand's neighbours along the reduction lie together, not its columns.
-
-    So do those of keys, which a product with queries reads transposed.
-    """
-    if con.form != "matmul":
-        return False
-    place = strided(spec, con.b)
-    return place is not None and place.strides[-2] == 1 and place.strides[-1] != 1
 
 
 def common_width(most: int, *axes: int) -> int:

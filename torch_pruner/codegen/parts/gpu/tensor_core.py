@@ -51,9 +51,10 @@ __device__ __forceinline__ void torch_pruner_mma_block(float* c, const unsigned*
 #endif
 }
 
-// The warp's MI x NI blocks, over DEPTH positions of the reduction. B's lines are positions of the
-// reduction, or columns where COLUMNS says so.
-template <int MI, int NI, int DEPTH, bool BF16, bool COLUMNS>
+// The warp's MI x NI blocks, over DEPTH positions of the reduction. A's lines are rows, or
+// positions of the reduction where TURNED says so; B's are positions of the reduction, or columns
+// where COLUMNS says so.
+template <int MI, int NI, int DEPTH, bool BF16, bool COLUMNS, bool TURNED>
 __device__ __forceinline__ void torch_pruner_mma(float* acc, const void* tile_a, int lda,
                                                  const void* tile_b, int ldb) {
   const unsigned short* a = static_cast<const unsigned short*>(tile_a);
@@ -64,11 +65,19 @@ __device__ __forceinline__ void torch_pruner_mma(float* acc, const void* tile_a,
     unsigned left[MI][4], right[NI][2];
 #pragma unroll
     for (int i = 0; i < MI; ++i) {
-      unsigned at = static_cast<unsigned>(
-          __cvta_generic_to_shared(a + (i * 16 + (lane & 15)) * lda + k + (lane >> 4) * 8));
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                   : "=r"(left[i][0]), "=r"(left[i][1]), "=r"(left[i][2]), "=r"(left[i][3])
-                   : "r"(at));
+      if constexpr (TURNED) {
+        unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(
+            a + (k + (lane >> 4) * 8 + (lane & 7)) * lda + i * 16 + ((lane >> 3) & 1) * 8));
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(left[i][0]), "=r"(left[i][1]), "=r"(left[i][2]), "=r"(left[i][3])
+                     : "r"(at));
+      } else {
+        unsigned at = static_cast<unsigned>(
+            __cvta_generic_to_shared(a + (i * 16 + (lane & 15)) * lda + k + (lane >> 4) * 8));
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(left[i][0]), "=r"(left[i][1]), "=r"(left[i][2]), "=r"(left[i][3])
+                     : "r"(at));
+      }
     }
 #pragma unroll
     for (int j = 0; j < NI; ++j) {
@@ -113,6 +122,7 @@ def multiply(
     shape: tuple[int, int, int],
     *,
     columns_first: bool,
+    rows_turned: bool = False,
     tid: Expr,
     host: bool,
 ) -> Stmt:
@@ -120,16 +130,19 @@ def multiply(
 
     ``a`` and ``b``: shared memory, the tile's first element and the distance of its rows. ``shape``
     is the warp's (rows, columns, depth); ``acc(i)`` says where in ``sums`` a thread keeps sum i.
-    ``columns_first``: b's lines are its columns.
+    ``columns_first``: b's lines are its columns. ``rows_turned``: a's are positions of the
+    reduction.
     """
     rows, columns, depth = shape
     (left, a_first, lda), (right, b_first, ldb) = a, b
     if not host:
         bf16 = "true" if str(left.dtype) == "uint16" else "false"
         lines = "true" if columns_first else "false"
-        name = f"{NAME}<{rows // M}, {columns // N}, {depth}, {bf16}, {lines}>"
+        turned = "true" if rows_turned else "false"
+        blocks = f"{rows // M}, {columns // N}, {depth}"
+        name = f"{NAME}<{blocks}, {bf16}, {lines}, {turned}>"
         if str(left.dtype) == "float32":
-            name = f"{tf32.NAME}<{rows // M}, {columns // N}, {depth}, {lines}>"
+            name = f"{tf32.NAME}<{blocks}, {lines}, {turned}>"
         places = T.address_of(sums[acc(0)]), T.address_of(left[a_first]), lda
         call = T.call_extern("void", name, *places, T.address_of(right[b_first]), ldb)
         return S.Evaluate(call)
@@ -140,7 +153,8 @@ def multiply(
 
         def step(k: Expr) -> Stmt:
             line = column * ldb + k if columns_first else k * ldb + column
-            x, y = _seen(left, a_first + row * lda + k), _seen(right, b_first + line)
+            at = k * lda + row if rows_turned else row * lda + k
+            x, y = _seen(left, a_first + at), _seen(right, b_first + line)
             return S.BufferStore(sums, sums[acc(i)] + x * y, [acc(i)])
 
         return loop(depth, step, name="k")

@@ -23,9 +23,10 @@ __device__ __forceinline__ unsigned torch_pruner_tf32_of(float value) {
   return rounded;
 }
 
-// The warp's MI x NI blocks, over DEPTH positions of the reduction. B's lines are positions of the
-// reduction, or columns where COLUMNS says so.
-template <int MI, int NI, int DEPTH, bool COLUMNS>
+// The warp's MI x NI blocks, over DEPTH positions of the reduction. A's lines are rows, or
+// positions of the reduction where TURNED says so; B's are positions of the reduction, or columns
+// where COLUMNS says so.
+template <int MI, int NI, int DEPTH, bool COLUMNS, bool TURNED>
 __device__ __forceinline__ void torch_pruner_tf32(float* acc, const float* a, int lda,
                                                   const float* b, int ldb) {
   const int lane = threadIdx.x & 31, line = lane >> 2, at = lane & 3;
@@ -34,11 +35,12 @@ __device__ __forceinline__ void torch_pruner_tf32(float* acc, const float* a, in
     unsigned left[MI][4], right[NI][2];
 #pragma unroll
     for (int i = 0; i < MI; ++i) {
-      const float* from = a + (i * 16 + line) * lda + k + at;
+      const int row = TURNED ? 1 : lda, step = TURNED ? lda : 1;
+      const float* from = a + (i * 16 + line) * row + (k + at) * step;
       left[i][0] = torch_pruner_tf32_of(from[0]);
-      left[i][1] = torch_pruner_tf32_of(from[8 * lda]);
-      left[i][2] = torch_pruner_tf32_of(from[4]);
-      left[i][3] = torch_pruner_tf32_of(from[8 * lda + 4]);
+      left[i][1] = torch_pruner_tf32_of(from[8 * row]);
+      left[i][2] = torch_pruner_tf32_of(from[4 * step]);
+      left[i][3] = torch_pruner_tf32_of(from[8 * row + 4 * step]);
     }
 #pragma unroll
     for (int j = 0; j < NI; ++j) {
