@@ -5,6 +5,7 @@ The units are cycles, bytes and seconds.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,11 @@ Array = npt.NDArray[Any]
 # Half of six: a busy sibling on the core takes every other turn. Products straight from registers
 # do not notice (two per cycle); a tile of 13 x 2 with its loads (3.2) loses a third, 8 x 3 less.
 ISSUED_PER_CYCLE = 3.0
+PAGE, CACHE_LINE = 4096, 64  # bytes
+_FOLLOWED = 512  # bytes
+_TRANSLATED, _WAYS = 96, 8  # pages that a core has at hand; lines of a set of the second cache
+# Measured on an AMD Zen 3 (docs/experiments.md), on rows 1536 bytes apart, and 2048 and more.
+STRIDE_CYCLES, FAR_CYCLES = 1.5, 4.5
 LAUNCH_S = 5e-6  # starting and joining a parallel loop
 BARRIER_S = 5e-7  # until all threads of a launch have met and go on
 TASK_S = 5e-8  # handing one task to a worker
@@ -46,6 +52,22 @@ def bytes_per_cycle(working_set: Array, target: TargetSpec) -> Array:
         [np.full(np.shape(second), 64.0), second, np.full(np.shape(second), 10.0)],
         default=memory_bytes_per_cycle(target),
     )
+
+
+def stride_cycles(stride: int, count: int, target: TargetSpec) -> float:
+    """Cycles that a step waits whose operand lies ``stride`` bytes from the last one's.
+
+    There are ``count`` steps. Prefetchers follow short strides, and a core has translated some
+    dozens of pages. Where strides share so many factors with the number of sets that the second
+    cache cannot hold all lines, each comes from the third.
+    """
+    if stride <= _FOLLOWED:
+        return 0.0
+    beyond = min(1.0, max(0.0, 2 * (stride * count / PAGE / _TRANSLATED - 1)))
+    sets = target.l2_bytes // (CACHE_LINE * _WAYS)
+    shared = math.gcd(stride // CACHE_LINE, sets) if stride % CACHE_LINE == 0 else 1
+    held = count <= sets // max(1, shared) * _WAYS
+    return beyond * (STRIDE_CYCLES if held and stride < PAGE else FAR_CYCLES)
 
 
 def memory_bytes_per_cycle(target: TargetSpec) -> float:

@@ -25,7 +25,7 @@ from tests.unit.tuner.graphs_by_kind import (
     turned,
     weight_gradient,
 )
-from torch_pruner.families import named, sketches_for
+from torch_pruner.families import machine, named, sketches_for
 from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
@@ -391,3 +391,18 @@ def test_tiles_of_a_short_line_leave_registers_for_it() -> None:
     sketch = named("contraction").space()(Task("kernel", spec, _TARGETS["256"], 1))
     found = sketch.named(sketch.default())
     assert found["tm"] * found["nv"] <= 8
+
+
+@pytest.mark.parametrize(
+    ("stride", "count", "cycles"),
+    [
+        (512, 4000, 0.0),  # prefetchers follow
+        (1536, 197, 0.0),  # few pages
+        (1536, 400, machine.STRIDE_CYCLES),
+        (2048, 512, machine.FAR_CYCLES),  # 32 sets of eight lines
+        (8192, 512, machine.FAR_CYCLES),
+    ],
+)
+def test_steps_wait_for_operands_that_lie_apart(stride: int, count: int, cycles: float) -> None:
+    target = dataclasses.replace(_TARGETS["512"], l2_bytes=512 << 10)
+    assert machine.stride_cycles(stride, count, target) == cycles

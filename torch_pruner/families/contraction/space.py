@@ -25,8 +25,10 @@ from torch_pruner.graph.contraction import (
     copies_first,
     is_widened,
     reduction_stride,
+    rows_adjacent,
 )
 from torch_pruner.graph.ops import ITEMSIZE
+from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,14 +37,12 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 
-_FEW = 8
+_FEW, _LONG = 8, 256  # rows; positions of a reduction
 _SHORT_LINE = 12  # elements of a line of a kernel, all channels: LLVM unrolls as many
 _TAKEN_BY_LINE, _SPILLING = 7, 0.15  # registers; time that each beyond those left adds
 WIDEN_CYCLES = 1.5  # to make float32 of a vector of narrower elements, into a near cache
 
-PAGE, CACHE_LINE = 4096, 64  # bytes
-FAR_ROW_CYCLES = 4.5  # of a step whose operand is a page away from the last one's
-HALF_FAR_CYCLES = 1.0  # half a page away
+TURNED_CYCLES = 1.0  # of a step of rows that are neighbours, whose lines serve several tiles
 PACKED_COLUMN_CYCLES, PACKED_ROW_CYCLES = 1.5, 0.4  # of an element, across memory and along it
 
 
@@ -321,7 +321,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         piece = con.k[-1] * size
         whole = a_bytes * con.groups
         between = np.where(c.order == 1, whole / c.mc, whole)
-        lines = a_bytes / piece * max(piece, CACHE_LINE)
+        lines = a_bytes / piece * max(piece, machine.CACHE_LINE)
         cycles: Array = lines / machine.bytes_per_cycle(between, self.task.target)
         return cycles
 
@@ -340,22 +340,29 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         pipes = target.fma_per_cycle * (self.lanes / c.vl)
         fma_cycles = np.maximum(fmas / pipes, machine.FMA_LATENCY)
         fma_cycles = np.maximum(fma_cycles, issued / machine.ISSUED_PER_CYCLE)
-        second = self.task.spec.nodes[con.b].dtype
         overhead = (0.5 + 0.5 * c.ahead) / c.ku
-        # Measured on 512 x 2048 x 512: rows of a page or more apart, read in place, cost a third.
-        far = (c.pack == 0) & np.bool_(con.n * ITEMSIZE[second] >= PAGE and not self.constant)
-        far = far & ~direct & (con.depth > 1)
+        apart = self._second_stride
+        far = machine.stride_cycles(apart, con.depth, target) if con.depth > 1 else 0.0
+        in_place = (c.pack == 0) & ~direct & np.bool_(not self.constant)
         busy = np.maximum(fma_cycles, load_cycles)
-        step: Array = busy + overhead + np.where(far, FAR_ROW_CYCLES, 0.0) + self._far_rows(c)
+        step: Array = busy + overhead + np.where(in_place, far, 0.0) + self._far_rows(c)
         return step
 
-    def _far_rows(self, c: ContractionDecisions[Array]) -> Array:
-        """Cycles of a step whose numbers of the first operand lie a page from the last ones.
+    @cached_property
+    def _second_stride(self) -> int:
+        """Bytes between positions of the reduction in the second operand, as it lies."""
+        spec, con = self.task.spec, self.con
+        place = strided(spec, con.b) if con.form == "matmul" else None
+        return (place.strides[-2] if place else con.n) * ITEMSIZE[spec.nodes[con.b].dtype]
 
-        Half a page apart, two sets of the first cache hold all of them.
-        """
-        stride = reduction_stride(self.task.spec, self.con) if self.con.depth > 1 else 0
-        cycles = FAR_ROW_CYCLES if stride >= PAGE else HALF_FAR_CYCLES if 2 * stride >= PAGE else 0
+    def _far_rows(self, c: ContractionDecisions[Array]) -> Array:
+        """Cycles of a step whose numbers of the first operand lie far from the last ones."""
+        spec, con = self.task.spec, self.con
+        stride = reduction_stride(spec, con) if con.depth > 1 else 0
+        cycles = machine.stride_cycles(stride, con.depth, self.task.target)
+        if stride < machine.PAGE:
+            turned = con.depth >= _LONG and not stride and rows_adjacent(spec, con)
+            cycles = TURNED_CYCLES if turned else min(cycles, TURNED_CYCLES)
         return np.full(np.shape(c.tm), cycles, dtype=np.float64)
 
     def _conversions(self, c: ContractionDecisions[Array], vectors: Array) -> Array:
