@@ -10,13 +10,19 @@ earlier run with the same code and settings are kept.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
+import os
 import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import filelock
 import torch
 from torch.utils._pytree import tree_map
 
@@ -26,7 +32,7 @@ from benchmarks.job import answer_with, launch, reason, timed
 from benchmarks.rows import finish, refresh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 DEFAULT = ["bert_base", "gpt2", "llama", "vit", "resnet50", "mobilenet_v2"]
 # Of torch.compile: mode, or None for options of ours.
@@ -40,6 +46,8 @@ CONTESTANTS: dict[str, dict[str, Any] | None] = {
     "pruner": None,
     "pruner-graphs": None,
 }
+MEETING = "TORCH_PRUNER_BENCHMARK_MEETING"  # a folder and how many meet there
+MEETING_S = 600.0  # until those that are prepared go on without the others
 BESIDE = ("eager", "inductor-max-graphs", "tensorrt")
 
 
@@ -126,12 +134,33 @@ def run(contest: Contest, answer: Path) -> dict[str, Any]:
             found[name] = {"reason": reason(error)}
     answer.write_text(json.dumps(result | {"preparing": None}))
     rounds, least = contest.rounds, contest.min_seconds
-    for name, t in timing.interleave(calls, rounds=rounds, min_seconds=least, warmup=5).items():
+    with _in_turn(contest.key):
+        measured = timing.interleave(calls, rounds=rounds, min_seconds=least, warmup=5)
+    for name, t in measured.items():
         found[name]["latency"] = t.to_json()
     if device.type == "cuda":
         result["device"] = torch.cuda.get_device_name(device)
         result["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     return result
+
+
+@contextlib.contextmanager
+def _in_turn(key: str) -> Iterator[None]:
+    """With ``--together``: once all are prepared, and one after another."""
+    if not (meeting := os.environ.get(MEETING)):
+        yield
+        return
+    folder, _, parties = meeting.rpartition(":")
+    _ready(Path(folder), key)
+    end = time.monotonic() + MEETING_S
+    while len(list(Path(folder).glob("*.ready"))) < int(parties) and time.monotonic() < end:
+        time.sleep(0.05)
+    with filelock.FileLock(Path(folder) / "turn.lock"):
+        yield
+
+
+def _ready(folder: Path, key: str) -> None:
+    (folder / f"{key.replace('/', '-')}.ready").touch()
 
 
 def _wait(device: torch.device) -> None:
@@ -181,11 +210,27 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.networks
     ]
 
-    def produce(contest: Contest) -> dict[str, Any]:
-        limit = options.time_limit
-        return launch(contest, time_limit_s=limit, module="benchmarks.gpu.networks")
+    def produce(contest: Contest, environment: dict[str, str] | None = None) -> dict[str, Any]:
+        limit, module = options.time_limit, "benchmarks.gpu.networks"
+        return launch(contest, time_limit_s=limit, environment=environment, module=module)
 
-    content = refresh(options.out, plans, produce, force=options.force)
+    if not options.together:
+        content = refresh(options.out, plans, produce, force=options.force)
+        return finish(content, options.out, render(content))
+    with tempfile.TemporaryDirectory(prefix="together-") as temporary:
+        folder = Path(options.meeting or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        meeting = {MEETING: f"{folder}:{len(plans) + (options.meeting is not None)}"}
+
+        def prepared(contest: Contest) -> dict[str, Any]:
+            try:
+                return produce(contest, meeting)
+            finally:
+                _ready(folder, contest.key)  # nobody waits for one that is gone
+
+        with ThreadPoolExecutor(len(plans)) as pool:
+            rows = {plan.key: pool.submit(prepared, plan) for plan in plans}
+            content = refresh(options.out, plans, lambda p: rows[p.key].result(), force=True)
     return finish(content, options.out, render(content))
 
 
@@ -197,6 +242,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="for a try without a GPU: cpu")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--time-limit", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument(
+        "--together", action="store_true", help="prepare all at once, then time them in turns"
+    )
+    parser.add_argument(
+        "--meeting", help="with --together: time nothing before somebody puts a *.ready there, too"
+    )
     parser.add_argument("--force", action="store_true", help="make rows again that are up to date")
     parser.add_argument("--out", required=True, help="JSON; the table is written beside it")
     add_tuning(parser)

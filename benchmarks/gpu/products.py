@@ -96,21 +96,24 @@ def prepare(
     from torch_pruner.graph.memory import KernelCall, Place
     from torch_pruner.task import Scheduled
 
-    places = tuple(Place(i) for i in range(3))
+    takes = families.signature_of(task.spec, candidate)
+    places = tuple(Place(i) for i in range(3 + len(takes.scratch)))
     kernels = {task.workload: Scheduled(task.spec, candidate)}
     program = build_gpu_program(kernels, {"main": [KernelCall(task.workload, places)]}, card)
     driver = CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream))
     (entry,) = load_gpu_program(program.to_bytes(), ["main"], driver)
     x, w = operands
-    pack = families.signature_of(task.spec, candidate).packs[1]
+    pack = takes.packs[1]
     assert pack is not None
-    bits = w.cpu().view(torch.int16 if w.itemsize == 2 else torch.int32).numpy()
-    packed = torch.from_numpy(pack.pack(bits)).to(w.device)
+    held = w.cpu().view(torch.uint16) if w.dtype == torch.bfloat16 else w.cpu()
+    packed = torch.from_numpy(pack.pack(held.numpy()).view("uint8")).to(w.device)
     out = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
-    table = (ctypes.c_int64 * 3)(x.data_ptr(), packed.data_ptr(), out.data_ptr())
+    scratch = [torch.empty(s.nbytes, dtype=torch.uint8, device=x.device) for s in takes.scratch]
+    tensors = (x, packed, out, *scratch)
+    table = (ctypes.c_int64 * len(tensors))(*(t.data_ptr() for t in tensors))
     address = ctypes.addressof(table)
 
-    def call(_keep: object = (table, packed, x, entry)) -> None:
+    def call(_keep: object = (table, tensors, entry)) -> None:
         entry(address)
 
     return Ready(candidate, call, out)

@@ -20,6 +20,7 @@ import torch
 from tests import emitting as gpu_kernel
 from torch_pruner import devices
 from torch_pruner.cards import CARDS, Card
+from torch_pruner.codegen.build.gpu import together
 from torch_pruner.codegen.build.gpu.program import build_gpu_program
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.codegen.build.gpu.timing_driver import TimingDriver
@@ -35,8 +36,9 @@ from torch_pruner.task import Scheduled
 from torch_pruner.tuner.measure._cuda import CudaBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from torch_pruner.codegen.build.gpu.driver import Grid
     from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch
     from torch_pruner.compiler.capabilities import Capabilities
     from torch_pruner.compiler.toolchain import Toolchain
@@ -49,22 +51,29 @@ STREAM = 7
 BUILDER = "tests.gpu.pretend_gpu:PretendBuilder"
 
 
-def compiled(kernels: Mapping[str, Scheduled], card: Card) -> tuple[bytes, dict[str, Launch]]:
+def compiled(
+    kernels: Mapping[str, Scheduled], card: Card, copies: Mapping[str, Collection[int]]
+) -> tuple[bytes, dict[str, Launch]]:
     """As ``program.compile_kernels``: code for the card is generated, and what runs is the text."""
     scheduled = {
         name: gpu_kernel.schedule(k.spec, k.candidate.sketch, dict(k.candidate.decisions))
         for name, k in kernels.items()
     }
-    _, launches = cuda_source(scheduled, card.arch)
+    _, launches = cuda_source(scheduled, card.arch, copies)
     text = {
-        launches[name].symbol: [k.spec.to_json(), k.candidate.sketch, dict(k.candidate.decisions)]
+        launches[together.key(name, n)].symbol: [
+            k.spec.to_json(),
+            k.candidate.sketch,
+            dict(k.candidate.decisions),
+        ]
         for name, k in kernels.items()
+        for n in (1, *copies.get(name, ()))
     }
     # The loops of a kernel's first launch do what all of its launches do, with all it takes.
     for key in [key for key in launches if key.endswith("/1")]:
-        kernel, first = scheduled[key[:-2]], launches[key[:-2]]
+        kernel, first = scheduled[key[:-2].partition("*")[0]], launches[key[:-2]]
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-        launches[key[:-2]] = replace(first, parameters=tuple(range(count)))
+        launches[key[:-2]] = replace(first, parameters=tuple(range(count * first.copies)))
         text[launches[key].symbol] = []
     return json.dumps(text).encode(), launches
 
@@ -100,16 +109,15 @@ class HostDriver(TimingDriver):
     def stream(self) -> int:
         return STREAM
 
-    def launch(
-        self, function: Any, grid: tuple[int, int, int], stream: int, parameters: int
-    ) -> None:
+    def launch(self, function: Any, grid: Grid, stream: int, parameters: int) -> None:
         symbol, code, count = function
         self.launched.append((symbol, *grid[:2], stream))
         if code is None:
             return
-        pointers = (ctypes.c_int64 * count).from_address(parameters)
-        table = (ctypes.c_int64 * count)(*(ctypes.c_int64.from_address(p).value for p in pointers))
-        code["main"](ctypes.addressof(table))
+        pointers = (ctypes.c_int64 * count * grid[3]).from_address(parameters)
+        for own in reversed(pointers):  # in no order that a caller may rely on
+            table = (ctypes.c_int64 * count)(*(ctypes.c_int64.from_address(p).value for p in own))
+            code["main"](ctypes.addressof(table))
 
     def allocate(self, nbytes: int) -> int:
         raw = np.full(nbytes + 256, 0xA5, np.uint8)

@@ -183,6 +183,65 @@ def test_a_thread_without_a_context_gets_the_primary_one(monkeypatch, work: str)
         elif work == "function":
             driver.function(ctypes.c_void_p(), "k", 0)
         else:
-            driver.launch(None, (1, 32, 0), 0, 0)
+            driver.launch(None, (1, 32, 0, 1), 0, 0)
     assert library.calls.count("cuDevicePrimaryCtxRetain") == 1
     assert library.calls[-1] == library.calls[0]
+
+
+def siblings(count: int) -> tuple[Graph, dict[str, Scheduled], list[KernelCall]]:
+    """Products of one input (at 0) by weights of their own (from 1); results follow the bias."""
+    spec = K.linear(37, 45, 96, dtype="float16", static=False)
+    calls = [
+        KernelCall(
+            spec.digest(), (Place(0), Place(1 + i), Place(1 + count), Place(2 + count, 8192 * i))
+        )
+        for i in range(count)
+    ]
+    return spec, {spec.digest(): drafted(spec)}, calls
+
+
+def test_products_of_one_input_are_one_launch() -> None:
+    spec, kernels, calls = siblings(3)
+    built = program.build_gpu_program(kernels, {"main": calls}, CARD, compiled=compiled)
+    assert len(built.entries["main"]) == len({name for name, _ in built.entries["main"]})
+    assert all(built.kernels[name].copies == 3 for name, _ in built.entries["main"])
+    arrays = [K.inputs_for(spec) for _ in range(3)]
+    inputs = [
+        aligned(a.shape, str(a.dtype))
+        for a in (arrays[0][0], *(a[1] for a in arrays), arrays[0][2])
+    ]
+    for to, a in zip(inputs, (arrays[0][0], *(a[1] for a in arrays), arrays[0][2]), strict=True):
+        to[...] = a
+    work = aligned((3 * 8192,), "uint8")
+    (entry,) = load_gpu_program(built.to_bytes(), ["main"], HostDriver())
+    table = (ctypes.c_int64 * 6)(*(a.ctypes.data for a in (*inputs, work)))
+    entry(ctypes.addressof(table))
+    for i in range(3):
+        (want,) = evaluate(spec, [inputs[0], inputs[1 + i], inputs[4]])
+        got = work[8192 * i :][: want.nbytes].view(np.float16).reshape(want.shape)
+        assert K.error([got], [want]) < 2e-3
+
+
+W, BIAS = Place(1), Place(2)
+PAIRS = {
+    "one result on the other": ((Place(0), W, BIAS, Place(3)), (Place(0), W, BIAS, Place(3, 64))),
+    "a result on an input": ((Place(3, 16), W, BIAS, Place(4)), (Place(0), W, BIAS, Place(3))),
+    "a chain": ((Place(0), W, BIAS, Place(3)), (Place(3), W, BIAS, Place(4))),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_calls_that_wait_for_each_other_are_launched_apart(pair: str) -> None:
+    spec = K.linear(64, 64, 64, dtype="float16", static=False)
+    calls = [KernelCall(spec.digest(), args) for args in PAIRS[pair]]
+    kernels = {spec.digest(): drafted(spec)}
+    built = program.build_gpu_program(kernels, {"main": calls}, CARD, compiled=compiled)
+    assert {built.kernels[name].copies for name, _ in built.entries["main"]} == {1}
+
+
+def test_kernels_of_several_calls_become_machine_code() -> None:
+    if not nvrtc.available():
+        pytest.skip("NVRTC or CUDA's headers are not installed")
+    _, kernels, calls = siblings(2)
+    built = program.build_gpu_program(kernels, {"main": calls}, CARD)
+    assert {built.kernels[name].copies for name, _ in built.entries["main"]} == {2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from torch_pruner.graph.ir import Graph, Node, const_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Clock = Callable[[Callable[[], object]], float]  # seconds that a call takes
+    Clock = Callable[[Sequence[Callable[[], object]]], float]  # median seconds of calls
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "exp2": torch.exp2,
@@ -149,17 +150,20 @@ class AtenVendor:
         operands = [t.to(self._device) for t in operands]
         rows = _rotated(operands, [bool(spec.nodes[i].attr("static")) for i in spec.inputs])
         run_spec(spec, rows[0])
-        times = [
-            self._clock(lambda k=k: run_spec(spec, rows[(k + 1) % len(rows)]))  # type: ignore[misc]
+        calls = [
+            functools.partial(run_spec, spec, rows[(k + 1) % len(rows)])
             for k in range(max(self._rounds, len(rows)))
         ]
-        return statistics.median(times)
+        return self._clock(calls)
 
 
-def _host_seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def _host_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    times = []
+    for call in calls:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def _rotated(operands: list[torch.Tensor], static: Sequence[bool]) -> list[list[torch.Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,7 @@ import torch
 from torch_pruner import log
 from torch_pruner.cards import Card, card_like
 from torch_pruner.codegen.build.gpu.driver import CudaDriver
-from torch_pruner.codegen.build.gpu.timing_driver import PLUG_BYTES
+from torch_pruner.codegen.build.gpu.timing_driver import PLUG_BYTES, PLUG_S
 from torch_pruner.compiler.bundles import BundleDevice
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.context import Context
@@ -270,21 +271,26 @@ def _at_hand(index: int) -> CudaDevice | None:
     return CudaDevice(torch.device("cuda", index), card, fingerprint, selector)
 
 
-def _device_seconds(call: Callable[[], object]) -> float:
-    """By events on the current stream, queued behind writes that empty the device's caches.
+def _device_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    """Mean of calls one after another, queued behind writes that keep the device busy until then.
 
-    As our own kernels are timed: what a launch takes on the host is over before the device is free.
+    As our own kernels are timed: what launches take on the host is over before the device is free.
     """
     event: Any = torch.cuda.Event
     begin, end = event(enable_timing=True), event(enable_timing=True)
+    started = time.perf_counter()
+    calls[0]()
+    launched = time.perf_counter() - started  # on the host, where nothing is waited for
     plug = torch.empty(PLUG_BYTES // PLUGS, dtype=torch.uint8, device="cuda")
-    for _ in range(PLUGS):
+    torch.cuda.current_stream().synchronize()
+    for _ in range(PLUGS * (1 + int(len(calls) * launched / PLUG_S))):
         plug.zero_()
     begin.record()
-    call()
+    for call in calls:
+        call()
     end.record()
     end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+    return float(begin.elapsed_time(end)) / 1e3 / len(calls)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -85,7 +85,7 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
         memory = np.maximum(
             traffic / (card.dram_bytes_per_s * L2_SPEED), unique / card.dram_bytes_per_s
         ) / (self.aligned(self.depth * item) * share)
-        waits = each / np.maximum(resident, 1.0) * turns * PHASES * BARRIER_S
+        waits = np.ceil(each / np.maximum(resident, 1.0)) * turns * PHASES * BARRIER_S
         operations = blocks * products
         ones = np.ones(len(decisions))
         return Symbols(

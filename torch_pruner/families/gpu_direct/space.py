@@ -15,6 +15,9 @@ from torch_pruner.families.space import Array, Decisions, Symbols
 from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 
+APART = 3.0  # lines of a cache that a warp's neighbours touch, over those that would do
+READ_S = 60e-9  # a step of the reduction, whose operands come from a cache (both: on an H100)
+
 
 class GpuDirectSketch(GpuSweep[GpuDirectDecisions[Array]]):
     """One thread per output element of a product."""
@@ -29,8 +32,9 @@ class GpuDirectSketch(GpuSweep[GpuDirectDecisions[Array]]):
         found = self._estimate(c.threads, np.ceil(numel / c.threads), float(con.flops), WARP * item)
         # Both operands come from a cache for every product.
         reads = 2.0 * con.flops / 2.0 * ITEMSIZE[self.task.spec.nodes[con.a].dtype]
-        cached = reads / (self.card.dram_bytes_per_s * L2_SPEED * 4.0)
-        latency = np.maximum(found.latency_s, cached + LAUNCH_S)
+        cached = reads / (self.card.dram_bytes_per_s * L2_SPEED / APART)
+        depth = con.depth * READ_S
+        latency = np.maximum(found.latency_s, np.maximum(cached, depth) + LAUNCH_S)
         return Symbols(
             found.s1_registers, found.s2_tile_ops, found.s3_cache_bytes, found.s4_tasks,
             found.s5_traffic_bytes, found.s6_rounds, found.s7_contiguous_bytes, found.s8_ops,

@@ -7,13 +7,21 @@ from functools import cached_property
 import numpy as np
 
 from torch_pruner.families.gpu import (
-    BARRIER_S,
+    FRAGMENT_CYCLES,
     L2_SPEED,
     LAUNCH_S,
+    MMA_CYCLES,
+    MMA_SHARE,
     OWN,
     PAD,
+    PLAIN_CYCLES,
+    QUARTERS,
     REGISTERS,
+    SPLIT_S,
+    STEP_CYCLES,
     SUMS,
+    TURN_CYCLES,
+    WAIT_CYCLES,
     WARP,
     GpuSketch,
     column,
@@ -40,7 +48,7 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         ahead = [0, 1] if len(flags) > 1 and self.card.capability >= (8, 0) else [0]
         stages = [1, 2, 3, 4] if len(ahead) > 1 else [1, 2]
         split = [1, 2, 4, 8]
-        options = (sides, sides, [8, 16, 32, 64], tiles, tiles, stages, flags, ahead, split)
+        options = (sides, sides, [8, 16, 32, 64, 128], tiles, tiles, stages, flags, ahead, split)
         return tuple(column(o) for o in options)
 
     @property
@@ -59,7 +67,7 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         return result
 
     def _registers(self, c: GpuProductDecisions[Array], sums: Array) -> Array:
-        fragments = c.tm / 16 * 4 + c.tn / 8 * 2
+        fragments = 2.0 * (c.tm / 16 * 4 + c.tn / 8 * 2)
         result: Array = sums + np.where(c.tensor == 1, fragments, c.tm + c.tn) + OWN
         return result
 
@@ -90,6 +98,18 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         result: Mask = divides & fits & (sums <= SUMS) & kinds & even & held
         return result
 
+    def _turn_s(self, c: GpuProductDecisions[Array], together: Array) -> Array:
+        """Seconds of one turn of a block, ``together`` of which a multiprocessor has at once."""
+        down, across = c.tm / 16, c.tn / 8
+        sharing = np.maximum(1.0, self._threads(c) / WARP * together / QUARTERS)
+        step = (down * across * MMA_CYCLES + (down + across / 2) * FRAGMENT_CYCLES) * sharing
+        steps = np.where(c.tensor == 1, c.bk / (8 if self._tf32 else 16), 0.0)
+        begun = np.where(c.ahead == 1, c.stages - 1.0, np.where(c.stages > 1, 0.4, 0.25))
+        plain = np.where(c.tensor == 1, 0.0, c.bk * PLAIN_CYCLES)
+        cycles = TURN_CYCLES + WAIT_CYCLES / begun + steps * (STEP_CYCLES + step) + plain
+        result: Array = cycles / self.card.frequency_hz
+        return result
+
     def symbols(self, decisions: Decisions) -> Symbols:
         c, card, con = self.columns(decisions), self.card, contraction_of(self.task.spec)
         tensor = c.tensor == 1
@@ -107,28 +127,27 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         contiguous = np.minimum(c.bk, c.bn) * item
         each, pace = self.busy(blocks, threads, self.resident(threads, shared, registers))
         # Reading a tile's row and column from shared memory takes a share of the issue slots.
-        issue = np.where(
-            tensor,
-            c.tm * c.tn / (c.tm * c.tn + 8.0 * (c.tm + c.tn)),
-            c.tm * c.tn / (c.tm * c.tn + 0.5 * (c.tm + c.tn)),
-        )
+        issue = c.tm * c.tn / (c.tm * c.tn + 0.5 * (c.tm + c.tn))
         spilled = np.minimum(1.0, REGISTERS / registers)
         useful = threads / (np.ceil(threads / WARP) * WARP)
         fastest = card.tf32_flops if self._tf32 else card.peak_flops(self._dtype)
-        peak = np.where(tensor, fastest, card.peak_flops(self._dtype, tensor_cores=False))
+        peak = np.where(
+            tensor, MMA_SHARE * fastest, card.peak_flops(self._dtype, tensor_cores=False)
+        )
         one = 2.0 * c.bm * c.bn * depth / (peak / card.multiprocessors)
-        compute = each * one / (pace * issue * spilled * useful)
+        resident = np.maximum(self.resident(threads, shared, registers), 1.0)
+        waves = np.ceil(each / resident)
+        plain = each * one / (pace * issue * spilled * useful)
+        compute = np.where(tensor, each * one, plain)
+        compute = np.maximum(compute, waves * turns * self._turn_s(c, np.minimum(each, resident)))
         share = np.minimum(1.0, blocks / card.multiprocessors)
         memory = np.maximum(
             traffic / (card.dram_bytes_per_s * L2_SPEED), unique / card.dram_bytes_per_s
         ) / (self.aligned(contiguous) * share)
-        waits = each / np.maximum(self.resident(threads, shared, registers), 1.0)
         latency = np.maximum(compute, memory) + LAUNCH_S
-        hidden = np.where(c.ahead == 1, 2.0 * c.stages, c.stages)
-        latency = latency + waits * turns * BARRIER_S / hidden
         # Parts of sums are written, read again and added by a launch of their own.
         parts = 2.0 * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
-        adding = parts / (card.dram_bytes_per_s * L2_SPEED) + LAUNCH_S
+        adding = parts / (card.dram_bytes_per_s * L2_SPEED) + SPLIT_S
         latency = latency + np.where(c.split > 1, adding, 0.0)
         return Symbols(
             registers, 2.0 * sums * depth, shared, threads, traffic, each, contiguous, operations,

@@ -7,7 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from torch_pruner.families.gpu import (
-    BARRIER_S,
+    COMBINED_S,
+    ELEMENT_S,
+    THREAD_S,
     WARP,
     GpuSweep,
     column,
@@ -37,7 +39,8 @@ class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
         work = float(domain.rows * domain.width * len(self.task.spec.nodes))
         found = self._estimate(c.threads, blocks, work, np.minimum(WARP, domain.width) * item)
         rounds = np.ceil(found.s6_rounds / np.maximum(self.card.threads / c.threads, 1.0))
-        waits = rounds * (passes * turns * BARRIER_S + 3 * len(domain.reductions) * BARRIER_S)
+        combined = len(domain.reductions) * (WARP + c.threads / WARP)
+        waits = rounds * (passes * turns * ELEMENT_S + combined * COMBINED_S + c.threads * THREAD_S)
         return Symbols(
             found.s1_registers, found.s2_tile_ops, found.s3_cache_bytes, found.s4_tasks,
             found.s5_traffic_bytes, found.s6_rounds, found.s7_contiguous_bytes, found.s8_ops,

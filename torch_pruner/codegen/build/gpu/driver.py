@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
+Grid = tuple[int, int, int, int]
+"""Blocks of a call, threads and bytes of shared memory of each, and how many calls at once."""
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has made nothing on a device yet
 WITHOUT_ASKING = 48 << 10  # bytes of shared memory that every kernel may have
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -40,13 +42,10 @@ class Driver(ABC):
         """The handle of the caller's current stream."""
 
     @abstractmethod
-    def launch(
-        self, function: Any, grid: tuple[int, int, int], stream: int, parameters: int
-    ) -> None:
+    def launch(self, function: Any, grid: Grid, stream: int, parameters: int) -> None:
         """Queue a kernel; ``parameters`` is the address of an array of addresses of values.
 
-        ``grid``: blocks, threads of each, bytes of shared memory of each. Raises ``RuntimeError``
-        with the driver's message.
+        Raises ``RuntimeError`` with the driver's message.
         """
 
 
@@ -108,12 +107,10 @@ class CudaDriver(Driver):
     def stream(self) -> int:
         return self._stream()
 
-    def launch(
-        self, function: Any, grid: tuple[int, int, int], stream: int, parameters: int
-    ) -> None:
-        blocks, threads, shared = grid
+    def launch(self, function: Any, grid: Grid, stream: int, parameters: int) -> None:
+        blocks, threads, shared, copies = grid
         arguments = (
-            function, blocks, 1, 1, threads, 1, 1, shared, stream or None, parameters, None
+            function, blocks, copies, 1, threads, 1, 1, shared, stream or None, parameters, None
         )  # fmt: skip
         status = self._launch(*arguments)
         if status == NO_CONTEXT:  # asked for afterwards: nearly every launch has one

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_pruner.codegen.build.gpu.together import MOST
 from torch_pruner.graph.memory import Place
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.build.gpu.driver import Driver
 
-_MAGIC = b"torch_pruner cubin 1\n"
+_MAGIC = b"torch_pruner cubin 2\n"
 _LENGTH = struct.Struct("<Q")
 MAX_HEADER = 64 << 20  # bytes of a list of launches
 MAX_SHARED = 1 << 20  # more than any card has for a block
@@ -35,7 +36,8 @@ class Launch:
     """How a kernel is called: its name in the source, its grid, and its parameters.
 
     ``parameters`` are positions among the kernel's buffers (inputs, outputs, scratch): what a
-    kernel does not touch is no parameter of it.
+    kernel does not touch is no parameter of it. With several ``copies`` they are those of as many
+    calls, one after another, and the kernel takes all of them as one parameter (``together``).
     """
 
     symbol: str
@@ -43,6 +45,7 @@ class Launch:
     threads: int
     parameters: tuple[int, ...]
     shared_bytes: int = 0
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,11 @@ class GpuProgram:
 
 def _launch_from(data: Mapping[str, Any]) -> Launch:
     parameters = tuple(int(p) for p in data["parameters"])
-    numbers = {name: int(data[name]) for name in ("blocks", "threads", "shared_bytes")}
+    names = ("blocks", "threads", "shared_bytes", "copies")
+    numbers = {name: int(data[name]) for name in names}
     launch = Launch(str(data["symbol"]), parameters=parameters, **numbers)
     fits = 0 < launch.blocks < 2**31 and 0 < launch.threads <= 1024
-    fits = fits and 0 <= launch.shared_bytes <= MAX_SHARED
+    fits = fits and 0 <= launch.shared_bytes <= MAX_SHARED and 0 < launch.copies <= MOST
     if not fits or min(parameters, default=0) < 0:
         raise ValueError(f"a launch that no card takes: {launch}")
     return launch
@@ -122,7 +126,7 @@ class GpuEntry:
         for name, places in program.entries[entry]:
             launch = program.kernels[name]
             function = driver.function(module, launch.symbol, launch.shared_bytes)
-            grid = (launch.blocks, launch.threads, launch.shared_bytes)
+            grid = (launch.blocks, launch.threads, launch.shared_bytes, launch.copies)
             self._launches.append((function, grid, 8 * len(slots)))
             slots += [places[p].slot for p in launch.parameters]
             offsets += [places[p].offset for p in launch.parameters]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
-from torch_pruner.codegen.build.gpu import nvrtc
+from torch_pruner.codegen.build.gpu import nvrtc, together
 from torch_pruner.codegen.build.gpu.image import Calls, GpuProgram, Launch, launches_of
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.target import TargetSpec
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 Kernels = Mapping[str, Scheduled]
-Compiled = Callable[[Kernels, "Card"], tuple[bytes, dict[str, Launch]]]
+Copies = Mapping[str, Collection[int]]  # of kernels by name: for how many calls at once, too
+Compiled = Callable[[Kernels, "Card", Copies], tuple[bytes, dict[str, Launch]]]
 
 
 def build_gpu_program(
@@ -36,21 +37,28 @@ def build_gpu_program(
     used = {call.kernel for sequence in calls.values() for call in sequence}
     names = {workload: f"kernel_{workload[:16]}" for workload in used}
     named = {names[w]: of for w, of in kernels.items() if w in used}
-    image, launches = (compiled or compile_kernels)(named, card)
+    signatures = {w: families.signature_of(kernels[w].spec, kernels[w].candidate) for w in used}
+    grouped = {entry: together.runs(sequence, signatures) for entry, sequence in calls.items()}
+    copies: dict[str, set[int]] = {}
+    for run in (run for runs in grouped.values() for run in runs if len(run) > 1):
+        copies.setdefault(names[run[0].kernel], set()).add(len(run))
+    image, launches = (compiled or compile_kernels)(named, card, copies)
     entries: Calls = {
         entry: [
-            (name, list(call.args))
-            for call in sequence
-            for name in launches_of(names[call.kernel], launches)
+            (name, [place for call in run for place in call.args])
+            for run in runs
+            for name in launches_of(together.key(names[run[0].kernel], len(run)), launches)
         ]
-        for entry, sequence in calls.items()
+        for entry, runs in grouped.items()
     }
     return GpuProgram(card.arch, image, launches, entries)
 
 
-def compile_kernels(kernels: Kernels, card: Card) -> tuple[bytes, dict[str, Launch]]:
+def compile_kernels(
+    kernels: Kernels, card: Card, copies: Copies
+) -> tuple[bytes, dict[str, Launch]]:
     """An image of kernels by name, and how each is launched. Raises ``CompileError``."""
     target = TargetSpec.cuda(card)
     scheduled = {name: families.scheduled(kernel, target) for name, kernel in kernels.items()}
-    source, launches = cuda_source(scheduled, card.arch)
+    source, launches = cuda_source(scheduled, card.arch, copies)
     return nvrtc.compile_cubin(source, card.arch)[0], launches

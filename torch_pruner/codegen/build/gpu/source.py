@@ -12,7 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from torch_pruner import exc
-from torch_pruner.codegen.build.gpu.image import Launch
+from torch_pruner.codegen.build.gpu import together
+from torch_pruner.codegen.build.gpu.image import Launch, launches_of
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core, tf32
 from torch_pruner.codegen.tir.builders import (
@@ -27,7 +28,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from torch_pruner.codegen.parts.kernel import ScheduledKernel
 
@@ -49,6 +50,8 @@ typedef unsigned long long uint64_t;
 #define CUDART_NAN __longlong_as_double(0x7fffffffffffffffLL)
 """
 _NAME = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
+_KERNEL = re.compile(r'(?=^extern "C" __global__)', re.MULTILINE)
+_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
 _SHARED = re.compile(r"__shared__ alignas\(\d+\) ([\w ]+?) (\w+)\[(\d+)\];")
 _SIZES = {
     "float": 4, "double": 8, "half": 2, "ushort": 2, "short": 2, "int": 4, "uint": 4,
@@ -74,10 +77,15 @@ static __device__ __forceinline__ half4 make_half4(half x, half y, half z, half 
 """
 
 
-def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str, dict[str, Launch]]:
+def cuda_source(
+    kernels: Mapping[str, ScheduledKernel],
+    arch: str,
+    copies: Mapping[str, Collection[int]] | None = None,
+) -> tuple[str, dict[str, Launch]]:
     """CUDA C of all kernels, and how each is launched. ``arch``: ``sm_80``, ``sm_90a``, ...
 
     A kernel's second launch is under its name with "/1", and so on (``image.launches_of``).
+    ``copies``: of some kernels, for how many calls at once they are launched, too (``together``).
 
     Raises ``CompileError`` with TVM's message.
     """
@@ -104,7 +112,16 @@ def cuda_source(kernels: Mapping[str, ScheduledKernel], arch: str) -> tuple[str,
             name, number = found["name"], found["number"]
             key = f"{name}/{number}" if number else name
             launches[key] = _launch(func, kernels[name], shared)
-    return _preamble(code) + code, launches
+    wanted: dict[str, Collection[int]] = {}
+    for name, counts in (copies or {}).items():
+        kernel = kernels[name]
+        arguments = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
+        for key in launches_of(name, launches):
+            wanted[launches[key].symbol] = counts
+            for n in counts:
+                more = together.key(name, n) + key.removeprefix(name)
+                launches[more] = together.launch_of(launches[key], n, arguments)
+    return _preamble(code) + together.with_copies(_roomy(code), wanted), launches
 
 
 @contextlib.contextmanager
@@ -185,12 +202,26 @@ def _preamble(code: str) -> str:
     return "".join(parts)
 
 
+def _roomy(code: str) -> str:
+    """The source with as many registers as a block may have for kernels that use tensor cores.
+
+    The assembler else keeps registers free for other blocks, and to that end waits for each
+    fragment before it loads the next.
+    """
+    parts = _KERNEL.split(code)
+    wide = {m.group(1) for p in parts if tensor_core.NAME in p and (m := _NAME.match(p))}
+    for n, part in enumerate(parts):
+        if (name := _NAME.match(part)) and name.group(1) in wide:
+            parts[n] = _BOUNDS.sub(r"__launch_bounds__(\1, 1)", part, count=1)
+    return "".join(parts)
+
+
 def _dynamic_shared(code: str) -> tuple[str, dict[str, int]]:
     """The source with shared memory sized at launch, and how much each kernel takes.
 
     What a kernel declares may not exceed 48 KiB; what it is launched with may be all that there is.
     """
-    parts = re.split(r'(?=^extern "C" __global__)', code, flags=re.MULTILINE)
+    parts = _KERNEL.split(code)
     sizes: dict[str, int] = {}
     for n, part in enumerate(parts):
         name = _NAME.match(part)

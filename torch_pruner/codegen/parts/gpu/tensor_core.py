@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 M, N, K = 16, 8, 16
 SUMS = 4  # of a block, in each thread
+ROOM = 160  # registers of a thread for sums and fragments, of 255
 NAME = "torch_pruner_mma"
 SOURCE = r"""
 template <bool BF16>
@@ -51,58 +52,98 @@ __device__ __forceinline__ void torch_pruner_mma_block(float* c, const unsigned*
 #endif
 }
 
+// What a warp multiplies at positions k to k + 15 of the reduction, from shared memory.
+template <int MI, int NI, bool COLUMNS, bool TURNED>
+__device__ __forceinline__ void torch_pruner_fragments(unsigned (&left)[MI][4],
+                                                       unsigned (&right)[NI][2],
+                                                       const unsigned short* a, int lda,
+                                                       const unsigned short* b, int ldb, int k) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int i = 0; i < MI; ++i) {
+    if constexpr (TURNED) {
+      unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(
+          a + (k + (lane >> 4) * 8 + (lane & 7)) * lda + i * 16 + ((lane >> 3) & 1) * 8));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(left[i][0]), "=r"(left[i][1]), "=r"(left[i][2]), "=r"(left[i][3])
+                   : "r"(at));
+    } else {
+      unsigned at = static_cast<unsigned>(
+          __cvta_generic_to_shared(a + (i * 16 + (lane & 15)) * lda + k + (lane >> 4) * 8));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(left[i][0]), "=r"(left[i][1]), "=r"(left[i][2]), "=r"(left[i][3])
+                   : "r"(at));
+    }
+  }
+#pragma unroll
+  for (int j = 0; j + 1 < NI; j += 2) {  // two blocks of columns by one instruction
+    if constexpr (COLUMNS) {
+      unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(
+          b + ((j + (lane >> 4)) * 8 + (lane & 7)) * ldb + k + ((lane >> 3) & 1) * 8));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(right[j][0]), "=r"(right[j][1]), "=r"(right[j + 1][0]),
+                     "=r"(right[j + 1][1])
+                   : "r"(at));
+    } else {
+      unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(
+          b + (k + (lane & 15)) * ldb + (j + (lane >> 4)) * 8));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(right[j][0]), "=r"(right[j][1]), "=r"(right[j + 1][0]),
+                     "=r"(right[j + 1][1])
+                   : "r"(at));
+    }
+  }
+  if constexpr (NI % 2 == 1) {
+    constexpr int j = NI - 1;
+    if constexpr (COLUMNS) {
+      unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(
+          b + (j * 8 + (lane & 7)) * ldb + k + ((lane >> 3) & 1) * 8));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                   : "=r"(right[j][0]), "=r"(right[j][1])
+                   : "r"(at));
+    } else {
+      unsigned at = static_cast<unsigned>(
+          __cvta_generic_to_shared(b + (k + (lane & 15)) * ldb + j * 8));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                   : "=r"(right[j][0]), "=r"(right[j][1])
+                   : "r"(at));
+    }
+  }
+}
+
 // The warp's MI x NI blocks, over DEPTH positions of the reduction. A's lines are rows, or
 // positions of the reduction where TURNED says so; B's are positions of the reduction, or columns
-// where COLUMNS says so.
-template <int MI, int NI, int DEPTH, bool BF16, bool COLUMNS, bool TURNED>
+// where COLUMNS says so. With HELD of two the next fragments are on their way while these are
+// multiplied: the assembler keeps the order of these instructions, and waits for each load else.
+template <int MI, int NI, int DEPTH, bool BF16, bool COLUMNS, bool TURNED, int HELD>
 __device__ __forceinline__ void torch_pruner_mma(float* acc, const void* tile_a, int lda,
                                                  const void* tile_b, int ldb) {
   const unsigned short* a = static_cast<const unsigned short*>(tile_a);
   const unsigned short* b = static_cast<const unsigned short*>(tile_b);
-  const int lane = threadIdx.x & 31;
+  unsigned left[HELD][MI][4], right[HELD][NI][2];
+  torch_pruner_fragments<MI, NI, COLUMNS, TURNED>(left[0], right[0], a, lda, b, ldb, 0);
 #pragma unroll
   for (int k = 0; k < DEPTH; k += 16) {
-    unsigned left[MI][4], right[NI][2];
-#pragma unroll
-    for (int i = 0; i < MI; ++i) {
-      if constexpr (TURNED) {
-        unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(
-            a + (k + (lane >> 4) * 8 + (lane & 7)) * lda + i * 16 + ((lane >> 3) & 1) * 8));
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(left[i][0]), "=r"(left[i][1]), "=r"(left[i][2]), "=r"(left[i][3])
-                     : "r"(at));
-      } else {
-        unsigned at = static_cast<unsigned>(
-            __cvta_generic_to_shared(a + (i * 16 + (lane & 15)) * lda + k + (lane >> 4) * 8));
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(left[i][0]), "=r"(left[i][1]), "=r"(left[i][2]), "=r"(left[i][3])
-                     : "r"(at));
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < NI; ++j) {
-      if constexpr (COLUMNS) {
-        unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(
-            b + (j * 8 + (lane & 7)) * ldb + k + ((lane >> 3) & 1) * 8));
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(right[j][0]), "=r"(right[j][1])
-                     : "r"(at));
-      } else {
-        unsigned at = static_cast<unsigned>(
-            __cvta_generic_to_shared(b + (k + (lane & 15)) * ldb + j * 8));
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(right[j][0]), "=r"(right[j][1])
-                     : "r"(at));
-      }
-    }
+    const int now = k / 16 % HELD, next = (k / 16 + 1) % HELD;
+    if (HELD > 1 && k + 16 < DEPTH)
+      torch_pruner_fragments<MI, NI, COLUMNS, TURNED>(left[next], right[next], a, lda, b, ldb,
+                                                      k + 16);
 #pragma unroll
     for (int i = 0; i < MI; ++i)
 #pragma unroll
       for (int j = 0; j < NI; ++j)
-        torch_pruner_mma_block<BF16>(acc + (i * NI + j) * 4, left[i], right[j]);
+        torch_pruner_mma_block<BF16>(acc + (i * NI + j) * 4, left[now][i], right[now][j]);
+    if (HELD == 1 && k + 16 < DEPTH)
+      torch_pruner_fragments<MI, NI, COLUMNS, TURNED>(left[0], right[0], a, lda, b, ldb, k + 16);
   }
 }
 """
+
+
+def fragments_held(rows: int, columns: int) -> int:
+    """For how many steps of the reduction a warp keeps fragments: two where registers allow it."""
+    fragments = rows // M * 4 + columns // N * 2
+    return 2 if rows * columns // WARP + 2 * fragments <= ROOM else 1
 
 
 def place(lane: Expr, number: Expr | int, columns: int) -> tuple[Expr, Expr]:
@@ -140,7 +181,8 @@ def multiply(
         lines = "true" if columns_first else "false"
         turned = "true" if rows_turned else "false"
         blocks = f"{rows // M}, {columns // N}, {depth}"
-        name = f"{NAME}<{blocks}, {bf16}, {lines}, {turned}>"
+        held = fragments_held(rows, columns)
+        name = f"{NAME}<{blocks}, {bf16}, {lines}, {turned}, {held}>"
         if str(left.dtype) == "float32":
             name = f"{tf32.NAME}<{blocks}, {lines}, {turned}>"
         places = T.address_of(sums[acc(0)]), T.address_of(left[a_first]), lda
