@@ -21,6 +21,7 @@ from torch_pruner.devices import device_for
 pytestmark = [pytest.mark.tvm, pytest.mark.cuda]
 ASKED = {"target": {"kind": "cuda"}}
 HALF = 2e-2  # of the largest result
+ROUNDED = 2e-3  # of convolutions: torch lets both sides round their operands to tf32
 
 
 def mixed() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -39,13 +40,13 @@ def test_a_network(cold) -> None:
     net, given = mixed()
     compiled = cold.compile(net, **ASKED)
     for mine, theirs in zip(compiled(*given), net(*given), strict=True):
-        assert_close(mine, theirs, 1e-4)
+        assert_close(mine, theirs, ROUNDED)
     report = tp.last_report()
     assert report is not None
     assert report.ops_compiled == report.ops_total
     net.up.weight.mul_(2)
     for mine, theirs in zip(compiled(*given), net(*given), strict=True):
-        assert_close(mine, theirs, 1e-4)
+        assert_close(mine, theirs, ROUNDED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -116,7 +117,7 @@ def test_the_callers_stream(cold) -> None:
         assert not stream.query(), "the call waited for the device"
     stream.synchronize()
     for mine, theirs in zip(got, want, strict=True):
-        assert_close(mine, theirs, 1e-4)
+        assert_close(mine, theirs, ROUNDED)
 
 
 @torch.no_grad()
@@ -145,7 +146,7 @@ def test_a_graph_of_torch_captures_a_call(cold) -> None:
     x.add_(1)
     graph.replay()
     for mine, theirs in zip(out, net(x, at), strict=True):
-        assert_close(mine, theirs, 1e-4)
+        assert_close(mine, theirs, ROUNDED)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -183,7 +184,7 @@ def test_cuda_graphs(cold, caplog) -> None:
         given = x + k
         got = [t.clone() for t in compiled(given, at)]
         for mine, theirs in zip(got, net(given, at), strict=True):
-            assert_close(mine, theirs, 1e-4)
+            assert_close(mine, theirs, ROUNDED)
     assert "not recorded" not in caplog.text
 
 

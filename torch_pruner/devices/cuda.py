@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 ANY_GPU: Final = '{"kind":"cuda"}'  # the option ``target``: the GPU at hand, whichever it is
 UNTRIED: Final = (
-    "graphs on %s run in eager: code for GPUs has not been tried on one; target={'kind': 'cuda'}"
+    "graphs on %s run in eager: code for GPUs has been tried on too few; target={'kind': 'cuda'}"
     " compiles them all the same"
 )
 DTYPES: Final = DEFAULT_DTYPES | {"float16"}
@@ -128,7 +128,7 @@ class CudaDevice(Device):
 
     @classmethod
     def claim(cls, where: torch.device, config: Config) -> Device | None:
-        """As long as nothing of it has run on a GPU, it is for who asks: "auto" is eager there."""
+        """As long as it has run on one GPU alone, it is for who asks: "auto" is eager there."""
         found = _at_hand(where.index or 0) if where.type == "cuda" else None
         if found is None:
             return None
