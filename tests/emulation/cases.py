@@ -114,6 +114,10 @@ MORE: dict[str, list[Graph]] = {
         for rows, depth, columns in ((1, 64, 48), (33, 130, 35))
         for first in ("int8", "uint8")
     ],
+    "filtered_gradient": [
+        K.weight_gradient(16, 9, 32, 3, 1, 1),
+        K.weight_gradient(16, 7, 16, 3, 1, 0, rank=1),
+    ],
     "gradient": [
         K.weight_gradient(5, 9, 20, 3, 2, 1),
         K.weight_gradient(16, 8, 24, 1, 1, 0),

@@ -42,6 +42,7 @@ SPECS = {
     "int4_rows": G.int4(2),
     "int4_panels": G.int4(64),
     "int8_products": G.byte_product(),
+    "filtered_gradient": G.weight_gradient(),
     "gradient": G.weight_gradient(),
     "outer_products": K.turned(64, 96, 128),
     "bf16_tiles": K.linear(64, 64, 64, dtype="bfloat16"),

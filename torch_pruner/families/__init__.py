@@ -34,6 +34,7 @@ NAMES = (
     "int4_rows",
     "int4_panels",
     "int8_products",
+    "filtered_gradient",
     "gradient",
     "bf16_tiles",
     "bf16_pairs",

@@ -113,6 +113,7 @@ _NAMES = {
     "contraction": "vl tm nv mc order ku pack par ahead kb",
     "depthwise": "vl tw th nv mc order par",
     "elementwise": "vl chunk par",
+    "filtered_gradient": "vl tm nv tb cs ns ku par",
     "gradient": "vl tm nv mc lb par",
     "in_place": "vl nv nc nb ahead par",
     "int4_panels": "vl tm nv mc order ku pack par ahead kb",
@@ -171,7 +172,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("conv", ["winograd", "contraction"]),
         ("five taps", ["contraction"]),
         ("turned", ["outer_products", "contraction"]),
-        ("weight gradient", ["gradient", "contraction"]),
+        ("weight gradient", ["filtered_gradient", "gradient", "contraction"]),
         ("depthwise", ["depthwise"]),
         ("softmax", ["rows"]),
         ("outer sum", ["columns", "lane_per_row", "rows"]),
@@ -235,7 +236,7 @@ def test_gradients_along_a_long_line_are_summed_in_parts() -> None:
     x = b.permute(b.input(0, (2, 4096, 16), "float32"), (2, 0, 1))
     grad = b.permute(b.input(1, (2, 4096, 32), "float32"), (2, 0, 1))
     y = b.append(
-        "conv", (x, grad), (16, 32, 3), "float32", stride=(1,), lo=(1,), hi=(1,), dilation=(1,),
+        "conv", (x, grad), (16, 32, 5), "float32", stride=(1,), lo=(2,), hi=(2,), dilation=(1,),
         groups=1,
     )  # fmt: skip
     task = Task("kernel", b.finish([y]), _TARGETS["512"], 4)

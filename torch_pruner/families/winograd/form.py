@@ -116,13 +116,26 @@ class Winograd:
         return -(-blocks // each), each
 
     def input_transform(self) -> list[Matrix]:
-        return [_INPUT if t > 1 else _ONE for t in self.tile]
+        return [transforms(t).input for t in self.tile]
 
     def weight_transform(self) -> list[Matrix]:
-        return [_WEIGHT if t > 1 else _ONE for t in self.tile]
+        return [transforms(t).weight for t in self.tile]
 
     def output_transform(self) -> list[Matrix]:
-        return [_OUTPUT if t > 1 else _ONE for t in self.tile]
+        return [transforms(t).output for t in self.tile]
+
+
+class Transforms(NamedTuple):
+    """The matrices of one dimension."""
+
+    input: Matrix
+    weight: Matrix
+    output: Matrix
+
+
+def transforms(tile: int) -> Transforms:
+    """Of tiles with so many inputs: four, or one where a kernel has a single tap."""
+    return Transforms(_INPUT, _WEIGHT, _OUTPUT) if tile > 1 else Transforms(_ONE, _ONE, _ONE)
 
 
 def winograd_of(graph: Graph) -> Winograd | None:
@@ -151,7 +164,7 @@ def transformed(weights: Array) -> Array:
     """``G g G^T`` of weights (o, i, *kernel) as (1, positions * i, o), rounded once."""
     result = weights.astype(np.float64)
     for d, taps in enumerate(weights.shape[2:], 2):
-        matrix = np.array(_WEIGHT if taps > 1 else _ONE)
+        matrix = np.array(transforms(taps).weight)
         result = np.moveaxis(np.tensordot(matrix, result, (1, d)), 0, d)
     outputs, channels = weights.shape[:2]
     flat = result.reshape(outputs, channels, -1).astype(weights.dtype)

@@ -77,15 +77,24 @@ def _pass(
 
 
 def _sum(row: Sequence[float], term: Callable[[int], Expr]) -> Expr:
-    """A sum of terms with factors of one size, the positive ones first."""
-    signs = sorted((i for i, c in enumerate(row) if c), key=lambda i: row[i] < 0)
+    """A sum of terms with factors; those of one size are added up before they are scaled."""
     total: Expr | None = None
-    for i in signs:
+    for size in sorted({abs(c) for c in row if c}, reverse=True):
+        part = _signed([(i, c > 0) for i, c in enumerate(row) if abs(c) == size], term)
+        part = part if size == 1 else T.const(size, "float32") * part
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _signed(terms: Sequence[tuple[int, bool]], term: Callable[[int], Expr]) -> Expr:
+    """The sum of terms, each of them positive or not; the positive ones come first."""
+    total: Expr | None = None
+    for i, positive in sorted(terms, key=lambda of: not of[1]):
         value = term(i)
         if total is None:
-            total = value if row[i] > 0 else T.const(-1.0, "float32") * value
+            total = value if positive else T.const(-1.0, "float32") * value
         else:
-            total = total + value if row[i] > 0 else total - value
+            total = total + value if positive else total - value
     assert total is not None
-    size = max(map(abs, row))
-    return total if size == 1 else T.const(size, "float32") * total
+    return total
