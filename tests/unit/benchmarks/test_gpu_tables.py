@@ -1,10 +1,14 @@
-"""The tables of the GPU's benchmarks from made-up rows: none of them has run on a card here."""
+"""The tables of the GPU's benchmarks from made-up rows."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-from benchmarks.gpu import networks, stock
+from benchmarks.gpu import kernels, networks, stock
+from torch_pruner.cards import CARDS
+from torch_pruner.graph.ir import GraphBuilder
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
 
 
 def kernel(**fields):
@@ -52,3 +56,19 @@ def test_a_contestant_that_is_not_installed_is_an_empty_cell() -> None:
     found = dict(zip(header, cells, strict=True))
     assert (found["vs eager"], found["vs inductor-max-graphs"]) == ("4.00", "2.00")
     assert found["tensorrt"] == found["vs tensorrt"] == ""
+
+
+def test_kernels_beside_the_bound_and_the_vendor() -> None:
+    drafts = [{"seconds": s} for s in (3e-6, 2e-6, None)]
+    row = {"name": "k", "weight": 4, "bound_s": 1e-6, "vendor_s": None, "drafts": drafts}
+    line = kernels.render([row]).splitlines()[-1]
+    assert line == "| k | 4 | 1 us | 3 us | 2 us | 2 of 3 |  |"
+
+
+def test_drafts_of_a_kernel_are_in_the_order_of_what_is_expected() -> None:
+    b = GraphBuilder()
+    x = b.input(0, (64, 128), "float32")
+    spec = b.finish([b.reduce("sum", x, [1])])
+    found = kernels.drafted(Task("t", spec, TargetSpec.cuda(CARDS["h100"]), 1), 2)
+    assert found == sorted(found, key=lambda pair: pair[0])
+    assert {c.sketch for _, c in found} >= {"gpu_rows"}
