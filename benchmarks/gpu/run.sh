@@ -34,6 +34,7 @@ step tests "$python" -m pytest -m cuda -q --every -n 8 tests/gpu/test_gpu_kernel
 OMP_NUM_THREADS="${OMP_NUM_THREADS:-3}" step networks "$python" -m benchmarks.gpu.networks --together \
   --effort none --batch 1 --contestants eager,pruner,pruner-graphs,inductor-graphs \
   --networks bert_base,gpt2,llama,vit,resnet50 --cache-dir "$out/cache" --out "$out/networks.json"
+step timeline "$python" -m benchmarks.gpu.timeline --cache-dir "$out/cache" --out "$out/timeline.json"
 step tasks "$python" -m benchmarks.gpu.kernels --networks bert_base --write-tasks "$out/tasks.json"
 step kernels "$python" -m benchmarks.gpu.kernels --tasks "$out/tasks.json" --count 12 \
   --records "$out/records.jsonl" --out "$out/kernels.json"

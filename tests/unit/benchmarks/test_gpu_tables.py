@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from benchmarks.gpu import kernels, networks, stock
+from benchmarks.gpu import kernels, networks, stock, timeline
 from torch_pruner.cards import CARDS
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.target import TargetSpec
@@ -72,3 +72,16 @@ def test_drafts_of_a_kernel_are_in_the_order_of_what_is_expected() -> None:
     found = kernels.drafted(Task("t", spec, TargetSpec.cuda(CARDS["h100"]), 1), 2)
     assert found == sorted(found, key=lambda pair: pair[0])
     assert {c.sketch for _, c in found} >= {"gpu_rows"}
+
+
+def test_a_timeline_tells_kernels_from_what_lies_between() -> None:
+    ran = [timeline.Ran("a", 0, 4), timeline.Ran("b", 6, 8), timeline.Ran("a", 7, 10)]
+    found = timeline.divided(ran)
+    assert (found["kernels"], found["busy_us"], found["between_us"]) == (3, 8, 2)
+    assert found["by_name"] == {"a": [2, 7], "b": [1, 2]}
+    assert timeline.per_call([*ran, timeline.Ran("a", 20, 21)], 2) == [
+        [ran[0], ran[1]],
+        [ran[2], timeline.Ran("a", 20, 21)],
+    ]
+    text = timeline.render([{"contestant": "pruner", "median_us": 30.0, **found}])
+    assert "| pruner | 30 us | 3 | 8 us | 2 us | 20 us |" in text
