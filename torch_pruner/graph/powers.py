@@ -1,5 +1,6 @@
 """Exponentials of which less is asked: those known not to exceed one, of values less their maximum,
-as a softmax has; those that are only added to one, as a sigmoid has."""
+as a softmax has, or of squares with a negative factor, as a bell curve has; those that are only
+added to one, as a sigmoid has."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ if TYPE_CHECKING:
 
 
 def is_at_most_one(graph: Graph, at: int) -> bool:
-    """Whether the node is exp(x - m), m the maximum of x along some axes, or NaN.
+    """Whether the node is exp(c x x), c not positive, or exp(x - m), m the maximum of x along some
+    axes, or NaN.
 
     Where m is -inf, another constant may stand for it: then all of x is -inf.
     """
     node = graph.nodes[at]
     if node.op != "exp":
         return False
+    if _is_negative_square(graph, graph.nodes[node.inputs[0]]):
+        return True
     difference = graph.nodes[node.inputs[0]]
     if difference.op != "sub":
         return False
@@ -34,6 +38,15 @@ def is_at_most_one(graph: Graph, at: int) -> bool:
     axes = found.attr("axes")
     kept = tuple(1 if i in axes else n for i, n in enumerate(graph.nodes[x].shape))
     return graph.nodes[row].shape == kept
+
+
+def _is_negative_square(graph: Graph, node: Node) -> bool:
+    if node.op != "mul":
+        return False
+    given = [graph.nodes[_spread(graph, i)] for i in node.inputs]
+    squares = [n for n in given if n.op == "mul" and n.inputs[0] == n.inputs[1]]
+    factors = [n for n in given if n.op == "const" and const_value(n) <= 0]
+    return len(squares) == len(factors) == 1
 
 
 def is_beside_one(graph: Graph, at: int) -> bool:

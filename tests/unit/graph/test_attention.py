@@ -82,6 +82,16 @@ def test_powers_of_a_softmax_are_at_most_one(change: str) -> None:
     assert is_at_most_one(graph, graph.outputs[0]) == (change in ("", "guard"))
 
 
+@pytest.mark.parametrize(("factor", "square"), [(-0.5, True), (0.5, True), (-0.5, False)])
+def test_powers_of_a_bell_curve_are_at_most_one(factor: float, square: bool) -> None:
+    b = GraphBuilder()
+    x, y = b.input(0, (4, 8), "float32"), b.input(1, (4, 8), "float32")
+    product = b.pointwise("mul", x, x if square else y)
+    power = b.pointwise("exp", b.pointwise("mul", product, b.const(factor, "float32")))
+    graph = b.finish([power])
+    assert is_at_most_one(graph, graph.outputs[0]) == (factor < 0 and square)
+
+
 @pytest.mark.parametrize("change", ["", "two", "read"])
 def test_powers_of_a_sigmoid_are_beside_one(change: str) -> None:
     b = GraphBuilder()

@@ -310,10 +310,14 @@ def log1p(b: Bindings, x: Expr) -> Expr:
 
 def erf(b: Bindings, x: Expr) -> Expr:
     x = b(x)
-    a = b(clamp(T.abs(x), 0.0, 4.0))
+    magnitude = b(T.abs(x))
+    a = b(T.Select(magnitude > f32(4.0), f32(4.0), magnitude))
     near = b(a * horner(b(a * a), _ERF))
-    m, n = _reduce_exp2(b, b(horner(a, _LOG2_ERFC)))
-    far = b(f32(1.0) - (m + f32(1.0)) * _power_of_two(n))
+    exponent = b(horner(a, _LOG2_ERFC))  # -27 at least
+    shifted = b(exponent + f32(_MAGIC + 127))
+    r = b(exponent - b(shifted - f32(_MAGIC + 127)))
+    power = T.reinterpret("float32", T.shift_left(_bits(shifted), i32(23)))
+    far = b(f32(1.0) - (b(r * horner(r, _EXP2)) + f32(1.0)) * power)
     return _with_sign(T.Select(a < f32(0.9), near, far), x)
 
 
