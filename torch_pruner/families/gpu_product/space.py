@@ -126,8 +126,9 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         unique = float(traffic_bytes(self.task.spec))
         contiguous = np.minimum(c.bk, c.bn) * item
         each, pace = self.busy(blocks, threads, self.resident(threads, shared, registers))
-        # Reading a tile's row and column from shared memory takes a share of the issue slots.
-        issue = c.tm * c.tn / (c.tm * c.tn + 0.5 * (c.tm + c.tn))
+        # Shared memory hands a warp a value of each thread in a cycle, in which a multiprocessor
+        # does four of its multiply-adds.
+        issue = np.minimum(1.0, c.tm * c.tn / (4.0 * (c.tm + c.tn)))
         spilled = np.minimum(1.0, REGISTERS / registers)
         useful = threads / (np.ceil(threads / WARP) * WARP)
         fastest = card.tf32_flops if self._tf32 else card.peak_flops(self._dtype)
