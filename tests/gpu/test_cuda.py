@@ -87,6 +87,24 @@ def test_gradients_in_half_precision(cold, dtype) -> None:
         assert_close(mine.grad, theirs.grad, HALF)
 
 
+class Siblings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(x) for layer in self.layers]
+
+
+@torch.no_grad()
+def test_products_of_one_input_are_launched_together(cold) -> None:
+    net, x = Siblings().to("cuda", torch.float16), torch.randn(40, 128).to("cuda", torch.float16)
+    compiled = cold.compile(net, **ASKED)
+    for _ in range(2):
+        for mine, theirs in zip(compiled(x), net(x), strict=True):
+            assert_close(mine, theirs, HALF)
+
+
 @torch.no_grad()
 def test_a_fresh_thread(cold) -> None:
     """A thread that has done nothing on the device yet calls what another has compiled."""

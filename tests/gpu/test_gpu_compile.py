@@ -215,3 +215,21 @@ def test_kernels_for_a_card_that_is_not_at_hand(cold, monkeypatch) -> None:
 def test_a_card_that_nobody_knows(cold) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="h200"):
         cold.compile(nn.Linear(4, 4), target={"kind": "cuda", "model": "voodoo"})(torch.ones(1, 4))
+
+
+class Siblings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(24, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(x) for layer in self.layers]
+
+
+@torch.no_grad()
+def test_products_of_one_input_are_launched_together(cold, card) -> None:
+    net, x = Siblings(), torch.randn(5, 24)
+    compiled = cold.compile(net)
+    for _ in range(2):
+        agree(compiled(x), net(x))
+    assert all("_x3" in symbol for symbol, *_ in card.driver.launched)
