@@ -17,9 +17,11 @@ from benchmarks.models import (
     dcgan,
     deeplab,
     densenet,
+    images,
     inception,
     mobilenet,
     resnet,
+    sequences,
     transformer,
     unet,
     vision,
@@ -144,9 +146,9 @@ def _tokens(vocabulary: int, length: int = 128) -> Callable[[int, torch.dtype], 
     return inputs
 
 
-def _pixels(size: int) -> Callable[[int, torch.dtype], Inputs]:
+def _pixels(rows: int, columns: int = 0) -> Callable[[int, torch.dtype], Inputs]:
     def inputs(batch: int, dtype: torch.dtype) -> Inputs:
-        return {"pixel_values": torch.randn(batch, 3, size, size).to(dtype)}
+        return {"pixel_values": torch.randn(batch, 3, rows, columns or rows).to(dtype)}
 
     return inputs
 
@@ -155,6 +157,33 @@ def _latents(batch: int, dtype: torch.dtype) -> Inputs:
     """What a step of Stable Diffusion takes: latents, the time step, and a text of 77 tokens."""
     latents, text = torch.randn(batch, 4, 32, 32), torch.randn(batch, 77, 768)
     return latents.to(dtype), torch.full((batch,), 500.0), text.to(dtype)
+
+
+def _step_and_class(batch: int, dtype: torch.dtype) -> Inputs:
+    """What a step of a diffusion transformer takes: latents, the time step and a class."""
+    latents = torch.randn(batch, 4, 32, 32).to(dtype)
+    return latents, torch.full((batch,), 500.0), torch.randint(1000, (batch,))
+
+
+def _positions(vocabulary: int, length: int) -> Callable[[int, torch.dtype], Inputs]:
+    """Tokens without a name."""
+
+    def inputs(batch: int, _dtype: torch.dtype) -> Inputs:
+        return (torch.randint(vocabulary, (batch, length)),)
+
+    return inputs
+
+
+def _graph(batch: int, dtype: torch.dtype) -> Inputs:
+    """``batch`` graphs side by side, of 2,000 nodes with 256 features and 16,000 edges."""
+    nodes, edges = 2000 * batch, 16000 * batch
+    source, target = torch.randint(nodes, (2, edges))
+    return torch.randn(nodes, 256).to(dtype), source, target
+
+
+def _clicks(batch: int, dtype: torch.dtype) -> Inputs:
+    """Requests of a recommender: 13 numbers and 26 categories."""
+    return torch.randn(batch, 13).to(dtype), torch.randint(20000, (batch, 26))
 
 
 def _image_network(name: str, title: str, builder: Callable[[], nn.Module], *shape: int) -> Network:
@@ -272,6 +301,66 @@ NETWORKS: dict[str, Network] = {
                     _whole(partial(unet.UNet, widths=(64, 128, 256, 256), heads=32)),
                     _latents,
                     kind="convolution",
+                ),
+                _image_network("detector", "One-stage detector", images.Detector, 3, 320, 416),
+                _image_network("decoder", "Decoder of latents", images.LatentDecoder, 4, 32, 32),
+                _image_network("convmixer", "ConvMixer", images.ConvMixer, 3, 224, 224),
+                _image_network("video", "X3D (small)", images.VideoNet, 3, 13, 160, 160),
+                Network(
+                    "segformer_b0", "SegFormer-B0", _whole(vision.segformer_b0), _pixels(250, 330)
+                ),
+                Network("mobilevit_s", "MobileViT-S", _whole(vision.mobilevit_s), _pixels(256)),
+                Network(
+                    "dit_s", "DiT-S", _convolutional(images.DiffusionTransformer), _step_and_class
+                ),
+                Network(
+                    "t5_encoder",
+                    "T5's encoder",
+                    transformer.t5_encoder,
+                    _tokens(32000, 40),
+                    batches=(32,),
+                    depth=6,
+                    kind="language",
+                ),
+                Network(
+                    "wav2vec2",
+                    "wav2vec 2.0",
+                    transformer.wav2vec2,
+                    _normal(32000),
+                    depth=12,
+                    default_layers=6,
+                    kind="sequence",
+                ),
+                Network(
+                    "separation",
+                    "Conv-TasNet",
+                    _convolutional(sequences.Separation),
+                    _normal(1, 16000),
+                    kind="sequence",
+                ),
+                Network(
+                    "state_space",
+                    "State-space model",
+                    _whole(sequences.StateSpaceModel),
+                    _positions(32000, 256),
+                    kind="sequence",
+                ),
+                Network("graph", "Graph attention", _whole(sequences.GraphNet), _graph),
+                Network(
+                    "recommender",
+                    "DLRM",
+                    _whole(sequences.Recommender),
+                    _clicks,
+                    batches=(1, 128),
+                    kind="recommender",
+                ),
+                Network(
+                    "tagger",
+                    "Recurrent tagger",
+                    _whole(sequences.Tagger),
+                    _positions(20000, 64),
+                    batches=(1, 8),
+                    kind="sequence",
                 ),
             )
         ),

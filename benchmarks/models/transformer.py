@@ -19,7 +19,10 @@ from transformers import (
     MistralConfig,
     OPTConfig,
     ResNetConfig,
+    T5Config,
+    T5EncoderModel,
     ViTConfig,
+    Wav2Vec2Config,
 )
 
 from benchmarks.models.blocks import RESIDUAL_GAIN
@@ -114,3 +117,13 @@ def detr(layers: int, attention: str) -> nn.Module:
         for block in stage.layers:
             block.layer[-1].normalization.weight.mul_(RESIDUAL_GAIN)
     return network
+
+
+def t5_encoder(layers: int, _attention: str) -> nn.Module:
+    """The encoder of T5-small: relative positions, normalisation by the root mean square."""
+    return T5EncoderModel(T5Config(num_layers=layers, use_cache=False))
+
+
+def wav2vec2(layers: int, attention: str) -> nn.Module:
+    """wav2vec 2.0's base: filters over a wave of 16 kHz, then a transformer."""
+    return _from_config(Wav2Vec2Config(num_hidden_layers=layers), attention)

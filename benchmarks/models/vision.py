@@ -6,9 +6,12 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForImageClassification,
+    AutoModelForSemanticSegmentation,
     ConvNextConfig,
     EfficientNetConfig,
+    MobileViTConfig,
     RegNetConfig,
+    SegformerConfig,
     SwinConfig,
 )
 
@@ -70,4 +73,18 @@ def _efficientnet(config: EfficientNetConfig) -> nn.Module:
     for block in network.efficientnet.encoder.blocks:
         if block.projection.apply_dropout:  # a shortcut leads around it
             block.projection.project_bn.weight.data.mul_(RESIDUAL_GAIN**2)
+    return network
+
+
+def segformer_b0() -> nn.Module:
+    """SegFormer-B0 (Xie et al., 2021): a hierarchical transformer and a head of linear layers."""
+    network = AutoModelForSemanticSegmentation.from_config(SegformerConfig(num_labels=150))
+    randomise(network, torch.default_generator)
+    return network
+
+
+def mobilevit_s() -> nn.Module:
+    """MobileViT-S (Mehta and Rastegari, 2022): what ``MobileViTConfig`` describes by default."""
+    network = AutoModelForImageClassification.from_config(MobileViTConfig(num_labels=1000))
+    randomise(network, torch.default_generator)
     return network

@@ -6,7 +6,10 @@ import pytest
 
 from tests.families import kernels as K
 from torch_pruner.codegen.parts.concatenation import joined_innermost
+from torch_pruner.families.sweeps import lanes_of
 from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
 
 pytestmark = pytest.mark.tvm
 
@@ -57,3 +60,24 @@ def test_elements_of_another_part_are_asked_for() -> None:
     assert joined_innermost(spec) is None
     outputs, expected, _ = K.run(spec, "elementwise", {"vl": 16, "chunk": 2, "par": 1})
     assert K.error(outputs, expected) < 1e-6
+
+
+def test_rows_that_are_looked_up_lie_side_by_side() -> None:
+    b = GraphBuilder()
+    tables = [b.input(k, (50, 20), "float32") for k in range(3)]
+    at = b.input(3, (40, 3), "int64")
+    parts = []
+    for k, table in enumerate(tables):
+        column = b.reshape(b.slice(at, [0, k], [40, 1]), (40,))
+        rows = b.append("take", (table, column), (40, 20), "float32", dim=0)
+        parts.append(b.reshape(rows, (40, 1, 20)))
+    spec = b.finish([b.append("cat", parts, (40, 3, 20), "float32", dim=1)])
+    found = joined_innermost(spec)
+    assert found is not None
+    assert found[1] == -2
+    assert (
+        lanes_of(Task("kernel", spec, TargetSpec.detect(1), 1)) * 4
+        == TargetSpec.detect(1).vector_bytes
+    )
+    outputs, expected, _ = K.run(spec, "elementwise", {"vl": 8, "chunk": 50, "par": 1})
+    assert K.error(outputs, expected) == 0

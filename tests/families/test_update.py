@@ -49,7 +49,7 @@ CASES = {
 }
 
 
-def graph(case: Case, *, in_place: bool) -> Graph:
+def graph(case: Case, *, in_place: bool = False, adds: bool = False) -> Graph:
     """A kernel of an update, whose cache and result lie in ``case.order``."""
     b = GraphBuilder()
     order = case.order or tuple(range(len(case.shape)))
@@ -58,7 +58,8 @@ def graph(case: Case, *, in_place: bool) -> Graph:
     rows = (*case.shape[: case.dim], *case.places, *case.shape[case.dim + case.indices :])
     given = [b.input(2 + k, case.places, "int64") for k in range(case.indices)]
     put = (x, b.input(1, rows, case.dtype), *given)
-    out = b.append("update", put, case.shape, case.dtype, dim=case.dim, in_place=in_place)
+    attrs = {"dim": case.dim} if adds else {"dim": case.dim, "in_place": in_place}
+    out = b.append("accumulate" if adds else "update", put, case.shape, case.dtype, **attrs)
     return b.finish([b.permute(out, order)])
 
 
@@ -79,6 +80,21 @@ def test_kernels_do_as_the_reference(name: str, in_place: bool) -> None:
         kernel = schedule(spec, "update", decisions)
         compile_kernel(kernel, task.target).bind([*given, out])()
         np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("name", ["a prompt", "the first axis", "a line", "positions of two axes"])
+def test_rows_are_added_in_their_order(name: str) -> None:
+    spec = graph(CASES[name], adds=True)
+    task = Task("kernel", spec, TargetSpec.detect(2), 2)
+    (sketch,) = sketches_for(task)
+    given = [K.aligned(a.shape, a.dtype.name) for a in check.random_inputs(spec, 0)]
+    for array, value in zip(given, check.random_inputs(spec, 0), strict=True):
+        array[...] = value if array.dtype == np.float32 else value.flat[0]  # all in one place
+    (expected,) = evaluate(spec, given)
+    for decisions in K.points(sketch, 2):
+        out = aligned(expected.shape, "float32")
+        compile_kernel(schedule(spec, "update", decisions), task.target).bind([*given, out])()
+        np.testing.assert_allclose(out, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("places", [[7, 7, 7], [-1, 0, -40]], ids=["one place", "from the end"])

@@ -99,9 +99,36 @@ def whole_nodes(spec: Graph, rows: RowDomain) -> set[int]:
 
 
 def lanes_of(task: Task) -> int:
-    nodes, ends = task.spec.nodes, (*task.spec.inputs, *task.spec.outputs)
+    nodes, positions = task.spec.nodes, _positions_alone(task.spec)
+    ends = (*(i for i in task.spec.inputs if i not in positions), *task.spec.outputs)
     item = max((ITEMSIZE[nodes[i].dtype] for i in ends), default=4)
     return max(1, task.target.vector_bytes // max(item, 4))
+
+
+def _positions_alone(spec: Graph) -> set[int]:
+    """Nodes of which nothing is computed but where something lies: a number for a vector."""
+    found: set[int] = set()
+    users = spec.users()
+    for i in reversed(range(len(spec.nodes))):
+        if i in spec.outputs or not users[i]:
+            continue
+        if all(u in found or i in _named(spec, u) for u in users[i]):
+            found.add(i)
+    return found
+
+
+def _named(spec: Graph, node: int) -> tuple[int, ...]:
+    """Operands that say where the node finds or puts what lies next to each other."""
+    n = spec.nodes[node]
+    if n.kind is OpKind.UPDATE:
+        named, inner = n.inputs[2:], n.attr("dim") + len(n.inputs) - 2
+    elif n.op == "take":
+        named, inner = n.inputs[1:], n.attr("dim") + 1
+    else:
+        return ()
+    data = n.inputs[: len(n.inputs) - len(named)]
+    inside = inner < len(spec.nodes[n.inputs[0]].shape)
+    return named if inside and not set(data) & set(named) else ()
 
 
 def innermost(task: Task, reduction: int) -> int:

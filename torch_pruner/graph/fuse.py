@@ -173,7 +173,8 @@ def _choose_buffers(state: State) -> None:
             continue
         read_by = _readers_of_value(state, i)
         anchors = [r for r in read_by if state.node(r).kind in (OpKind.CONTRACT, OpKind.WINDOW)]
-        shared = len(read_by) > 1 and (heavy[i] or size[i] > 3 or node.kind is OpKind.INJECTIVE)
+        costly = heavy[i] or size[i] > 3 or node.kind is OpKind.INJECTIVE
+        shared = len(read_by) > 1 and costly and not _meet(state, i, read_by)
         repeated = heavy[i] and any(_repeats(state, i, r) for r in read_by)
         reduced = node.kind is OpKind.INJECTIVE and any(
             state.node(r).kind is OpKind.REDUCE for r in read_by
@@ -182,6 +183,30 @@ def _choose_buffers(state: State) -> None:
         if anchors or shared or repeated or reduced or apart or size[i] > _MAX_INLINE:
             state.buffers.add(i)
             size[i], heavy[i] = 0, False
+
+
+def _meet(state: State, node: int, read_by: Sequence[int]) -> bool:
+    """Whether all that is made of ``node`` meets in one expression of as many elements: its kernel
+    computes ``node`` once for each of them. What is looked up may be read for more."""
+    looked_up = state.node(node).op in ("take", "gather")
+    waiting, elements = set(read_by), state.node(node).numel
+    for _ in range(_MAX_INLINE):
+        i = min(waiting)
+        reader = state.node(i)
+        takes = looked_up and reader.op in ("take", "gather") and reader.inputs[1] != node
+        if i in state.group_of or not (takes or reader.kind is OpKind.POINTWISE):
+            return False
+        if takes:
+            elements = reader.numel
+        elif reader.numel != elements:
+            return False
+        if len(waiting) == 1:
+            return True
+        ahead = readers(state, i)
+        if i in state.buffers or not ahead:
+            return False
+        waiting = (waiting - {i}) | set(ahead)
+    return False
 
 
 def _readers_of_value(state: State, node: int) -> list[int]:

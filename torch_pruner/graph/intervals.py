@@ -62,6 +62,8 @@ def _found(nodes: Sequence[Node], node: Node, depth: int) -> Interval | None:
         read = read[:1]
     elif node.op == "update":
         read = read[:2]
+    elif node.op == "accumulate":
+        return None
     if any(nodes[i].dtype.startswith(("float", "bfloat")) for i in read):
         return None
     known = [interval(nodes, i, depth) for i in read]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.ops import OpKind
@@ -9,7 +10,7 @@ from torch_pruner.graph.ops import OpKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.ir import Graph, Shape
 
 Order = tuple[int, ...]
 
@@ -32,6 +33,7 @@ def storage_orders(graph: Graph, fixed: Mapping[int, Order]) -> dict[int, Order]
     """
     users = graph.users()
     orders: dict[int, Order] = {}
+    lies: dict[int, Order | None] = {}  # views: where what they are views of lies, if that is known
     for i, node in enumerate(graph.nodes):
         rank = len(node.shape)
         orders[i] = identity(rank)
@@ -42,15 +44,76 @@ def storage_orders(graph: Graph, fixed: Mapping[int, Order]) -> dict[int, Order]
         elif node.op in ("conv", "conv_transpose") or (
             node.kind in (OpKind.POINTWISE, OpKind.WINDOW, OpKind.INJECTIVE)
             and rank >= 3
-            and any(_is_channels_last(graph, orders, j, rank) for j in node.inputs)
+            and any(_is_channels_last(graph, lies, j, rank) for j in node.inputs)
         ):
             orders[i] = channels_last(rank)
         elif node.op in ("matmul", "matmul_grouped"):
             orders[i] = _wanted_by_reader(graph, users, i) or orders[i]
+        lies[i] = orders[i] if i in fixed else _lies(graph, orders, lies, i)
     return orders
 
 
-def _is_channels_last(graph: Graph, orders: Mapping[int, Order], node: int, rank: int) -> bool:
+def _lies(
+    graph: Graph, orders: Mapping[int, Order], lies: Mapping[int, Order | None], i: int
+) -> Order | None:
+    """The order in which the axes of a node lie in memory, of a view those of its operand's."""
+    node = graph.nodes[i]
+    if node.op not in ("permute", "reshape", "slice", "flip"):
+        return orders[i]
+    source = node.inputs[0]
+    order = lies[source]
+    if order is None or node.op in ("slice", "flip"):
+        return order
+    if node.op == "permute":
+        perm = list(node.attr("perm"))
+        return tuple(perm.index(axis) for axis in order)
+    return reshaped_order(graph.nodes[source].shape, order, node.shape)
+
+
+def reshaped_order(shape: Shape, order: Order, into: Shape) -> Order | None:
+    """The order of a reshape's axes in memory, if its operand's axes lie in ``order``.
+
+    None where an axis of the result would lie in several pieces.
+    """
+    blocks = _blocks(shape, into)
+    if blocks is None:
+        return None
+    found: list[int] = []
+    waiting = [axis for axis in order if shape[axis] != 1]
+    while waiting:
+        sources, made = next(block for block in blocks if waiting[0] in block[0])
+        if tuple(waiting[: len(sources)]) != sources:
+            return None  # what becomes one axis, or comes apart, lies in several pieces
+        found += made
+        del waiting[: len(sources)]
+    ones = [axis for axis, extent in enumerate(into) if extent == 1]
+    for axis in ones:  # they lie anywhere: where they are
+        found.insert(min(axis, len(found)), axis)
+    return tuple(found)
+
+
+def _blocks(shape: Shape, into: Shape) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    """The least runs of axes, without those of one element, that have as many elements as runs of
+    the result's axes."""
+    left = [a for a, n in enumerate(shape) if n != 1]
+    right = [a for a, n in enumerate(into) if n != 1]
+    blocks = []
+    while left and right:
+        sources, made = [left.pop(0)], [right.pop(0)]
+        while (have := math.prod(shape[a] for a in sources)) != (
+            want := math.prod(into[a] for a in made)
+        ):
+            more, axes = (left, sources) if have < want else (right, made)
+            if not more:
+                return None
+            axes.append(more.pop(0))
+        blocks.append((tuple(sources), tuple(made)))
+    return None if left or right else blocks
+
+
+def _is_channels_last(
+    graph: Graph, orders: Mapping[int, Order | None], node: int, rank: int
+) -> bool:
     shape = graph.nodes[node].shape
     return (
         len(shape) == rank and orders[node] == channels_last(rank) and sum(d > 1 for d in shape) > 1

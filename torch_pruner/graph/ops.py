@@ -111,7 +111,8 @@ PREPARED = ("group_scales", "group_words", "byte_words", "torch_words", "plane",
 #   out[a.., index[i..], more[i..], b..] = rows[a.., i.., b..]; a negative index counts from the
 #   end, and of several rows for one place the last counts. in_place: x is an input that nothing
 #   else reads, and its memory becomes the result's.
-UPDATE = ("update",)
+# accumulate: the same operands, attr dim: rows are added to x, in their order.
+UPDATE = ("update", "accumulate")
 
 KINDS: dict[str, OpKind] = {
     **dict.fromkeys(LEAVES, OpKind.LEAF),

@@ -86,9 +86,21 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
         case OpKind.UPDATE:
             x, rows, *index = args
             updated = x.copy()
-            updated[(*(slice(None),) * node.attr("dim"), *index)] = rows
+            places = (*(slice(None),) * node.attr("dim"), *index)
+            if node.op == "accumulate":
+                return _accumulated(updated, places, rows)
+            updated[places] = rows
             return updated
     raise AssertionError(node.op)
+
+
+def _accumulated(
+    x: np.ndarray, places: tuple[slice | np.ndarray, ...], rows: np.ndarray
+) -> np.ndarray:
+    """``x`` with ``rows`` added at their places, each sum rounded once."""
+    wide = widen(x)
+    np.add.at(wide, places, widen(rows))  # type: ignore[arg-type]  # as indexing takes it
+    return pointwise.convert(wide, x.dtype)
 
 
 def _within(node: Node, x: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -256,6 +256,11 @@ INDEXING = {
     "inner index_put": lambda v, i: torch.ops.aten.index_put(
         v, [None, i[:, 0] - 2, i[:, 1]], v[:, 0, :4]
     ),
+    "index_add": lambda v, i: v.index_add(1, i[0] % 5, v[:, :3] * 2, alpha=3),
+    "scatter_add": lambda v, i: v.scatter_add(
+        1, (i[0] % 5).view(1, 3, 1).expand(4, 3, 6), v[:, :3] * 2
+    ),
+    "index_put that adds": lambda v, i: v.index_put((i[0] % 4,), v[:3] * 2, accumulate=True),
     "tril": lambda v, i: v.tril(-1) + v.triu(2) + i.sum(),
     "nothing beside": lambda v, i: torch.cat([v * 2, (v + 1)[:, :, 6:]], 2) + i.sum(),
     "roll": lambda v, i: v.roll((1, -2), (0, 2)) + i.sum(),

@@ -252,3 +252,16 @@ def test_products_read_wide_buffers() -> None:
     wide = b.cast(b.cast(b.pointwise("exp", b.cast(x, "float32")), "bfloat16"), "float32")
     fused = fuse(b.finish([b.matmul(wide, w)]))
     assert [fused.graph.nodes[k.outputs[0]].dtype for k in fused.kernels] == ["float32"] * 2
+
+
+def test_what_is_looked_up_for_one_expression_has_no_buffer() -> None:
+    b = GraphBuilder()
+    x, at = b.input(0, (1, 8, 6, 5), "float32"), b.input(1, (9,), "int64")
+    rows = b.append("take", (x, at), (1, 8, 9, 5), "float32", dim=2)
+    near, far = (
+        b.append("take", (rows, b.input(k, (7,), "int64")), (1, 8, 9, 7), "float32", dim=3)
+        for k in (2, 3)
+    )
+    apart = b.pointwise("mul", b.pointwise("sub", far, near), b.input(4, (7,), "float32"))
+    graph = b.finish([b.pointwise("exp", b.pointwise("add", near, apart))])
+    assert len(fuse(graph).kernels) == 1

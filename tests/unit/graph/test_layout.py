@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.unit.graph.random_graphs import graphs, orders
 from torch_pruner.graph.ir import GraphBuilder
-from torch_pruner.graph.layout import channels_last, identity, storage_orders
+from torch_pruner.graph.layout import channels_last, identity, reshaped_order, storage_orders
 
 
 @settings(
@@ -64,3 +64,18 @@ def test_a_product_with_several_readers_lies_row_major() -> None:
     mixed = b.matmul(p, v)
     graph = b.finish([b.permute(mixed, (1, 0, 2)), b.pointwise("neg", mixed)])
     assert storage_orders(graph, {})[mixed] == (0, 1, 2)
+
+
+def test_axes_that_stay_together_keep_their_order() -> None:
+    assert reshaped_order((1, 8, 6, 5), (0, 2, 3, 1), (1, 8, 30)) == (0, 2, 1)
+    assert reshaped_order((1, 8, 30), (0, 2, 1), (1, 8, 6, 5)) == (0, 2, 3, 1)
+    assert reshaped_order((4, 8, 6), (0, 2, 1), (4, 48)) is None
+    assert reshaped_order((5, 1, 4), (2, 0, 1), (5, 4)) == (1, 0)
+
+
+def test_images_made_of_tokens_lie_channels_last() -> None:
+    b = GraphBuilder()
+    tokens = b.input(0, (1, 30, 8), "float32")
+    image = b.reshape(b.permute(tokens, (0, 2, 1)), (1, 8, 6, 5))
+    graph = b.finish([b.pointwise("exp", b.pointwise("relu", image))])
+    assert storage_orders(graph, {})[graph.nodes[graph.outputs[0]].inputs[0]] == (0, 2, 3, 1)

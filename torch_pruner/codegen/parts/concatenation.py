@@ -1,8 +1,8 @@
 """Emits elementwise kernels of a concatenation: one loop per part, so that no element asks whose.
 
 An element of a concatenation read at any index is a chain of conditions, as long as there are
-parts. Where the output's innermost axis is the joined one, each line is written part by part
-instead, and in every loop it is known which operand is read.
+parts. Where the output's innermost axis is the joined one, or many lines lie before it, each line
+is written part by part instead, and in every loop it is known which operand is read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
 _MIN_PART = 4  # elements; shorter ones are not worth a loop of their own
+_MIN_INNER, _MIN_LINES = 16, 32  # of another axis: neighbours, and lines, which tasks share out
 
 
-def joined_innermost(spec: Graph) -> int | None:
-    """The one concatenation along the axis that lies innermost in every output, or None.
+def joined_innermost(spec: Graph) -> tuple[int, int] | None:
+    """The one concatenation along the axis that lies innermost in every output, or along one
+    before which enough lines lie, and that axis, counted from the end. None if there is none.
 
     It is looked for through elementwise operators and permutations.
     """
@@ -58,46 +60,64 @@ def joined_innermost(spec: Graph) -> int | None:
                 return None  # it may want an element of another part
             after.add(i)
     sizes = [spec.nodes[j].shape[node.attr("dim")] for j in node.inputs]
-    return at if axis == -1 and min(sizes) >= _MIN_PART else None
+    shape = spec.nodes[spec.outputs[0]].shape
+    behind = math.prod(shape[axis:][1:])
+    within = axis == -1 or (shape[-1] >= _MIN_INNER and math.prod(shape[:axis]) >= _MIN_LINES)
+    return (at, axis) if within and min(sizes) * behind >= _MIN_PART else None
 
 
 def over_parts(
     spec: Graph,
     reader: Reader,
-    cat: int,
+    joined: tuple[int, int],
     vl: int,
     store: Callable[[Index], Stmt],
     lines: Callable[[int, int, Callable[[Expr], Stmt]], Stmt],
 ) -> Stmt:
     """``store(index)`` for every element of the output, line by line and part by part.
 
+    ``joined``: what ``joined_innermost`` found. A line is all that lies behind the axes before.
     ``lines(n, vectors, body)`` runs ``body`` for n lines of so many vectors each.
     """
-    node = spec.nodes[cat]
-    *lead, inner = spec.nodes[spec.outputs[0]].shape
-    dim = node.attr("dim")
+    cat, axis = joined
+    node, shape = spec.nodes[cat], spec.nodes[spec.outputs[0]].shape
+    lead, dim = shape[:axis], node.attr("dim")
 
     def part(line: Index, operand: int, start: int) -> Stmt:
         def read(index: Index) -> Expr:
             own = tuple(e - start if d == dim else e for d, e in enumerate(index))
             return reader.at(operand, own)
 
+        extent = spec.nodes[operand].shape[dim]
+        reader.overrides[cat] = read
+        if axis == -1:
+            return vectors(line, start, extent)
+        own = (extent, *shape[axis + 1 : -1])
+
+        def row(r: Expr) -> Stmt:
+            first, *rest = unlinear(r, own)
+            return vectors((*line, start + first, *rest), 0, shape[-1])
+
+        return loop(math.prod(own), row, name="r")
+
+    def vectors(line: Index, start: int, extent: int) -> Stmt:
+        """A row of neighbours from ``start`` on."""
+
         def vector(first: Expr, lanes: int) -> Stmt:
             return loop(lanes, lambda v: store((*line, first + v)), VECTORIZED, "v")
 
-        reader.overrides[cat] = read
-        whole, rest = divmod(spec.nodes[operand].shape[dim], vl)
+        whole, rest = divmod(extent, vl)
         done = start + whole * vl
         blocks = loop(whole, lambda o: vector(start + o * vl, vl), name="o") if whole else None
         tail = loop(rest, lambda e: store((*line, done + e)), name="rest") if rest else None
         return seq([blocks, tail])
 
     def one_line(p: Expr) -> Stmt:
-        line, start, parts = unlinear(p, tuple(lead)), 0, []
+        line, start, parts = unlinear(p, lead), 0, []
         for operand in node.inputs:
             parts.append(part(line, operand, start))
             start += spec.nodes[operand].shape[dim]
         del reader.overrides[cat]
         return seq(parts)
 
-    return lines(math.prod(lead), max(inner // vl, 1), one_line)
+    return lines(math.prod(lead), max(math.prod(shape[axis:]) // vl, 1), one_line)

@@ -31,8 +31,9 @@ def emit(spec: Graph, decisions: ElementwiseDecisions[int], signature: Signature
             lanes, lambda v: store_outputs(spec, reader, outputs, index(v)), VECTORIZED, "v"
         )
 
-    if (cat := joined_innermost(spec)) is not None:
-        around = around_lines(spec, reader)
+    around = around_lines(spec, reader)
+    joined = joined_innermost(spec)
+    if joined is not None and (joined[1] == -1 or around is None):
 
         def begins(p: Expr) -> list[tuple[int, Index]]:
             return [(o, (*unlinear(p, shape[:-1]), imm(0))) for o in spec.outputs]
@@ -55,9 +56,7 @@ def emit(spec: Graph, decisions: ElementwiseDecisions[int], signature: Signature
             return store_outputs(spec, reader, outputs, index)
 
         return Emitted(
-            over_parts(spec, reader, cat, decisions.vl, one, lines), inputs, outputs, scratch
+            over_parts(spec, reader, joined, decisions.vl, one, lines), inputs, outputs, scratch
         )
-    body = over_blocks(
-        shape, decisions.vl, decisions.chunk, decisions.par, block, around_lines(spec, reader)
-    )
+    body = over_blocks(shape, decisions.vl, decisions.chunk, decisions.par, block, around)
     return Emitted(body, inputs, outputs, scratch)

@@ -1,6 +1,7 @@
 """Emits updates: a sweep that copies, unless the result lies where the value did, and the rows.
 
-Rows for one place follow one another on one thread, so that the last of them stays.
+Rows for one place follow one another on one thread, so that the last of them stays. Where rows are
+added, a task has columns of its own and passes all rows over them.
 """
 
 from __future__ import annotations
@@ -11,13 +12,25 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
 from torch_pruner.codegen.parts.sweeps import over_blocks, store_outputs
-from torch_pruner.codegen.tir.builders import VECTORIZED, Buffer, Expr, Stmt, loop, seq
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    Stmt,
+    loop,
+    seq,
+    when,
+)
 from torch_pruner.codegen.tir.reader import Index, Reader, linear, unlinear
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.families.update.form import update_of
+from torch_pruner.families.update.form import lanes_of_columns, update_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Step = Callable[[Index], Stmt]
 
     from torch_pruner.families.update.form import UpdateDecisions
     from torch_pruner.graph.ir import Graph
@@ -29,6 +42,8 @@ def emit(spec: Graph, decisions: UpdateDecisions[int], signature: Signature) -> 
     inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     at = update_of(spec)
+    if spec.nodes[at].op == "accumulate":
+        return Emitted(_added(spec, reader, outputs[0], decisions), inputs, outputs, scratch)
     parts = [] if spec.nodes[at].attr("in_place") else [_copied(spec, reader, outputs, decisions)]
     parts.append(_rows(spec, reader, outputs[0], decisions))
     return Emitted(seq(parts), inputs, outputs, scratch)
@@ -87,3 +102,68 @@ def _rows(spec: Graph, reader: Reader, out: Buffer, decisions: UpdateDecisions[i
         return loop(math.prod(places), one, name="m")
 
     return over_blocks((*lead, *tail), decisions.vl, decisions.chunk, decisions.par, block)
+
+
+def _added(spec: Graph, reader: Reader, out: Buffer, decisions: UpdateDecisions[int]) -> Stmt:
+    """Rows added to a copy, by tasks of a few vectors of every row."""
+    at = update_of(spec)
+    node = spec.nodes[at]
+    x, rows, *indices = node.inputs
+    dim, places = node.attr("dim"), spec.nodes[indices[0]].shape
+    own = node.shape[dim : dim + len(indices)]
+    columns = (*node.shape[:dim], *node.shape[dim + len(indices) :])
+    lanes = lanes_of_columns(node.shape[dim + len(indices) :], decisions.vl)
+    path, final = output_path(spec, at), spec.nodes[spec.outputs[0]].shape
+    wide = columns[-1] // lanes if columns else 1
+    vectors = math.prod(columns) // lanes
+    chunk = min(decisions.chunk if decisions.par else vectors, vectors)
+
+    def column(vector: Expr, v: Expr) -> Index:
+        if lanes == 1:
+            return unlinear(vector, columns)
+        *line, block = unlinear(vector, (*columns[:-1], wide))
+        return (*line, block * lanes + v)
+
+    def passed(p: Expr, extents: tuple[int, ...], make: Callable[[Index], Step]) -> Stmt:
+        """All vectors of a task for each of ``extents``."""
+
+        def line(m: Expr) -> Stmt:
+            def vector_of(step: Step, q: Expr) -> Stmt:
+                vector = p * chunk + q
+                body = loop(lanes, lambda v: step(column(vector, v)), VECTORIZED, "v")
+                return body if vectors % chunk == 0 else when(vector < vectors, body)
+
+            def stores() -> list[Stmt]:
+                step = make(unlinear(m, extents))
+                return [loop(chunk, lambda q: vector_of(step, q), name="q")]
+
+            return reader.scope(stores)
+
+        return loop(math.prod(extents), line, name="m")
+
+    def target(before: Index, found: Index) -> Expr:
+        return linear(along(spec, path, (*before[:dim], *found, *before[dim:])), final)
+
+    def copied(place: Index) -> Step:
+        return lambda c: reader.scope(
+            lambda: [store(out, target(c, place), reader.at(x, (*c[:dim], *place, *c[dim:])))]
+        )
+
+    def added(place: Index) -> Step:
+        found = tuple(reader.position(i, place, n) for i, n in zip(indices, own, strict=True))
+
+        def one(c: Index) -> Stmt:
+            def value() -> list[Stmt]:
+                where = target(c, found)
+                row = reader.at(rows, (*c[:dim], *place, *c[dim:]))
+                return [store(out, where, out[where] + row)]
+
+            return reader.scope(value)
+
+        return one
+
+    def task(p: Expr) -> Stmt:
+        return seq([passed(p, own, copied), passed(p, places, added)])
+
+    kind = PARALLEL if decisions.par else SERIAL
+    return loop(-(-vectors // chunk), task, kind, "p")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from torch_pruner.graph.ops import OpKind
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.ir import Graph, Shape
 
 N = TypeVar("N")
 
@@ -23,3 +23,11 @@ class UpdateDecisions(NamedTuple, Generic[N]):
 def update_of(spec: Graph) -> int:
     """The position of the update in its kernel's graph."""
     return next(i for i, node in enumerate(spec.nodes) if node.kind is OpKind.UPDATE)
+
+
+def lanes_of_columns(columns: Shape, most: int) -> int:
+    """Lanes of a vector of neighbouring columns: a power of two that divides their number."""
+    lanes = most
+    while lanes > 1 and (not columns or columns[-1] % lanes):
+        lanes //= 2
+    return lanes

@@ -134,7 +134,7 @@ def _index_limits(spec: Graph) -> dict[int, int]:
             extent = spec.nodes[node.inputs[0]].shape[node.attr("dim")]
             for source in _sources(spec, (node.inputs[1],)):
                 limits[source] = min(limits.get(source, extent), extent)
-        elif node.op == "update":
+        elif node.kind is OpKind.UPDATE:
             extents = node.shape[node.attr("dim") :]
             for extent, index in zip(extents, node.inputs[2:], strict=False):
                 for source in _sources(spec, (index,)):

@@ -58,6 +58,19 @@ def _index_copy(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tenso
     return torch.index_copy(x, axis, positions, x.new_zeros(shape))
 
 
+def _index_add(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
+    positions = values.flatten()
+    shape = [len(positions) if k == axis else n for k, n in enumerate(x.shape)]
+    return torch.index_add(x, axis, positions, x.new_zeros(shape))
+
+
+def _scatter_add(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
+    positions = values.flatten()
+    shape = [len(positions) if k == axis else 1 for k in range(x.dim())]
+    where = positions.reshape(shape)
+    return torch.scatter_add(x, axis, where, x.new_zeros(shape))
+
+
 def _index_put(x: torch.Tensor, axis: int, values: torch.Tensor) -> torch.Tensor:
     indices = (*(torch.zeros_like(values) for _ in range(axis)), values)
     return torch.index_put(x, indices, x.new_zeros(()))
@@ -80,6 +93,8 @@ KINDS: Mapping[str, Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]] =
     "gather": _gather,
     "index": _index,
     "index_copy": _index_copy,
+    "index_add": _index_add,
+    "scatter_add": _scatter_add,
     "index_put": _index_put,
     "nll_loss": _loss,
     "division": _divide,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+_ADDED = ("float32", "int32", "int64")  # others are rounded, or wrap, with every addition
+
 
 @rule(aten.embedding.default)
 def embedding(
@@ -148,6 +150,46 @@ def index_copy(call: OpCall, x: Value, dim: int, index: Value, source: Value) ->
     return x.updated(axis, [positions], source.reshape(shape), in_place=call.in_place)
 
 
+@rule(aten.index_add.default)
+def index_add(
+    call: OpCall, x: Value, dim: int, index: Value, source: Value, alpha: float = 1
+) -> Value:
+    if x.ndim == 0 or x.dtype not in _ADDED:
+        raise arguments("index_add to a scalar, or of a type that is not added here")
+    axis = dim % x.ndim
+    call.demand_index(index, x.shape, axis, "index_add")
+    shape = tuple(_count(index) if i == axis else n for i, n in enumerate(x.shape))
+    rows = source.reshape(shape)
+    rows = rows if alpha == 1 else (rows * alpha).cast(x.dtype)
+    return x.accumulated(axis, [index.reshape((_count(index),))], rows)
+
+
+@rule(aten.scatter_add.default)
+def scatter_add(call: OpCall, x: Value, dim: int, index: Value, source: Value) -> Value:
+    """Where one position holds for a whole row, as graph networks have it."""
+    if x.ndim == 0 or x.dtype not in _ADDED:
+        raise arguments("scatter_add to a scalar, or of a type that is not added here")
+    axis = dim % x.ndim
+    others = [i for i in range(x.ndim) if i != axis]
+    if any(index.shape[i] != x.shape[i] for i in others):
+        raise arguments("scatter_add of a part of the rows")
+    line = _one_for_a_row(index, axis)
+    if line is None:
+        raise arguments("scatter_add at positions that differ within a row")
+    call.demand_index(line, x.shape, axis, "scatter_add")
+    return x.accumulated(axis, [line], source.slice([0] * x.ndim, index.shape))
+
+
+def _one_for_a_row(index: Value, axis: int) -> Value | None:
+    """The positions along ``axis`` if they are repeated along all others, as strides tell."""
+    assert index.fake is not None
+    shape, strides = index.shape, index.fake.stride()
+    if any(n > 1 and strides[k] for k, n in enumerate(shape) if k != axis):
+        return None
+    starts, ends = [0] * len(shape), [n if k == axis else 1 for k, n in enumerate(shape)]
+    return index.slice(starts, ends).reshape((shape[axis],))
+
+
 @rule(aten.index_put.default)
 def index_put(
     call: OpCall,
@@ -156,8 +198,8 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    if accumulate:
-        raise arguments("index_put that adds")
+    if accumulate and x.dtype not in _ADDED:
+        raise arguments("index_put that adds what is not added here")
     axes = [i for i, index in enumerate(indices) if index is not None]
     tensors = [index for index in indices if index is not None]
     if any(index.dtype in ("bool", "uint8") for index in tensors):
@@ -171,6 +213,8 @@ def index_put(
         shape = broadcast_shapes(shape, index.shape)
     rows = values.cast(x.dtype).broadcast((*x.shape[: axes[0]], *shape, *x.shape[axes[-1] + 1 :]))
     at = [index.cast("int64").broadcast(shape) for index in tensors]
+    if accumulate:
+        return x.accumulated(axes[0], at, rows)
     known = interval(x.builder.nodes, at[0].id) if len(at) == _count(at[0]) == 1 else (0, 1)
     if known[0] == known[1] and not call.in_place:  # a number, as where a window moves on
         row = rows.reshape(tuple(1 if i == axes[0] else n for i, n in enumerate(x.shape)))

@@ -73,13 +73,24 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    wide = x.widened().reshape((batch, groups, channels // groups * inner))
-    variance, mean = moments(wide, (2,))
+    """Moments of channels first, and those of groups of these.
+
+    Channels are rows in either order of memory, and as many as threads may want.
+    """
+    shape = x.shape if x.ndim > 2 else (batch, channels, inner)
+    wide, vector = x.widened().reshape(shape), (channels, *[1] * (len(shape) - 2))
+    grouped = (batch, groups, channels // groups)
+    variances, means = (v.reshape(grouped) for v in moments(wide, range(2, len(shape))))
+    mean = means.mean((2,), keepdim=True)
+    apart = means - mean
+    variance = (variances + apart * apart).mean((2,), keepdim=True)
     scale = (variance + eps).apply("rsqrt")
-    normal = ((wide - mean) * scale).reshape(x.shape)
-    vectors = [None if v is None else _per_channel(v, x.ndim) for v in (weight, bias)]
-    shape = (batch, groups)
-    return _affine(normal, *vectors), mean.reshape(shape), scale.reshape(shape)
+    middle, factor = (v.broadcast(grouped).reshape((batch, *vector)) for v in (mean, scale))
+    if weight is not None:
+        factor = factor * weight.reshape(vector).cast(wide.dtype)
+    shift = None if bias is None else bias.reshape(vector)
+    made = _affine((wide - middle) * factor, None, shift).reshape(x.shape)
+    return made, mean.reshape((batch, groups)), scale.reshape((batch, groups))
 
 
 def _folded(

@@ -247,6 +247,13 @@ class Value:
         )
         return self._new(ids)
 
+    def accumulated(self, dim: int, indices: Sequence[Value], rows: Value) -> Value:
+        """The value with ``rows`` added at positions as in ``updated``."""
+        operands = (self.id, rows.id, *(index.id for index in indices))
+        return self._new(
+            self.builder.append("accumulate", operands, self.shape, self.dtype, dim=dim)
+        )
+
     def pad(self, lo: Sequence[int], hi: Sequence[int], value: Number = 0) -> Value:
         if not any(lo) and not any(hi):
             return self
