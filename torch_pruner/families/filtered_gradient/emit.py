@@ -28,7 +28,7 @@ from torch_pruner.codegen.tir.builders import (
     stack,
     when,
 )
-from torch_pruner.codegen.tir.reader import Index, Reader, held, linear, unlinear
+from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.filtered_gradient.form import FilteredGradient, filtered_gradient_of
 from torch_pruner.families.winograd.form import places
@@ -165,8 +165,9 @@ def _transform(nest: _Nest, operand: _Operand, p: Expr, share: Expr, first: Expr
 
             def keep(place: Shape, v: Expr, value: Expr) -> Stmt:
                 at = p * plan.positions + nest.order[place]
-                row = (at * vectors + c - c % operand.group) * tb + t * operand.group
-                return store(operand.out, (row + c % operand.group) * vl + v, value)
+                within = T.floormod(c, operand.group)
+                row = (at * vectors + c - within) * tb + t * operand.group
+                return store(operand.out, (row + within) * vl + v, value)
 
             steps = transformed(vl, plan.con.acc_dtype, operand.matrices, read, keep)
             return seq([stack(raw), *map(fetch, raw_order), *steps])
@@ -277,7 +278,7 @@ def _store(nest: _Nest, at: tuple[Expr, Expr], tap: Shape, value: tuple[Buffer, 
     shape, dtype = spec.nodes[path[-1]].shape, spec.nodes[anchor].dtype
 
     def element(v: Expr) -> Stmt:
-        index: Index = along(spec, path, (row, column + v, *tap))
+        index: Index = along(spec, path, (row, column + v, *map(imm, tap)))
         nest.reader.overrides[anchor] = held(done, first + v, dtype)
         return nest.reader.scope(
             lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
