@@ -78,6 +78,8 @@ def test_full_depth_has_the_published_number_of_parameters(name: str) -> None:
 def test_outputs_are_finite_and_varied(name: str) -> None:
     outputs = _tensors(name)
     assert tuple(outputs[0].shape) == OUTPUTS.get(name, tuple(outputs[0].shape))
+    if outputs[0].numel() == 1:  # varied it is from sample to sample
+        outputs = _tensors(name, batch=8)
     for output in outputs:
         assert output.isfinite().all()
         assert 1e-2 < output.std() < 100
