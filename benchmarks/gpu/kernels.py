@@ -55,8 +55,10 @@ def drafted(task: Task, count: int) -> list[tuple[float, Candidate]]:
     rng, found = np.random.default_rng(0), []
     for sketch in sketches_for(task):
         points = np.stack([rng.choice(d, POINTS) for d in sketch.domains], axis=1)
-        points = np.unique(np.concatenate([points, [sketch.default()]]), axis=0)
         points = points[sketch.valid(points)]
+        if len(points) == 0:
+            continue
+        points = np.unique(np.concatenate([points, [sketch.default()]]), axis=0)
         seconds = sketch.symbols(points).latency_s
         order = np.argsort(seconds, kind="stable")[:count]
         found += [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.gpu.kernels import drafted
+from benchmarks.gpu.tasks import tasks_of
 from tests.emitting import schedule
-from tests.suites.cuda_builds import build, drafted, fits, tasks_of
+from tests.suites.cuda_builds import build, fits
 from torch_pruner.cards import CARDS
 from torch_pruner.codegen.build.gpu import nvrtc
 from torch_pruner.codegen.build.gpu.source import cuda_source
@@ -52,7 +54,7 @@ def test_a_launch_asks_for_the_memory_that_its_kernel_shares(precision: str, car
 def test_drafts_in_tensor_cores_build() -> None:
     card = CARDS["a100"]
     tasks = [t for t in tasks_of("bert_tiny", "float16", card, 1) if "matmul" in t.name]
-    chosen = [(t, c) for t in tasks for c in drafted(t, 8) if dict(c.decisions).get("tensor")]
+    chosen = [(t, c) for t in tasks for _, c in drafted(t, 8) if dict(c.decisions).get("tensor")]
     assert len(chosen) >= 20
     results = [build(t, c, card) for t, c in chosen[:24]]
     assert sum(fits(r, card) for r in results) >= 0.95 * len(results)

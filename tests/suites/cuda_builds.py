@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables, timing
 from benchmarks.arguments import network_names, write_json
+from benchmarks.gpu.kernels import drafted
+from benchmarks.gpu.tasks import tasks_of
 from torch_pruner import exc
 from torch_pruner.cards import CARDS, Card
-from torch_pruner.task import Candidate, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from torch_pruner.task import Candidate, Task
 
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")  # of declarations; launches say what is asked for beside
@@ -40,47 +41,6 @@ class Built:
     spilled_bytes: int = 0
     shared_bytes: int = 0
     error: str = ""
-
-
-def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> list[Task]:
-    """The distinct kernels of a network on a card. Nothing runs on it."""
-    import torch
-
-    from benchmarks import models
-    from torch_pruner.config import Config
-    from torch_pruner.devices.absent import AbsentCard
-    from torch_pruner.dynamo import backend
-    from torch_pruner.dynamo.capture import aot_metadata
-    from torch_pruner.dynamo.lower.bounds import flag_spec
-    from torch_pruner.dynamo.lower.partition import Region, partition
-    from torch_pruner.dynamo.lower.tensors import spec_of
-
-    config = Config.from_options(None, {"effort": "none"})
-    device = AbsentCard(card)
-    compiler = device.compiler(config)
-    found: dict[str, Task] = {}
-
-    def look(gm: Any, inputs: Any, _: str) -> None:
-        for step in partition(
-            gm, static_inputs=aot_metadata.static_inputs(inputs), dtypes=device.dtypes
-        ).steps:
-            if isinstance(step, Region):
-                orders = [
-                    [spec_of(n.meta["val"]).order for n in nodes]
-                    for nodes in (step.inputs, step.outputs)
-                ]
-                shown = [spec.order for spec in flag_spec(step.flags)]
-                for task in compiler.lower(step.graph, orders[0], orders[1] + shown).tasks:
-                    found.setdefault(task.workload, task)
-
-    def compile_graph(gm: Any, inputs: Any) -> Any:
-        return backend.inspect_dynamo_graph(gm, inputs, look)
-
-    torch._dynamo.reset()
-    module, inputs = models.load(network, models.PRECISIONS[precision], 1, layers)
-    with torch.no_grad():
-        models.call(torch.compile(module, backend=compile_graph, dynamic=False), inputs)
-    return list(found.values())
 
 
 def build(task: Task, candidate: Candidate, card: Card) -> Built:
@@ -103,23 +63,6 @@ def build(task: Task, candidate: Candidate, card: Card) -> Built:
     return Built(task.name, candidate.sketch, registers, spilled, shared)
 
 
-def drafted(task: Task, count: int) -> Iterator[Candidate]:
-    """The draft model's best of each sketch, ``count`` of each."""
-    import numpy as np
-
-    from torch_pruner.families import sketches_for
-
-    rng = np.random.default_rng(0)
-    for sketch in sketches_for(task):
-        points = np.stack([rng.choice(d, 4096) for d in sketch.domains], axis=1)
-        points = np.unique(points[sketch.valid(points)], axis=0)
-        if len(points) == 0:
-            continue
-        order = np.argsort(sketch.symbols(points).latency_s, kind="stable")[:count]
-        for point in points[order]:
-            yield Candidate(sketch.name, tuple(sorted(sketch.named(point).items())))
-
-
 def main(arguments: list[str] | None = None) -> int:
     from torch_pruner.compiler.kernels import draft
 
@@ -133,7 +76,11 @@ def main(arguments: list[str] | None = None) -> int:
             tasks = tasks_of(name, options.precision, card, options.layers)
             results = []
             for task in tasks:
-                chosen = [draft(task)] if options.count == 1 else list(drafted(task, options.count))
+                chosen = (
+                    [draft(task)]
+                    if options.count == 1
+                    else [c for _, c in drafted(task, options.count)]
+                )
                 results += [build(task, c, card) for c in chosen]
             bad = [r for r in results if not fits(r, card)]
             failed += len(bad)

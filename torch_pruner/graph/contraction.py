@@ -14,7 +14,6 @@ import numpy as np
 
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node, Shape
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
-from torch_pruner.graph.strided import strided
 
 _BLOCK = 256  # positions of the reduction at least in a block
 _NEAR_BYTES = 160 << 10  # of a panel's block in float32: a small part of a second cache
@@ -347,64 +346,7 @@ def _by_phase(builder: GraphBuilder, x: int, con: Contraction) -> int:
     return builder.reshape(builder.permute(x, order), (con.groups, con.depth, columns))
 
 
-def columns_adjacent(graph: Graph, con: Contraction) -> bool:
-    """Whether the second operand's columns lie next to each other in memory.
-
-    Those of what is computed on the way are as close as its own dimensions say.
-    """
-    axis = {"matmul": -1, "conv": 0}.get(con.form)
-    if axis is None:
-        return False
-    place = strided(graph, con.b)
-    if place is None:
-        return con.form == "matmul" and graph.nodes[con.b].kind is not OpKind.VIEW
-    return place.strides[axis] == 1
-
-
-def rows_adjacent(graph: Graph, con: Contraction) -> bool:
-    """Whether the first operand's rows, and not its reduction, lie next to each other in memory.
-
-    A view that no strides describe is taken to be turned as a whole, as one with two axes in each
-    of its own is.
-    """
-    node, place = graph.nodes[con.a], strided(graph, con.a)
-    if con.form != "matmul" or node.kind is not OpKind.VIEW:
-        return False
-    return place is None or (place.strides[-1] > 1 and place.strides[-2] == 1)
-
-
-def reduction_stride(graph: Graph, con: Contraction) -> int:
-    """Bytes between positions of a matmul's reduction in the first operand; 0: unknown."""
-    place = strided(graph, con.a) if con.form == "matmul" else None
-    return place.strides[-1] * ITEMSIZE[graph.nodes[con.a].dtype] if place else 0
-
-
 def traffic_bytes(graph: Graph) -> int:
     """Bytes of all inputs and outputs of a kernel graph, each counted once."""
     places = (*graph.inputs, *graph.outputs)
     return sum(graph.nodes[i].numel * ITEMSIZE[graph.nodes[i].dtype] for i in places)
-
-
-def columns_apart(spec: Graph, con: Contraction) -> bool:
-    """Whether the second operand's neighbours along the reduction lie together, not its columns.
-
-    So do those of keys, which a product with queries reads transposed.
-    """
-    if con.form != "matmul":
-        return False
-    place = strided(spec, con.b)
-    return place is not None and place.strides[-2] == 1 and place.strides[-1] != 1
-
-
-def rows_together(spec: Graph, con: Contraction) -> bool:
-    """Whether the first operand's rows lie together, not its neighbours along the reduction.
-
-    So do those of a gradient of weights, whose first operand is read transposed, and those of a
-    convolution whose channels are apart: its rows are positions of the output.
-    """
-    place = strided(spec, con.a)
-    if place is None:
-        return False
-    if con.form == "matmul":
-        return place.strides[-2] == 1 and place.strides[-1] != 1
-    return con.conv is not None and place.strides[-1] == 1 and place.strides[1] != 1

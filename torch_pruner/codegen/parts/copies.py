@@ -20,7 +20,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
-from torch_pruner.graph.contraction import columns_adjacent
+from torch_pruner.graph.adjacency import columns_adjacent
 
 _TURNS = 64
 

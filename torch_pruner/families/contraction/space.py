@@ -17,15 +17,13 @@ from torch_pruner.families.contraction.flow import contraction_flow
 from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.families.contraction.sizes import drafted_sizes
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
+from torch_pruner.graph.adjacency import columns_adjacent, reduction_stride, rows_adjacent
 from torch_pruner.graph.contraction import (
-    columns_adjacent,
     constant_operand,
     contraction_of,
     copied_shape,
     copies_first,
     is_widened,
-    reduction_stride,
-    rows_adjacent,
 )
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.strided import strided
@@ -395,11 +393,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
             copy = copy + float(size / machine.bytes_per_cycle(size, target))
         cycles = np.where(copied, copy, 0.0)
         if not self.constant:
-            each = (
-                PACKED_ROW_CYCLES
-                if columns_adjacent(self.task.spec, self.con)
-                else PACKED_COLUMN_CYCLES
-            )
+            near = columns_adjacent(spec, con)
+            each = PACKED_ROW_CYCLES if near else PACKED_COLUMN_CYCLES
             cycles = cycles + np.where(c.pack == 1, con.groups * con.n * con.depth * each, 0.0)
         seconds: Array = cycles / cores / target.frequency_hz
         return seconds + np.where((cycles > 0) & (c.par == 1), machine.LAUNCH_S, 0.0)

@@ -30,12 +30,8 @@ from torch_pruner.codegen.parts.output import output_path
 from torch_pruner.codegen.tir.builders import SERIAL, UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.graph.contraction import (
-    Contraction,
-    columns_apart,
-    contraction_of,
-    rows_together,
-)
+from torch_pruner.graph.adjacency import columns_apart, rows_together
+from torch_pruner.graph.contraction import Contraction, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:

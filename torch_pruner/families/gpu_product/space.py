@@ -28,7 +28,8 @@ from torch_pruner.families.gpu import (
 )
 from torch_pruner.families.gpu_product.form import GpuProductDecisions
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
-from torch_pruner.graph.contraction import contraction_of, rows_together, traffic_bytes
+from torch_pruner.graph.adjacency import rows_together
+from torch_pruner.graph.contraction import contraction_of, traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.precision import is_tf32
 

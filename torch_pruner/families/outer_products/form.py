@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.families.contraction.form import sums_between
-from torch_pruner.graph.contraction import constant_operand, contraction_of, rows_adjacent
+from torch_pruner.graph.adjacency import rows_adjacent
+from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.signature import BufferSpec
 

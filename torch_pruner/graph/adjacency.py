@@ -1,0 +1,67 @@
+"""Which elements of a contraction's operands lie next to each other in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_pruner.graph.ops import ITEMSIZE, OpKind
+from torch_pruner.graph.strided import strided
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.contraction import Contraction
+    from torch_pruner.graph.ir import Graph
+
+
+def columns_adjacent(graph: Graph, con: Contraction) -> bool:
+    """Whether the second operand's columns lie next to each other in memory.
+
+    Those of what is computed on the way are as close as its own dimensions say.
+    """
+    axis = {"matmul": -1, "conv": 0}.get(con.form)
+    if axis is None:
+        return False
+    place = strided(graph, con.b)
+    if place is None:
+        return con.form == "matmul" and graph.nodes[con.b].kind is not OpKind.VIEW
+    return place.strides[axis] == 1
+
+
+def rows_adjacent(graph: Graph, con: Contraction) -> bool:
+    """Whether the first operand's rows, and not its reduction, lie next to each other in memory.
+
+    A view that no strides describe is taken to be turned as a whole, as one with two axes in each
+    of its own is.
+    """
+    node, place = graph.nodes[con.a], strided(graph, con.a)
+    if con.form != "matmul" or node.kind is not OpKind.VIEW:
+        return False
+    return place is None or (place.strides[-1] > 1 and place.strides[-2] == 1)
+
+
+def reduction_stride(graph: Graph, con: Contraction) -> int:
+    """Bytes between positions of a matmul's reduction in the first operand; 0: unknown."""
+    place = strided(graph, con.a) if con.form == "matmul" else None
+    return place.strides[-1] * ITEMSIZE[graph.nodes[con.a].dtype] if place else 0
+
+
+def columns_apart(spec: Graph, con: Contraction) -> bool:
+    """Whether the second operand's neighbours along the reduction lie together, not its columns.
+
+    So do those of keys, which a product with queries reads transposed.
+    """
+    if con.form != "matmul":
+        return False
+    place = strided(spec, con.b)
+    return place is not None and place.strides[-2] == 1 and place.strides[-1] != 1
+
+
+def rows_together(spec: Graph, con: Contraction) -> bool:
+    """Whether threads should read neighbouring rows of the first operand, whose columns are apart.
+
+    So in a gradient of weights, whose first operand is read transposed, and in a convolution whose
+    channels are apart: its rows are positions of the output.
+    """
+    if con.conv is None:
+        return rows_adjacent(spec, con)
+    place = strided(spec, con.a)
+    return place is not None and place.strides[-1] == 1 and place.strides[1] != 1
