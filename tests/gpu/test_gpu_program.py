@@ -13,13 +13,19 @@ import pytest
 from tests import emitting as gpu_kernel
 from tests.families import kernels as K
 from tests.gpu.pretend_gpu import CARD, STREAM, HostDriver, compiled
-from torch_pruner.codegen.build.gpu import image, nvrtc, program
-from torch_pruner.codegen.build.gpu.driver import NO_CONTEXT, CudaDriver
+from torch_pruner import families
+from torch_pruner.codegen.build.gpu import dependent, image, nvrtc, program
+from torch_pruner.codegen.build.gpu.driver import NO_CONTEXT, CudaDriver, Grid
 from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch, load_gpu_program
-from torch_pruner.codegen.build.gpu.source import _keep_from_compiling, _printed_only
+from torch_pruner.codegen.build.gpu.source import (
+    _keep_from_compiling,
+    _printed_only,
+    cuda_source,
+)
 from torch_pruner.codegen.build.lower import aligned
 from torch_pruner.codegen.tir.builders import tvm
 from torch_pruner.compiler.kernels import draft
+from torch_pruner.exc import CompileError
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate
@@ -165,14 +171,14 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: object) -> int:
             self.calls.append(name)
-            needs = name in ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel")
+            needs = name.startswith(("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"))
             return NO_CONTEXT if needs and "cuCtxSetCurrent" not in self.calls else 0
 
         setattr(self, name, call)  # ctypes, too, hands out one object for a name
         return call
 
 
-@pytest.mark.parametrize("work", ["load", "function", "launch"])
+@pytest.mark.parametrize("work", ["load", "function", "launch", "early launch"])
 def test_a_thread_without_a_context_gets_the_primary_one(monkeypatch, work: str) -> None:
     library = Library()
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
@@ -183,9 +189,46 @@ def test_a_thread_without_a_context_gets_the_primary_one(monkeypatch, work: str)
         elif work == "function":
             driver.function(ctypes.c_void_p(), "k", 0)
         else:
-            driver.launch(None, (1, 32, 0, 1), 0, 0)
+            driver.launch(None, Grid(1, 32, waits=work != "launch"), 0, 0)
     assert library.calls.count("cuDevicePrimaryCtxRetain") == 1
     assert library.calls[-1] == library.calls[0]
+
+
+def test_a_thread_launches_early_as_the_driver_reads_it(monkeypatch) -> None:
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    driver, seen = CudaDriver(lambda: 0), []
+
+    def launched(described: int, function: int, parameters: int, extra: None) -> int:
+        words = (ctypes.c_uint * 7).from_address(described)
+        stream, attributes = (ctypes.c_uint64 * 2).from_address(described + 32)
+        count = ctypes.c_uint.from_address(described + 48).value
+        kind, _, value = (ctypes.c_int * 3).from_address(attributes)
+        seen.append((*words, stream, count, kind, value, function, parameters))
+        return 0
+
+    driver._launch_early = launched
+    for _ in range(2):
+        driver.launch(5, Grid(7, 64, 1024, 3, waits=True), 11, 13)
+    assert seen == [(7, 3, 1, 64, 1, 1, 1024, 11, 1, 6, 1, 5, 13)] * 2
+
+
+@pytest.mark.parametrize(("arch", "early"), [("sm_80", False), ("sm_90a", True)])
+def test_kernels_wait_where_they_may_be_launched_early(arch: str, early: bool) -> None:
+    spec, kernels, _ = siblings(2)
+    target = TargetSpec.cuda(CARD)
+    scheduled = {"k": families.scheduled(kernels[spec.digest()], target)}
+    code, launches = cuda_source(scheduled, arch, {"k": {2}})
+    assert {launch.waits for launch in launches.values()} == {early}
+    definitions = code.split('extern "C" __global__')[1:]
+    bodies = [d.partition("{\n")[2] for d in definitions if "{" in d.partition(";")[0]]
+    assert len(bodies) == len(launches)
+    assert {dependent.WAIT in b.partition(";\n")[0] for b in bodies} == {early}
+
+
+def test_a_kernel_that_is_not_found_is_not_launched_early() -> None:
+    with pytest.raises(CompileError, match="no definition of other"):
+        dependent.waiting('extern "C" __global__ void mine(int* p) {\n}\n', {"mine", "other"})
 
 
 def siblings(count: int) -> tuple[Graph, dict[str, Scheduled], list[KernelCall]]:

@@ -5,18 +5,52 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 
-Grid = tuple[int, int, int, int]
-"""Blocks of a call, threads and bytes of shared memory of each, and how many calls at once."""
+class Grid(NamedTuple):
+    """How a kernel is launched."""
+
+    blocks: int  # of a call
+    threads: int  # of a block
+    shared_bytes: int = 0  # of a block
+    copies: int = 1  # calls at once
+    waits: bool = False  # the kernel itself waits for those in front of it
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: its kind, and a value in 64 bytes."""
+
+    _fields_ = (
+        ("kind", ctypes.c_uint),
+        ("_padding", ctypes.c_uint),
+        ("value", ctypes.c_int),
+        ("_unused", ctypes.c_char * 60),
+    )
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
 NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has made nothing on a device yet
 WITHOUT_ASKING = 48 << 10  # bytes of shared memory that every kernel may have
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+MAX_KEPT = 4096  # descriptions of launches, of 72 bytes and more
 
 
 class Driver(ABC):
@@ -73,6 +107,11 @@ class CudaDriver(Driver):
             ctypes.c_void_p,
         ]
         self._launch = launch
+        # Drivers before CUDA 11.8 lack it. There kernels find nothing to wait for.
+        self._launch_early = getattr(self._cuda, "cuLaunchKernelEx", None)
+        if self._launch_early is not None:
+            self._launch_early.argtypes = [ctypes.c_void_p] * 4
+        self._described: dict[tuple[Grid, int], tuple[int, _Launch, _Attribute]] = {}
 
     def version(self) -> int:
         """The newest CUDA that the driver runs: 1000 times the major version and ten the minor."""
@@ -108,15 +147,43 @@ class CudaDriver(Driver):
         return self._stream()
 
     def launch(self, function: Any, grid: Grid, stream: int, parameters: int) -> None:
-        blocks, threads, shared, copies = grid
-        arguments = (
-            function, blocks, copies, 1, threads, 1, 1, shared, stream or None, parameters, None
-        )  # fmt: skip
-        status = self._launch(*arguments)
+        if grid.waits and self._launch_early is not None:
+            described = self._description(grid, stream)
+            status = self._launch_early(described[0], function, parameters, None)
+        else:
+            status = self._queue(function, grid, stream, parameters)
         if status == NO_CONTEXT:  # asked for afterwards: nearly every launch has one
-            status = self._here(lambda: self._launch(*arguments))
+            status = self._here(lambda: self._queue(function, grid, stream, parameters))
         if status:
             raise RuntimeError(f"a kernel cannot be launched: {self._reason(status)}")
+
+    def _queue(self, function: Any, grid: Grid, stream: int, parameters: int) -> int:
+        status = self._launch(
+            function, grid.blocks, grid.copies, 1, grid.threads, 1, 1, grid.shared_bytes,
+            stream or None, parameters, None,
+        )  # fmt: skip
+        return int(status)
+
+    def _description(self, grid: Grid, stream: int) -> tuple[int, _Launch, _Attribute]:
+        """A launch as the driver reads it, at its address.
+
+        Made once, since Python takes longer to fill it in than the driver to launch.
+        """
+        if (found := self._described.get((grid, stream))) is None:
+            if len(self._described) >= MAX_KEPT:
+                self._described = {}
+            early = _Attribute(kind=EARLY, value=1)
+            launch = _Launch(
+                grid=(grid.blocks, grid.copies, 1),
+                block=(grid.threads, 1, 1),
+                shared_bytes=grid.shared_bytes,
+                stream=stream or None,
+                attributes=ctypes.pointer(early),
+                count=1,
+            )
+            found = ctypes.addressof(launch), launch, early
+            self._described[grid, stream] = found
+        return found
 
     def _here(self, call: Callable[[], int]) -> int:
         """The status of a call, made again in the primary context where the thread has none.

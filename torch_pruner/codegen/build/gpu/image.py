@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_pruner.codegen.build.gpu.driver import Grid
 from torch_pruner.codegen.build.gpu.together import MOST
 from torch_pruner.graph.memory import Place
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.build.gpu.driver import Driver
 
-_MAGIC = b"torch_pruner cubin 2\n"
+_MAGIC = b"torch_pruner cubin 3\n"
 _LENGTH = struct.Struct("<Q")
 MAX_HEADER = 64 << 20  # bytes of a list of launches
 MAX_SHARED = 1 << 20  # more than any card has for a block
@@ -38,6 +39,7 @@ class Launch:
     ``parameters`` are positions among the kernel's buffers (inputs, outputs, scratch): what a
     kernel does not touch is no parameter of it. With several ``copies`` they are those of as many
     calls, one after another, and the kernel takes all of them as one parameter (``together``).
+    A kernel that ``waits`` may be launched before those in front of it are done (``dependent``).
     """
 
     symbol: str
@@ -46,6 +48,7 @@ class Launch:
     parameters: tuple[int, ...]
     shared_bytes: int = 0
     copies: int = 1
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,8 @@ def _launch_from(data: Mapping[str, Any]) -> Launch:
     parameters = tuple(int(p) for p in data["parameters"])
     names = ("blocks", "threads", "shared_bytes", "copies")
     numbers = {name: int(data[name]) for name in names}
-    launch = Launch(str(data["symbol"]), parameters=parameters, **numbers)
+    waits = bool(data["waits"])
+    launch = Launch(str(data["symbol"]), parameters=parameters, waits=waits, **numbers)
     fits = 0 < launch.blocks < 2**31 and 0 < launch.threads <= 1024
     fits = fits and 0 <= launch.shared_bytes <= MAX_SHARED and 0 < launch.copies <= MOST
     if not fits or min(parameters, default=0) < 0:
@@ -126,7 +130,9 @@ class GpuEntry:
         for name, places in program.entries[entry]:
             launch = program.kernels[name]
             function = driver.function(module, launch.symbol, launch.shared_bytes)
-            grid = (launch.blocks, launch.threads, launch.shared_bytes, launch.copies)
+            grid = Grid(
+                launch.blocks, launch.threads, launch.shared_bytes, launch.copies, launch.waits
+            )
             self._launches.append((function, grid, 8 * len(slots)))
             slots += [places[p].slot for p in launch.parameters]
             offsets += [places[p].offset for p in launch.parameters]

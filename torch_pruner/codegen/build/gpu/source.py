@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from torch_pruner import exc
-from torch_pruner.codegen.build.gpu import together
+from torch_pruner.codegen.build.gpu import dependent, together
 from torch_pruner.codegen.build.gpu.image import Launch, launches_of
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core, tf32
@@ -111,7 +111,7 @@ def cuda_source(
         if (found := _DEVICE.fullmatch(str(var.name_hint))) and found["name"] in kernels:
             name, number = found["name"], found["number"]
             key = f"{name}/{number}" if number else name
-            launches[key] = _launch(func, kernels[name], shared)
+            launches[key] = _launch(func, kernels[name], shared, dependent.allowed(arch))
     wanted: dict[str, Collection[int]] = {}
     for name, counts in (copies or {}).items():
         kernel = kernels[name]
@@ -121,7 +121,10 @@ def cuda_source(
             for n in counts:
                 more = together.key(name, n) + key.removeprefix(name)
                 launches[more] = together.launch_of(launches[key], n, arguments)
-    return _preamble(code) + together.with_copies(_roomy(code), wanted), launches
+    code = _preamble(code) + together.with_copies(_roomy(code), wanted)
+    if dependent.allowed(arch):
+        code = dependent.waiting(code, {launch.symbol for launch in launches.values()})
+    return code, launches
 
 
 @contextlib.contextmanager
@@ -245,7 +248,9 @@ def _dynamic_shared(code: str) -> tuple[str, dict[str, int]]:
     return (declared if sizes else "") + "".join(parts), sizes
 
 
-def _launch(func: PrimFunc, kernel: ScheduledKernel, shared: Mapping[str, int]) -> Launch:
+def _launch(
+    func: PrimFunc, kernel: ScheduledKernel, shared: Mapping[str, int], waits: bool
+) -> Launch:
     kinds = ("in", "out", "scratch")
     counts = (len(kernel.inputs), len(kernel.outputs), len(kernel.scratch))
     names = [f"{kind}{i}_ptr" for kind, n in zip(kinds, counts, strict=True) for i in range(n)]
@@ -266,4 +271,5 @@ def _launch(func: PrimFunc, kernel: ScheduledKernel, shared: Mapping[str, int]) 
         extents.get("threadIdx.x", 1),
         tuple(names.index(str(p.name)) for p in func.params),
         shared.get(symbol, 0),
+        waits=waits,
     )
