@@ -3,7 +3,7 @@
 A launch after another kernel costs microseconds: the device starts a kernel only when the one
 before has ended and its writes are seen. From compute capability 9.0 on a kernel may be launched
 earlier ("programmatic dependent launch"): its blocks take their places as soon as all blocks of the
-one before have theirs, and the kernel itself waits before it touches memory that others write.
+one before say so or have ended, and the kernel itself waits until all that was written is seen.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 SINCE = 90  # the first architecture that has it
-# The kernel after this one may be launched right away: all blocks of this one have their places by
-# then, and it waits, too. What this one waits for is that everything before has ended, so what
-# follows may rely on all that lies before this one as well.
-_WAIT = (
-    '  asm volatile("griddepcontrol.launch_dependents;\\n'
-    '  griddepcontrol.wait;\\n" ::: "memory");\n'
-)
 WAIT = "griddepcontrol.wait"
+_WAIT = f'  asm volatile("{WAIT};\\n" ::: "memory");\n'
+# At the end, and not at once: blocks that wait take places from those that work. With the launch at
+# the start BERT-base, GPT-2 and Llama on an H100 took 0.95 to 1.38 of the time without any of this,
+# with the launch at the end 0.95 to 0.99.
+_GO_ON = '  asm volatile("griddepcontrol.launch_dependents;\\n" ::: "memory");\n'
+_KERNEL = re.compile(r'(?=^extern "C" __global__)', re.MULTILINE)
 _OPENED = re.compile(
     r'^extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\([^)]*\) \{\n', re.MULTILINE
 )
+_RETURN = re.compile(r"\breturn\b")
 _ARCH = re.compile(r"sm_(\d+)[af]?")
 
 
@@ -38,17 +38,20 @@ def allowed(arch: str) -> bool:
 
 
 def waiting(code: str, symbols: Collection[str]) -> str:
-    """CUDA C whose kernels, named ``symbols``, wait at their start for all in front of them.
+    """CUDA C whose kernels, named ``symbols``, wait at their start and let others go at their end.
 
     Raises ``CompileError`` where one is not found: launched early it would read what is not there.
     """
+    parts = _KERNEL.split(code)
     found = set()
-
-    def opened(head: re.Match[str]) -> str:
-        found.add(head[1])
-        return head[0] + _WAIT
-
-    code = _OPENED.sub(opened, code)
+    for n, part in enumerate(parts):
+        if head := _OPENED.match(part):
+            found.add(head[1])
+            end = part.rindex("\n}") + 1
+            body = part[head.end() : end]
+            if _RETURN.search(body):  # never by an emitter of ours; it would skip the end
+                raise exc.CompileError("kernels", f"{head[1]} returns before its end")
+            parts[n] = "".join([head[0], _WAIT, body, _GO_ON, part[end:]])
     if missing := set(symbols) - found:
         raise exc.CompileError("kernels", f"no definition of {', '.join(sorted(missing))}")
-    return code
+    return "".join(parts)
