@@ -267,6 +267,7 @@ def tolerance(spec: Graph) -> float:
 NAMES = [pytest.param(name, id=name.replace(" ", "-")) for name in CASES]
 
 
+@pytest.mark.sampled(12)  # ``test_gpu_emulated`` runs the text of the same kernels
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_on_the_host(name: str) -> None:
     spec, sketch, decisions = CASES[name]
