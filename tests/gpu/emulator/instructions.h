@@ -240,6 +240,11 @@ inline int within(int from, int width) {
 
 void dependency_wait(int) { threads[current].waited = true; }
 
+// What follows relies on it that this one has waited for all before.
+void dependency_launch(int line) {
+  if (!threads[current].waited) fault("lets others go (line %d), but has not waited itself", line);
+}
+
 }  // namespace emulator
 
 #define __shfl_sync(mask, value, from) emulator::shuffle(__LINE__, mask, value, (from) & 31)

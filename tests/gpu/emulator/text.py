@@ -30,7 +30,8 @@ INSTRUCTIONS = {
     f"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {_ONE}": "mma_one<emulator::F16, 8>",
     f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {_MMA}": "mma_two<emulator::TF32, 8>",
     "cvt.rna.tf32.f32 %0, %1;": "cvt_rna_tf32",
-    "griddepcontrol.launch_dependents; griddepcontrol.wait;": "dependency_wait",
+    "griddepcontrol.wait;": "dependency_wait",
+    "griddepcontrol.launch_dependents;": "dependency_launch",
 }
 _ASM = re.compile(r'\basm\s*(?:volatile)?\s*\(((?:"(?:[^"\\]|\\.)*"|[^";])*)\);')
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
