@@ -15,6 +15,7 @@ from torch import fx
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.activations import keep_channels_last
 from torch_pruner.dynamo.lower.bounds import IndexCheck, flag_spec
+from torch_pruner.dynamo.lower.broken_up_attention import put_together
 from torch_pruner.dynamo.lower.importer import CPU, attribute
 from torch_pruner.dynamo.lower.inplace import IN_PLACE, updates_in_place, without_copies
 from torch_pruner.dynamo.lower.partition import EagerStep, PartitionedGraph, Region, partition
@@ -94,6 +95,8 @@ def describe(
     another order than eager's. What is compiled is on ``device`` and of ``dtypes``.
     """
     gm = without_copies(gm, mutated)
+    if device.type != CPU.type:
+        gm = put_together(gm)
     partitioned, in_place = _partitioned(gm, static, mutated, dtypes, device)
     outputs = cast("Sequence[fx.Node | RuntimeValue]", gm.graph.output_node().args[0])
     numbers = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
