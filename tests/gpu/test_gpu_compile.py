@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import cudagraph_trees
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_pruner as tp
 from tests.compile.agreement import assert_equal
@@ -16,7 +18,7 @@ from tests.families import kernels as K
 from tests.gpu import pretend_gpu
 from torch_pruner.compiler.executors import close_all
 from torch_pruner.devices.cuda import CudaToolchain, cuda_executor
-from torch_pruner.dynamo.run import runtime
+from torch_pruner.dynamo.run import cuda_graphs, graphs, runtime
 from torch_pruner.families import sketches_for
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureStatus, Task
@@ -110,6 +112,44 @@ def test_a_warm_start_builds_nothing(cold, card, monkeypatch) -> None:
     monkeypatch.setattr(CudaToolchain, "build", lambda *_: pytest.fail("built again"))
     compiled = cold.compile(net, on_miss="error")
     agree(compiled(*given), net(*given))
+
+
+@torch.no_grad()
+def test_what_was_captured_before_is_recorded_like_what_is_captured_now(
+    cold, card, monkeypatch
+) -> None:
+    recorded = []
+
+    def record(model, inputs, static, **_):
+        recorded.append((len(inputs), len(static)))
+        return model
+
+    monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", record)
+    monkeypatch.setattr(cuda_graphs, "obstacle", lambda _: "")
+    monkeypatch.setattr(pretend_gpu.PretendDevice, "replays", True)
+    monkeypatch.setattr(pretend_gpu.PretendDevice, "device", torch.device("cpu", 0))
+    net, given = Mixed().eval(), inputs()
+    agree(cold.compile(net)(*given), net(*given))
+    assert not recorded
+    for k in range(1, 3):
+        torch._dynamo.reset()
+        with monkeypatch.context() as context:
+            context.setattr(graphs, "build", lambda *_, **__: pytest.fail("captured again"))
+            compiled = cold.compile(net, cuda_graphs=True)
+            agree(compiled(*given), net(*given))
+        assert len(recorded) == k
+    assert recorded == [(13, 11)] * 2
+    net.up.weight.mul_(2)
+    agree(compiled(*given), net(*given))
+
+
+def test_what_keeps_a_graph_from_being_recorded() -> None:
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+    gm = make_fx(writes)(torch.zeros(2))
+    assert "writes into its inputs" in cuda_graphs.obstacle(gm)
+    assert "cpu" in cuda_graphs.obstacle(make_fx(torch.neg)(torch.zeros(2)))
 
 
 @torch.no_grad()

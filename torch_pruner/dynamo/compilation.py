@@ -65,8 +65,7 @@ class GraphCompilation:
         self._given = _tensors_of(example_inputs)
         self._inputs = len(example_inputs)
         self._takeover = Takeover.of(gm.forward, len(example_inputs), self._config)
-        # What is replayed as a CUDA graph cannot be kept.
-        self._key = None if config.cuda_graphs else capture_key.of(gm, example_inputs)
+        self._key = capture_key.of(gm, example_inputs)
 
     def captured_before(
         self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]

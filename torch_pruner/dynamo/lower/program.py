@@ -73,6 +73,8 @@ class Program:
     flops_compiled: int
     refused: tuple[OpFallback, ...]
     device: torch.device = CPU  # of all regions
+    static: tuple[int, ...] = ()  # positions of arguments that rarely change
+    unrecordable: str = ""  # what keeps it from being recorded as a CUDA graph
 
     @property
     def regions(self) -> tuple[RegionStep, ...]:
@@ -87,12 +89,14 @@ def describe(
     loose: Collection[int] = (),
     device: torch.device = CPU,
     dtypes: Collection[str] = DEFAULT_DTYPES,
+    unrecordable: str = "",
 ) -> Program:
     """``gm`` divided into what is compiled and what eager runs.
 
     ``static`` are positions of inputs that rarely change; ``mutated[k]`` is the position of the
     input that the caller replaces by output ``k``. Outputs at the positions ``loose`` may lie in
     another order than eager's. What is compiled is on ``device`` and of ``dtypes``.
+    ``unrecordable`` is only handed on.
     """
     gm = without_copies(gm, mutated)
     if device.type != CPU.type:
@@ -141,6 +145,8 @@ def describe(
         partitioned.flops_compiled,
         tuple(OpFallback(r.node, str(r.kind), r.detail) for r in partitioned.rejections),
         device,
+        tuple(sorted(static)),
+        unrecordable,
     )
 
 

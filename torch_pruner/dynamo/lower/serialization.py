@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.calls import Json
 
-FORMAT = 4
+FORMAT = 5
 _KINDS: Mapping[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -71,6 +71,8 @@ def dumps(program: Program, source: str) -> bytes:
             program.flops_compiled,
         ],
         "device": str(program.device),
+        "static": list(program.static),
+        "unrecordable": program.unrecordable,
         "refused": [[r.node, r.kind, r.detail] for r in program.refused],
     }
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -101,6 +103,8 @@ def loads(data: bytes) -> Program:
             flops_compiled,
             tuple(OpFallback(*map(str, row)) for row in given["refused"]),
             torch.device(str(given["device"])),
+            _numbers(given["static"]),
+            str(given["unrecordable"]),
         )
     except (TypeError, KeyError, AttributeError, IndexError, RuntimeError) as err:
         raise ValueError(f"not a saved program: {err!r}") from err

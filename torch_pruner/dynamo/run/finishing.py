@@ -56,11 +56,10 @@ class AtenGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
-    """A call, what there is to say of it, and whether it is replayed as a CUDA graph."""
+    """A call, and what there is to say of it."""
 
     call: BoxedCall
     report: GraphReport
-    replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,16 +83,12 @@ class Finishing:
         report = built.report(graph.label, dict(timer.seconds), compiler.tunings)
         call: BoxedCall = built.call
         if config.cuda_graphs and not device.builds_only:
-            call = cuda_graphs.recorded_or_not(
-                graph.gm, built, graph.example_inputs, graph.label,
-                static=graph.metadata.static, kind=graph.metadata.kind, device=device,
-            )  # fmt: skip
-        replayed = call is not built.call
+            kind = graph.metadata.kind
+            call = cuda_graphs.recorded_or_not(built, kind, device, graph.label)
         if built.compiled:
-            blob = None if replayed else self.blob
-            first = _FirstResult(graph.label, built, blob, compiler, device, config)
+            first = _FirstResult(graph.label, built, self.blob, compiler, device, config)
             call = first.watched(graph.gm, call)
-        return Finished(call, report, replayed)
+        return Finished(call, report)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from torch_pruner.dynamo.capture import torch_cache
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.lower import activations, serialization
 from torch_pruner.dynamo.lower.program import describe
-from torch_pruner.dynamo.run import reports
+from torch_pruner.dynamo.run import cuda_graphs, reports
 from torch_pruner.dynamo.run.build import build_graph
 from torch_pruner.dynamo.run.checked import run_eager
 from torch_pruner.dynamo.run.deferred import DeferredGraph
@@ -81,6 +81,7 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
         program = describe(
             gm, static=metadata.static, mutated=metadata.mutated, loose=metadata.loose,
             device=device.device, dtypes=device.dtypes,
+            unrecordable=cuda_graphs.obstacle(gm) if device.replays else "",
         )  # fmt: skip
     result = SavedCall(kind=kind, settings=json.dumps(_settings(config)))
     try:
@@ -98,8 +99,6 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
         finished = finishing.finished(config, graph.timer)
         reports.add(finished.report)
         result.call = finished.call
-        if finished.replayed:
-            result.blob, result.why = None, "a call that is replayed as a CUDA graph"
     if metadata.loose:
         activations.report(outputs(gm))
     if device.builds_only:
@@ -143,7 +142,10 @@ def restored(
     if compared and not verdicts.remembered(compiler, proof_of(given.blob), built.compiled):
         raise torch_cache.NotUsableError(f"{label} was not compared with eager yet")
     reports.add(built.report(label, dict(timer.seconds), compiler.tunings))
-    return written_back(built.call, given.written)
+    call: BoxedCall = built.call
+    if config.cuda_graphs:
+        call = cuda_graphs.recorded_or_not(built, given.kind, device, label)
+    return written_back(call, given.written)
 
 
 def _restored_alone(given: SavedCall) -> BoxedCall:
