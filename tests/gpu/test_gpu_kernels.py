@@ -93,6 +93,28 @@ def arg(op: str, rows: int, width: int) -> Graph:
     return b.finish([b.reduce(op, x, [1], dtype="int64")])
 
 
+def ends(rows: int, width: int) -> Graph:
+    """Two positions of each row, and a sum."""
+    b = GraphBuilder()
+    x = b.input(0, (rows, width), "float32")
+    first = b.reduce("argmax", x, [1], dtype="int64")
+    last = b.reduce("argmin", x, [1], dtype="int64")
+    return b.finish([first, last, b.reduce("sum", x, [1])])
+
+
+def turned(rows: int, width: int) -> Graph:
+    """A softmax whose elements meet others of their row, which other threads have kept."""
+    b = GraphBuilder()
+    x = b.input(0, (rows, width), "float32")
+    top = b.reduce("max", x, [1], keepdim=True)
+    powers = b.pointwise("exp", b.pointwise("sub", x, top))
+    y = b.pointwise("div", powers, b.reduce("sum", powers, [1], keepdim=True))
+    half = width // 2
+    halves = b.slice(y, (0, half), (rows, width - half)), b.slice(y, (0, 0), (rows, half))
+    other = b.append("cat", halves, (rows, width), "float32", dim=1)
+    return b.finish([b.pointwise("add", y, other)])
+
+
 def pool() -> Graph:
     b = GraphBuilder()
     x = b.input(0, (1, 8, 15, 15), "float32")
@@ -149,6 +171,8 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "variance": (mean_and_square(5, 100), "gpu_rows", {"threads": 64}),
     "argmax": (arg("argmax", 5, 300), "gpu_rows", {"threads": 64}),
     "argmin": (arg("argmin", 5, 30), "gpu_rows", {"threads": 32}),
+    "both ends": (ends(5, 300), "gpu_rows", {"threads": 64}),
+    "softmax, turned": (turned(5, 100), "gpu_rows", {"threads": 64}),
     "pool": (pool(), "gpu_columns", {"threads": 64}),
     "depthwise": (K.conv(8, 14, 8, 3, 2, 1, 8), "gpu_direct", {"threads": 64}),
     "small product": (K.linear(5, 7, 9), "gpu_direct", {"threads": 64}),

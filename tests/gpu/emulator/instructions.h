@@ -65,6 +65,7 @@ void copy_commit(int line) {
 
 void copy_wait(int, int newer) {
   Copies& mine = copies[current];
+  newer += more;
   int over = mine.groups - newer;
   if (over <= 0) return;
   int landed = mine.ends[over - 1];

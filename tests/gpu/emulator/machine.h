@@ -15,7 +15,7 @@ static Kernel kernel;
 static Region* buffers;
 
 struct Launch {
-  int blocks, copies, threads, shared_bytes, schedule, late, has_dependency;
+  int blocks, copies, threads, shared_bytes, schedule, late, has_dependency, left_out, more;
   unsigned long long seed;
 };
 
@@ -41,7 +41,7 @@ EMULATOR_CALL const char* emulator_run(Kernel which, Region* given, const Launch
   message[0] = 0;
   count = launch->threads, window_size = launch->shared_bytes;
   schedule = launch->schedule, late = launch->late, has_dependency = launch->has_dependency;
-  chance = launch->seed;
+  left_out = launch->left_out, more = launch->more, chance = launch->seed;
   if (window_size > WINDOW) return "more shared memory than any card has";
   whole.size = window_size;
   blockDim = {count, 1, 1}, gridDim = {launch->blocks, launch->copies, 1};

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -62,17 +63,24 @@ class _Launch(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("blocks", "copies", "threads", "shared_bytes")),
         *((name, ctypes.c_int) for name in ("schedule", "late", "has_dependency")),
+        *((name, ctypes.c_int) for name in ("left_out", "more")),
         ("seed", ctypes.c_ulonglong),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """In which order threads run, and whether copies land when they are waited for or at once."""
+    """In which order threads run, and whether copies land when they are waited for or at once.
+
+    To see whether a mistake would be found: ``left_out`` is the line of a barrier that is not
+    there, and waits for copies leave ``more`` groups on their way than they say.
+    """
 
     schedule: str = "random"
     late: bool = True
     seed: int = 0
+    left_out: int = 0
+    more: int = 0
 
 
 ORDERS = [Order(s, late) for s in SCHEDULES for late in (True, False)]
@@ -88,28 +96,46 @@ class Memory:
     writable: bool
 
 
-class Kernels:
-    """The launches of a source, compiled."""
+class Text(NamedTuple):
+    """What ``cuda_source`` gives."""
 
-    def __init__(self, source: str, launches: Mapping[str, Launch], arch: str = "sm_80") -> None:
+    source: str
+    launches: Mapping[str, Launch]
+
+    def lines(self, symbol: str) -> dict[int, str]:
+        """The lines of a kernel, by number."""
+        lines = self.source.split("\n")
+        head = re.compile(rf'extern "C" __global__ void .*\b{symbol}\(.*\{{$')
+        first = next(n for n, line in enumerate(lines) if head.match(line))
+        end = next(n for n in range(first, len(lines)) if lines[n] == "}")
+        return {n + 1: lines[n] for n in range(first, end)}
+
+
+class Kernels:
+    """The launches of several texts, compiled together."""
+
+    def __init__(self, texts: Sequence[Text], arch: str) -> None:
         """Raises ``ValueError`` for instructions that are not known, and with a compiler's log."""
-        self._launches = {launch.symbol: launch for launch in launches.values()}
-        self._dependent = "griddepcontrol.wait" in source
+        self._launches = [{u.symbol: u for u in text.launches.values()} for text in texts]
+        self._dependent = ["griddepcontrol.wait" in text.source for text in texts]
+        parts = [translated(*text, n) for n, text in enumerate(texts)]
         with tempfile.TemporaryDirectory(prefix="torch_pruner-emulator-") as folder:
-            text, library = Path(folder, "text.cu"), Path(folder, "kernels.so")
-            text.write_text(translated(source, launches))
+            made, library = Path(folder, "texts.cc"), Path(folder, "kernels.so")
+            made.write_text("".join(['#include "machine.h"\n', *parts]))
             capability = "".join(c for c in arch if c.isdigit())
             command = [COMPILER, *FLAGS, f"-D__CUDA_ARCH__={capability}0", f"-I{HERE}"]
-            command += ["-o", str(library), str(text)]
+            command += ["-o", str(library), str(made)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise ValueError(done.stderr[:8000])
             self._library = ctypes.CDLL(str(library))
         self._library.emulator_run.restype = ctypes.c_char_p
 
-    def launch(self, symbol: str, given: Sequence[Memory], order: Order | None = None) -> None:
+    def launch(
+        self, symbol: str, given: Sequence[Memory], order: Order | None = None, text: int = 0
+    ) -> None:
         """Run all blocks of a launch; ``given`` are its parameters. Raises ``Fault``."""
-        order, launch = order or Order(), self._launches[symbol]
+        order, launch = order or Order(), self._launches[text][symbol]
         _apart(given)
         touched = [np.zeros((m.nbytes, 2), np.uint32) if m.writable else None for m in given]
         regions = (_Region * len(given))(
@@ -126,9 +152,10 @@ class Kernels:
         )
         how = _Launch(
             launch.blocks, launch.copies, launch.threads, launch.shared_bytes,
-            SCHEDULES.index(order.schedule), order.late, self._dependent, order.seed,
+            SCHEDULES.index(order.schedule), order.late, self._dependent[text],
+            order.left_out, order.more, order.seed,
         )  # fmt: skip
-        function = getattr(self._library, f"call_{symbol}")
+        function = getattr(self._library, f"call_{text}_{symbol}")
         wrong = self._library.emulator_run(function, regions, ctypes.byref(how))
         if wrong:
             raise Fault(f"{symbol}, {order}: {wrong.decode(errors='replace')}")
@@ -150,6 +177,7 @@ def ran(
     kernel: ScheduledKernel,
     arrays: Sequence[Array],
     order: Order,
+    text: int = 0,
 ) -> list[Array]:
     """The outputs of a kernel, all of whose launches are run on inputs that nobody has packed.
 
@@ -168,5 +196,5 @@ def ran(
         name = f"output {k}" if k < len(outputs) else f"scratch {k - len(outputs)}"
         memory.append(Memory(array.ctypes.data, array.nbytes, name, True))
     for launch in launches:
-        kernels.launch(launch.symbol, [memory[p] for p in launch.parameters], order)
+        kernels.launch(launch.symbol, [memory[p] for p in launch.parameters], order, text)
     return outputs

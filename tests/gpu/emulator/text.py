@@ -49,17 +49,20 @@ _WATCHED = re.compile(r"\b(const (?:unsigned short|void|float)|void) ?\*")
 _TOGETHER = re.compile(r"(\w[\w ]*)\* (\w+) = static_cast<\1\*>\(given")
 
 
-def translated(source: str, launches: Mapping[str, Launch]) -> str:
-    """C++ of a source that ``cuda_source`` has made, with ``call_SYMBOL`` for every launch."""
+def translated(source: str, launches: Mapping[str, Launch], number: int) -> str:
+    """C++ of a source that ``cuda_source`` has made, with ``call_NUMBER_SYMBOL`` for every launch.
+
+    Raises ``ValueError`` for instructions that are not known.
+    """
     source = source.replace("#include <cuda_fp16.h>", "")
     source = re.sub(r"extern __shared__ .*torch_pruner_shared\[\];", "", source)
     preamble, *kernels = _KERNEL.split(source)
     sizes = {launch.symbol: launch.shared_bytes for launch in launches.values()}
     parts = [_WATCHED.sub(r"emulator::Pointer<\1>", _instructions(preamble))]
     parts += [_kernel(_instructions(text), sizes) for text in kernels]
-    calls = "\n".join(_call(launch) for launch in launches.values())
+    calls = "\n".join(_call(launch, number) for launch in launches.values())
     body = "".join(parts)
-    return f'#include "machine.h"\nnamespace text {{\n#line 1 "text.cu"\n{body}\n{calls}\n}}\n'
+    return f'namespace text_{number} {{\n#line 1 "text_{number}.cu"\n{body}\n{calls}\n}}\n'
 
 
 def _instructions(text: str) -> str:
@@ -114,10 +117,10 @@ def _kernel(text: str, sizes: Mapping[str, int]) -> str:
     return f"void {head['name']}({parameters}) {{{body}"
 
 
-def _call(launch: Launch) -> str:
+def _call(launch: Launch, number: int) -> str:
     """What calls a kernel on its buffers."""
     count = len(launch.parameters)
-    head = f"EMULATOR_CALL void call_{launch.symbol}(emulator::Region* b) {{ "
+    head = f"EMULATOR_CALL void call_{number}_{launch.symbol}(emulator::Region* b) {{ "
     if launch.copies == 1:
         return f"{head}{launch.symbol}({', '.join(f'b[{k}]' for k in range(count))}); }}"
     given = f"torch_pruner_pointers<{count}> given; for (int k = 0; k < {count}; ++k) "

@@ -50,6 +50,8 @@ static int schedule, favoured;
 static unsigned long long chance;
 static bool late;            // copies land when they are waited for, not when they are issued
 static bool has_dependency;  // the kernel waits for those before it
+static int left_out;         // line of a barrier that is not there: would it be missed?
+static int more;             // groups of copies that a wait does not wait for, beside its own
 static jmp_buf scheduler;
 static char message[512];
 static void (*body)(void);
@@ -139,6 +141,7 @@ void run_block() {
 
 // Waits until all threads of the block do. Those that have ended never will.
 __attribute__((noinline)) void barrier(int line) {
+  if (line == left_out) return;
   Thread& me = threads[current];
   me.what = "__syncthreads", me.line = line, me.state = AT_BARRIER;
   if (ended) fault("__syncthreads (line %d), but some threads have ended", line);

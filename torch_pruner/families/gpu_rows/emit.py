@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, spread
+from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, Unshared, spread
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.reductions import combine, identity, merge, sum_dtype
 from torch_pruner.codegen.parts.row_passes import forward, newly_kept, row_index
@@ -114,11 +114,16 @@ def _combined(spec: Graph, r: int) -> dict[str, str]:
 
 def _emit(state: _Row, row: Index) -> Stmt:
     phases: list[Callable[[Expr], Stmt]] = []
+    before = False  # whether the reduction before looked for a place
     for r in state.domain.reductions:
-        node = state.spec.nodes[r]
-        reduce = _arg_reduce if node.op in ("argmax", "argmin") else _reduce
-        phases += reduce(state, r, row)
-    phases += _finish(state, row)
+        arg = state.spec.nodes[r].op in ("argmax", "argmin")
+        sweep, *rest = _arg_reduce(state, r, row) if arg else _reduce(state, r, row)
+        # What threads combine they write in a sweep, and other threads read it in the phases that
+        # follow: after a sum, in the last of them, the second half, which no sweep writes. What a
+        # sweep keeps of the row is read after those phases.
+        phases += [sweep if before and arg else Unshared(sweep), *rest]
+        before = arg
+    phases += [Unshared(phase) for phase in _finish(state, row)]  # shares nothing
     return state.grid.phases(*phases)
 
 

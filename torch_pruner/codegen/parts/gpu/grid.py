@@ -47,6 +47,20 @@ class Registers:
         return tid * self.count + i if self.rows else i
 
 
+@dataclass(frozen=True, slots=True)
+class Unshared:
+    """A phase without a barrier before it.
+
+    It writes nothing that another thread reads in the phase before, and reads nothing that another
+    thread writes there.
+    """
+
+    do: Callable[[Expr], Stmt]
+
+    def __call__(self, tid: Expr) -> Stmt:
+        return self.do(tid)
+
+
 @dataclass(slots=True)
 class Grid:
     """``blocks`` blocks of ``threads`` threads; ``host``: as loops."""
@@ -73,13 +87,14 @@ class Grid:
         return buf
 
     def phases(self, *each: Callable[[Expr], Stmt], first: bool = True) -> Stmt:
-        """Phases one after another, with a barrier before each but the first.
+        """Phases one after another, with a barrier before each but the first and ``Unshared`` ones.
 
-        ``first`` False: also before that one, as in the body of a loop.
+        ``first`` False: also before the first one, as in the body of a loop.
         """
         stmts: list[Stmt] = []
         for n, do in enumerate(each):
-            if not self.host and (n or not first):
+            apart = n > 0 and not isinstance(do, Unshared)
+            if not self.host and (apart or (n == 0 and not first)):
                 stmts.append(_barrier())
             stmts.append(self._threads(do))
         return seq(stmts)
