@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.tvm,
     pytest.mark.skipif(bool(machine.problem()), reason=machine.problem()),
 ]
-PARTS = 6  # of all kernels, each a source, as a network's kernels are
+PARTS = 2  # of all kernels, each a source, as a network's kernels are
 BARRIER, COPY = "__syncthreads();", "torch_pruner_copy("
 
 

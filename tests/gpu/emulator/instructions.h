@@ -22,7 +22,7 @@ struct Copies {
 };
 static Copies* copies;  // of each thread
 
-Region whole{window, WINDOW, "shared memory", nullptr, 1};
+Region whole{window, 0, "shared memory", nullptr, 1};  // as much as a launch has of it
 
 void land(Copies& mine, int count_) {
   for (int k = 0; k < count_; ++k) {
@@ -236,6 +236,8 @@ inline int within(int from, int width) {
   int start = lane() / width * width;
   return from >= start && from < start + width ? from : lane();
 }
+
+inline void nothing(int, float&) {}
 
 // --- launches that begin before the one before has ended ---
 

@@ -4,7 +4,7 @@
 #pragma once
 #pragma GCC push_options
 #pragma GCC optimize("O2")
-#include "instructions.h"
+#include "hopper.h"
 
 #define EMULATOR_CALL extern "C" __attribute__((visibility("default")))
 
@@ -16,6 +16,7 @@ static Region* buffers;
 
 struct Launch {
   int blocks, copies, threads, shared_bytes, schedule, late, has_dependency, left_out, more;
+  int shared_base;
   unsigned long long seed;
 };
 
@@ -29,6 +30,7 @@ const unsigned CANARY = 0x5ca1ab1e;
 void whole_kernel() {
   kernel(buffers);
   copies_are_done();
+  all_is_done();
 }
 
 // What was wrong; null if nothing was.
@@ -39,11 +41,12 @@ EMULATOR_CALL const char* emulator_run(Kernel which, Region* given, const Launch
   }
   kernel = which, buffers = given, body = whole_kernel;
   message[0] = 0;
-  count = launch->threads, window_size = launch->shared_bytes;
+  count = launch->threads;
+  window_base = launch->shared_base, window_end = window_base + launch->shared_bytes;
   schedule = launch->schedule, late = launch->late, has_dependency = launch->has_dependency;
   left_out = launch->left_out, more = launch->more, chance = launch->seed;
-  if (window_size > WINDOW) return "more shared memory than any card has";
-  whole.size = window_size;
+  if (window_end > WINDOW) return "more shared memory than any card has";
+  whole.base = window + window_base, whole.size = launch->shared_bytes;
   blockDim = {count, 1, 1}, gridDim = {launch->blocks, launch->copies, 1};
   for (int t = 0; t < count; ++t) *(unsigned*)(stacks + (long)t * STACK) = CANARY;
   for (int copy = launch->copies - 1; copy >= 0; --copy)  // in no order to rely on
@@ -51,6 +54,7 @@ EMULATOR_CALL const char* emulator_run(Kernel which, Region* given, const Launch
       blockIdx = {schedule == REVERSED ? launch->blocks - 1 - block : block, copy, 0};
       favoured = drawn((count + WARP - 1) / WARP);
       poison_window();
+      forget();
       run_block();
       if (message[0]) {  // fibers end where they are
         for (Thread& thread : threads) thread.begun = false;

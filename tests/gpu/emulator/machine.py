@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tests.gpu.emulator.text import translated
+from tests.gpu.emulator.text import alignment, translated
 from torch_pruner.codegen.build.lower import aligned
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Launch(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("blocks", "copies", "threads", "shared_bytes")),
         *((name, ctypes.c_int) for name in ("schedule", "late", "has_dependency")),
-        *((name, ctypes.c_int) for name in ("left_out", "more")),
+        *((name, ctypes.c_int) for name in ("left_out", "more", "shared_base")),
         ("seed", ctypes.c_ulonglong),
     )
 
@@ -118,6 +118,7 @@ class Kernels:
         """Raises ``ValueError`` for instructions that are not known, and with a compiler's log."""
         self._launches = [{u.symbol: u for u in text.launches.values()} for text in texts]
         self._dependent = ["griddepcontrol.wait" in text.source for text in texts]
+        self._aligned = [alignment(text.source) for text in texts]
         parts = [translated(*text, n) for n, text in enumerate(texts)]
         with tempfile.TemporaryDirectory(prefix="torch_pruner-emulator-") as folder:
             made, library = Path(folder, "texts.cc"), Path(folder, "kernels.so")
@@ -153,7 +154,7 @@ class Kernels:
         how = _Launch(
             launch.blocks, launch.copies, launch.threads, launch.shared_bytes,
             SCHEDULES.index(order.schedule), order.late, self._dependent[text],
-            order.left_out, order.more, order.seed,
+            order.left_out, order.more, self._aligned[text], order.seed,
         )  # fmt: skip
         function = getattr(self._library, f"call_{text}_{symbol}")
         wrong = self._library.emulator_run(function, regions, ctypes.byref(how))

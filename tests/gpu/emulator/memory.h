@@ -18,7 +18,9 @@ const int MANY = -1, MANY_OF_WARP = -2;  // and less: of warp -2 - thread
 struct Shared {
   Touch write, read;
   bool flight;                // a copy is on its way to it
-  unsigned long long moment;  // of the last write
+  unsigned long long moment;  // of the last write by a thread
+  int products;               // on their way, that read it
+  int barrier, phase;         // that counts what the asynchronous proxy wrote; the barrier from 1
 };
 
 struct Global {
@@ -34,11 +36,13 @@ struct Region {
 };
 
 const unsigned ALL = ~0u;
-const int WINDOW = 256 << 10;
+const int WINDOW = 260 << 10, BARRIERS = 64;
 alignas(1024) static char window[WINDOW];  // the block's shared memory
 static Shared stamps[WINDOW];
-static int window_size;
-static unsigned long long moment;  // counts writes and fences
+static int window_base, window_end;  // what of it a launch has
+static unsigned long long moment;    // counts writes and fences
+static unsigned long long fences[MOST], shown[MOST];  // the last of each thread: now, at a barrier
+static int seen[MOST][BARRIERS];  // phases that a thread knows to be complete
 
 unsigned grid_thread() {
   return ((unsigned)(blockIdx.y * gridDim.x + blockIdx.x)) * count + current + 1;
@@ -66,6 +70,10 @@ void touch_shared(long long at, int size, bool write, const char* name) {
     const char* does = write ? "writes" : "reads";
     if (byte.flight)
       fault("%s byte %lld of %s, to which a copy is on its way", does, k - at, name);
+    if (byte.barrier && seen[current][byte.barrier - 1] < byte.phase)
+      fault("%s byte %lld of %s, and has not waited for what was copied to it", does, k - at, name);
+    if (write && byte.products)
+      fault("writes byte %lld of %s, which a product on its way may read", k - at, name);
     if (!ordered(byte.write))
       fault("%s %s at %lld of shared memory, which %s wrote, and no barrier between", does, name, k,
             who(byte.write));
@@ -75,6 +83,7 @@ void touch_shared(long long at, int size, bool write, const char* name) {
               who(byte.read));
       byte.write = mine();
       byte.moment = ++moment;
+      byte.barrier = 0;
     } else if (byte.read.epoch != epoch) {
       byte.read = mine();
     } else if (byte.read.thread != current || byte.read.warp_epoch != mine().warp_epoch) {
@@ -195,7 +204,7 @@ To& as(From* from) {
   return *(To*)from;
 }
 
-void poison_window() { memset(window, 0xff, window_size); }
+void poison_window() { memset(window + window_base, 0xff, window_end - window_base); }
 
 }  // namespace emulator
 

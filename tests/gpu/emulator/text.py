@@ -30,9 +30,30 @@ INSTRUCTIONS = {
     f"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {_ONE}": "mma_one<emulator::F16, 8>",
     f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {_MMA}": "mma_two<emulator::TF32, 8>",
     "cvt.rna.tf32.f32 %0, %1;": "cvt_rna_tf32",
+    "wgmma.fence.sync.aligned;": "wgmma_fence",
+    "wgmma.commit_group.sync.aligned;": "wgmma_commit",
+    "wgmma.wait_group.sync.aligned %0;": "wgmma_wait",
+    "fence.proxy.async.shared::cta;": "fence",
+    "fence.mbarrier_init.release.cluster;": "fence",
+    "mbarrier.init.shared::cta.b64 [%0], 1;": "mbarrier_init",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": "mbarrier_expect",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];": (
+        "bulk_copy"
+    ),
+    "{ .reg .pred arrived; again: mbarrier.try_wait.parity.shared::cta.b64 arrived, [%0], %1; "
+    "@arrived bra there; bra again; there: }": "mbarrier_wait",
+    "": "nothing",  # says that registers are read and written
     "griddepcontrol.wait;": "dependency_wait",
     "griddepcontrol.launch_dependents;": "dependency_launch",
 }
+for _columns in range(8, 257, 8):
+    _sums = ", ".join(f"%{i}" for i in range(_columns // 2))
+    _rest = [f"%{i}" for i in range(_columns // 2, _columns // 2 + 4)]
+    for _kind in ("f16", "bf16"):
+        INSTRUCTIONS[
+            f"wgmma.mma_async.sync.aligned.m64n{_columns}k16.f32.{_kind}.{_kind} {{{_sums}}}, "
+            f"{_rest[0]}, {_rest[1]}, 1, 1, 1, {_rest[2]}, {_rest[3]};"
+        ] = f"wgmma<emulator::{_kind.upper()}, {_columns}>"
 _ASM = re.compile(r'\basm\s*(?:volatile)?\s*\(((?:"(?:[^"\\]|\\.)*"|[^";])*)\);')
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _OPERAND = re.compile(r'"[=+]?[rlfhn]"\s*\(')
@@ -54,15 +75,22 @@ def translated(source: str, launches: Mapping[str, Launch], number: int) -> str:
 
     Raises ``ValueError`` for instructions that are not known.
     """
+    base = alignment(source)
     source = source.replace("#include <cuda_fp16.h>", "")
     source = re.sub(r"extern __shared__ .*torch_pruner_shared\[\];", "", source)
     preamble, *kernels = _KERNEL.split(source)
     sizes = {launch.symbol: launch.shared_bytes for launch in launches.values()}
     parts = [_WATCHED.sub(r"emulator::Pointer<\1>", _instructions(preamble))]
-    parts += [_kernel(_instructions(text), sizes) for text in kernels]
+    parts += [_kernel(_instructions(text), sizes, base) for text in kernels]
     calls = "\n".join(_call(launch, number) for launch in launches.values())
     body = "".join(parts)
     return f'namespace text_{number} {{\n#line 1 "text_{number}.cu"\n{body}\n{calls}\n}}\n'
+
+
+def alignment(source: str) -> int:
+    """Of the shared memory that launches size: where it begins, aligned to that and not to more."""
+    found = re.search(r"__shared__ __align__\((\d+)\)", source)
+    return int(found[1]) if found else 0
 
 
 def _instructions(text: str) -> str:
@@ -92,7 +120,7 @@ def _operands(text: str) -> list[str]:
     return found
 
 
-def _kernel(text: str, sizes: Mapping[str, int]) -> str:
+def _kernel(text: str, sizes: Mapping[str, int], base: int) -> str:
     head = _HEAD.match(text)
     if head is None:  # a declaration: a blank line in its place
         return "\n" * text.count("\n")
@@ -102,10 +130,10 @@ def _kernel(text: str, sizes: Mapping[str, int]) -> str:
     def shared(m: re.Match[str]) -> str:
         kind, name, first = m[1].strip(), m[2], int(m[3])
         size = ends[ends.index(first) + 1] - first
+        region = f'{{emulator::window + {base + first}, {size}, "{name}", nullptr, 1}}'
         return (
-            f'static emulator::Region {name}_region{{emulator::window + {first}, {size}, "{name}", '
-            f"nullptr, 1}}; const emulator::Pointer<{kind}> "
-            f"{name}(({kind}*){name}_region.base, &{name}_region);"
+            f"static emulator::Region {name}_region{region}; "
+            f"const emulator::Pointer<{kind}> {name}({name}_region);"
         )
 
     parameters = re.sub(r"([\w ]+?)\* __restrict__ ", r"emulator::Pointer<\1> ", head["parameters"])

@@ -21,7 +21,7 @@ namespace emulator {
 const int MOST = 1024, WARP = 32, GROUPS = 32, STACK = 256 << 10;
 
 enum Schedule { IN_ORDER, REVERSED, RANDOM, ONE_WARP_AHEAD, ONE_WARP_BEHIND };
-enum State { RUNS, AT_BARRIER, AT_NAMED, IN_WARP, ENDED };
+enum State { RUNS, AT_BARRIER, AT_NAMED, AT_PHASE, IN_WARP, ENDED };
 
 struct Thread {
   jmp_buf at;
@@ -45,7 +45,8 @@ static Thread threads[MOST];
 static Warp warps[MOST / WARP];
 static char* stacks;
 static int current, count, arrived, ended;
-static unsigned epoch = 1;  // grows at every barrier, and from block to block
+static unsigned epoch = 1;   // grows at every barrier, and from block to block
+static unsigned block_epoch;  // the first one of this block
 static int schedule, favoured;
 static unsigned long long chance;
 static bool late;            // copies land when they are waited for, not when they are issued
@@ -123,15 +124,19 @@ int next() {
         b, two.state == ENDED ? "has ended" : "in ", two.state == ENDED ? "" : two.what, two.line);
 }
 
+void all_have_met();     // what follows for the asynchronous proxy
+bool something_lands();  // of what threads wait for
+
 void run_block() {
   for (int t = 0; t < count; ++t) threads[t].state = RUNS, threads[t].waited = false;
   for (int w = 0; w <= (count - 1) / WARP; ++w) warps[w].arrived = 0;
   arrived = ended = 0;
-  ++epoch;
+  block_epoch = ++epoch;
   for (;;) {
     int t = next();
     if (t < 0) {
       if (ended == count) return;
+      if (something_lands()) continue;
       stuck();
     }
     if (!_setjmp(scheduler)) enter(t);
@@ -153,6 +158,7 @@ __attribute__((noinline)) void barrier(int line) {
   }
   arrived = 0;
   ++epoch;
+  all_have_met();
 }
 
 // Waits for the `size` threads that meet at one of the sixteen barriers of a block. No order of

@@ -36,6 +36,8 @@ EMULATOR_VECTORS(uint, unsigned)
 EMULATOR_VECTORS(longlong, long long)
 EMULATOR_VECTORS(float, float)
 EMULATOR_VECTORS(double, double)
+struct alignas(4) half2 { half x, y; };
+inline half2 make_half2(half x, half y) { return {x, y}; }
 
 inline float __int_as_float(int raw) { return bits<float>(raw); }
 inline int __float_as_int(float value) { return bits<int>(value); }
