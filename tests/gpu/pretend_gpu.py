@@ -2,7 +2,7 @@
 
 The image of a program is the text of its kernels; its driver schedules them once more for the host
 and runs them at the addresses it is given. So everything is as on a card but machine code, warps
-and time.
+and time. An emulated card (``emulated``) runs the CUDA C itself, with warps, and takes longer.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import contextlib
 import ctypes
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tests import emitting as gpu_kernel
-from torch_pruner import devices
+from tests.gpu.emulator import machine
+from torch_pruner import devices, families
 from torch_pruner.cards import CARDS, Card
 from torch_pruner.codegen.build.gpu import together
+from torch_pruner.codegen.build.gpu.image import Launch
 from torch_pruner.codegen.build.gpu.program import build_gpu_program
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.codegen.build.gpu.timing_driver import TimingDriver
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch_pruner.codegen.build.gpu.driver import Grid
-    from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch
+    from torch_pruner.codegen.build.gpu.image import GpuProgram
     from torch_pruner.compiler.capabilities import Capabilities
     from torch_pruner.compiler.toolchain import Toolchain
     from torch_pruner.config import Config
@@ -141,6 +143,54 @@ class HostDriver(TimingDriver):
         return time.perf_counter() - begin
 
 
+def compiled_text(
+    kernels: Mapping[str, Scheduled], card: Card, copies: Mapping[str, Collection[int]]
+) -> tuple[bytes, dict[str, Launch]]:
+    """As ``program.compile_kernels``, but the image is the source that NVRTC would have got."""
+    target = TargetSpec.cuda(card)
+    scheduled = {name: families.scheduled(k, target) for name, k in kernels.items()}
+    source, launches = cuda_source(scheduled, card.arch, copies)
+    buffers = {}
+    for key, launch in launches.items():
+        kernel = scheduled[key.partition("/")[0].partition("*")[0]]
+        takes = [(b.nbytes, False) for b in kernel.inputs]
+        takes += [(b.nbytes, True) for b in (*kernel.outputs, *kernel.scratch)]
+        buffers[launch.symbol] = [takes[p % len(takes)] for p in launch.parameters]
+    image = {
+        "arch": card.arch,
+        "source": source,
+        "launches": {key: asdict(launch) for key, launch in launches.items()},
+        "buffers": buffers,
+    }
+    return json.dumps(image).encode(), launches
+
+
+class EmulatingDriver(HostDriver):
+    """Runs images of ``compiled_text`` by the emulator, every launch in another order."""
+
+    def load(self, image: bytes) -> dict[str, Any]:
+        module = super().load(image)
+        launches = {key: Launch(**launch) for key, launch in module["launches"].items()}
+        text = machine.Text(module["source"], launches)
+        return module["buffers"] | {"": machine.Kernels([text], module["arch"])}
+
+    def function(self, module: dict[str, Any], symbol: str, shared_bytes: int) -> Any:
+        if symbol not in module:
+            raise ValueError(symbol)
+        return symbol, module[""], module[symbol]
+
+    def launch(self, function: Any, grid: Grid, stream: int, parameters: int) -> None:
+        symbol, kernels, buffers = function
+        order = machine.ORDERS[len(self.launched) % len(machine.ORDERS)]
+        self.launched.append((symbol, *grid[:2], stream))
+        pointers = (ctypes.c_int64 * len(buffers)).from_address(parameters)
+        given = [
+            machine.Memory(ctypes.c_int64.from_address(p).value, nbytes, f"parameter {k}", writable)
+            for k, (p, (nbytes, writable)) in enumerate(zip(pointers, buffers, strict=True))
+        ]
+        kernels.launch(symbol, given, order)
+
+
 class PretendBuilder(CudaBuilder):
     """What a worker of the pretend card builds with."""
 
@@ -174,18 +224,20 @@ class PretendDevice(Device):
     dtypes = frozenset(("float32", "float16", "bfloat16", "int64", "int32", "bool"))
     checks_indices = False
 
-    def __init__(self) -> None:
-        self.driver = HostDriver()
+    def __init__(self, emulated: Card | None = None) -> None:
+        self.card = emulated or CARD
+        self.driver = EmulatingDriver() if emulated else HostDriver()
+        self.compiled = compiled_text if emulated else compiled
 
     @classmethod
     def claim(cls, where: torch.device, config: Config) -> Device | None:
         return cls() if where.type == "cpu" else None
 
     def context(self, config: Config) -> Context:
-        return Context.of(config, TargetSpec.cuda(CARD), fingerprint())
+        return Context.of(config, TargetSpec.cuda(self.card), fingerprint(self.card))
 
     def toolchain(self, threads: int) -> Toolchain:
-        return CudaToolchain(self.driver, compiled)
+        return CudaToolchain(self.driver, self.compiled)
 
     def executor(self, config: Config, threads: int) -> MeasureExecutor:
         return cuda_executor(fingerprint(), "", config.seed, BUILDER)
@@ -195,9 +247,9 @@ class PretendDevice(Device):
 
 
 @contextlib.contextmanager
-def instead_of_cpu(monkeypatch: Any) -> Iterator[PretendDevice]:
-    """Inside, graphs of the CPU are compiled for the pretend card."""
-    device = PretendDevice()
+def instead_of_cpu(monkeypatch: Any, emulated: Card | None = None) -> Iterator[PretendDevice]:
+    """Inside, graphs of the CPU are compiled for the pretend card, or for an emulated one."""
+    device = PretendDevice(emulated)
 
     class Kept(PretendDevice):
         @classmethod
