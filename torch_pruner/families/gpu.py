@@ -45,9 +45,12 @@ ELEMENT_S = 17e-9  # a pass of a thread over its elements of a row, each
 COMBINED_S = 9e-9  # a value of shared memory, where threads combine what each has summed up
 THREAD_S = 0.6e-9  # of a block, to start it
 WARPS_TO_HIDE = 8.0  # a multiprocessor needs to keep its pipelines busy
-SCORE_OPS = 60.0  # of attention, for one score
-PHASES = 5  # of a turn over the keys, of which only the first waits for memory
-BARRIER_S = 0.2e-6  # a turn of the reduction: copies wait for memory
+QUERIES = 16  # of attention, for each warp
+# Of attention, not measured: a score of a thread, and 16 bytes that it copies, with and without
+# waiting for them.
+SCORE_CYCLES = 20.0
+LOAD_CYCLES = 40.0
+COPY_CYCLES = 10.0
 
 
 def column(values: list[int]) -> Decisions:

@@ -204,6 +204,16 @@ void cvt_rna_tf32(int, unsigned& out, float value) {
   out = (raw & 0x7f800000) == 0x7f800000 ? raw & ~0x1fffu : (raw + 0x1000) & ~0x1fffu;
 }
 
+unsigned short rounded_bf16(float value) {
+  unsigned raw = bits<unsigned>(value);
+  if ((raw & 0x7fffffff) > 0x7f800000) return 0x7fff;
+  return static_cast<unsigned short>((raw + 0x7fff + ((raw >> 16) & 1)) >> 16);
+}
+
+void cvt_rn_bf16x2(int, unsigned& out, float high, float low) {
+  out = static_cast<unsigned>(rounded_bf16(high)) << 16 | rounded_bf16(low);
+}
+
 // --- shuffles ---
 
 struct Shuffled {

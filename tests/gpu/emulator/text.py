@@ -30,6 +30,7 @@ INSTRUCTIONS = {
     f"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {_ONE}": "mma_one<emulator::F16, 8>",
     f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {_MMA}": "mma_two<emulator::TF32, 8>",
     "cvt.rna.tf32.f32 %0, %1;": "cvt_rna_tf32",
+    "cvt.rn.bf16x2.f32 %0, %1, %2;": "cvt_rn_bf16x2",
     "wgmma.fence.sync.aligned;": "wgmma_fence",
     "wgmma.commit_group.sync.aligned;": "wgmma_commit",
     "wgmma.wait_group.sync.aligned %0;": "wgmma_wait",

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families.gpu import (
-    BARRIER_S,
+    COPY_CYCLES,
+    FRAGMENT_CYCLES,
     L2_SPEED,
     LAUNCH_S,
+    LOAD_CYCLES,
+    MMA_CYCLES,
     OWN,
     PAD,
-    PHASES,
+    QUARTERS,
+    QUERIES,
     REGISTERS,
-    SCORE_OPS,
+    SCORE_CYCLES,
+    STEP_CYCLES,
+    TURN_CYCLES,
+    WAIT_CYCLES,
+    WARP,
     GpuSketch,
     column,
 )
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
-    """Scores in shared memory, both products in tensor cores."""
+    """Scores in registers, both products in tensor cores."""
 
     name = "gpu_attention"
     decisions = GpuAttentionDecisions
@@ -46,50 +54,75 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
-        return (column([16, 32, 64, 128]), column([32, 64, 128]))
+        newer = self.card.capability >= (8, 0)
+        ways = column([1, 2] if newer else [1]), column([0, 1] if newer else [0])
+        return (column([16, 32, 64, 128]), column([32, 64, 128]), *ways)
+
+    @property
+    def _dtype(self) -> str:
+        nodes = self.task.spec.nodes
+        return nodes[nodes[self.att.out].inputs[1]].dtype
 
     def _shared(self, c: GpuAttentionDecisions[Array]) -> Array:
-        bm, bn = c.bm, c.bn
-        halves = (bm + bn) * (self.depth + PAD) + bn * (self.width + PAD) + bm * (bn + PAD)
-        rows = bm * (bn + 2) + 4 * bm + 4 * bm  # scores; what is kept of rows and by threads
-        result: Array = 2.0 * halves + 4.0 * rows + 10 * 128  # every array begins at a whole 128
+        keys = c.stages * c.bn * (self.depth + self.width + 2 * PAD)
+        result: Array = ITEMSIZE[self._dtype] * (c.bm * (self.depth + PAD) + keys)
+        return result + 3 * 128  # every array begins at a whole 128
+
+    def _registers(self, c: GpuAttentionDecisions[Array]) -> Array:
+        # Scores and results of 16 rows, and what the next step of tensor cores takes.
+        fragments = 2 * 4 + np.maximum(c.bn, float(self.width)) / 8 * 4
+        result: Array = (c.bn + self.width) / 2 + fragments + OWN
         return result
 
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
-        sums = (c.bn + self.width) / 2
         fits = self._shared(c) <= self.card.shared_bytes_per_block
-        result: Mask = fits & (sums + OWN <= REGISTERS - 40)
+        room = self._registers(c) <= REGISTERS
+        useful = (c.stages == 1) | ((c.ahead == 1) & (c.bn < self.att.keys))
+        held = self.resident(2.0 * c.bm, self._shared(c), self._registers(c)) >= 1
+        result: Mask = fits & room & useful & held
+        return result
+
+    def _turn_s(self, c: GpuAttentionDecisions[Array], together: Array) -> Array:
+        """Seconds of one turn over keys of a block, of which as many run ``together``."""
+        warps = c.bm / QUERIES
+        sharing = np.maximum(1.0, warps * together / QUARTERS)
+        scores, sums = c.bn / 8, self.width / 8.0
+        first = scores * MMA_CYCLES + (1 + scores / 2) * FRAGMENT_CYCLES
+        second = sums * MMA_CYCLES + sums / 2 * FRAGMENT_CYCLES
+        products = (self.depth / 16) * (STEP_CYCLES + first * sharing)
+        products = products + (c.bn / 16) * (STEP_CYCLES + second * sharing)
+        powers = c.bn / 2 * SCORE_CYCLES * sharing
+        # Of 16 bytes that a thread copies at a time.
+        lines = c.bn * (self.depth + self.width) * ITEMSIZE[self._dtype] / 16 / (warps * WARP)
+        copies = lines * np.where(c.ahead == 1, COPY_CYCLES, LOAD_CYCLES)
+        begun = np.where(c.stages > 1, 1.0, 0.25)
+        cycles = TURN_CYCLES + WAIT_CYCLES / begun + products + powers + copies
+        result: Array = cycles / self.card.frequency_hz
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, card, att = self.columns(decisions), self.card, self.att
         bm, bn, threads = c.bm, c.bn, 2.0 * c.bm
-        shared, registers = self._shared(c), (c.bn + self.width) / 2 + OWN + 24
+        shared, registers = self._shared(c), self._registers(c)
         blocks = att.groups * np.ceil(att.queries / bm)
         keys = np.minimum(att.keys, (att.queries + bm) / 2) if att.causal else float(att.keys)
         turns = np.ceil(keys / bn)
-        resident = self.resident(threads, shared, registers)
-        each, pace = self.busy(blocks, threads, resident)
-        dtype = self.task.spec.nodes[self.task.spec.nodes[att.out].inputs[1]].dtype
-        item = float(ITEMSIZE[dtype])
+        resident = np.maximum(self.resident(threads, shared, registers), 1.0)
+        each, _ = self.busy(blocks, threads, resident)
+        item = float(ITEMSIZE[self._dtype])
         products = 2.0 * bm * bn * turns * (self.depth + self.width)
-        # A score is written, compared, raised and written again: on CUDA cores.
-        scores = SCORE_OPS * bm * bn * turns
-        one = products / (card.peak_flops(dtype) / card.multiprocessors)
-        one = one + scores / (card.float32_flops / card.multiprocessors)
-        compute = each * one / pace
+        waves = np.ceil(each / resident)
+        compute = waves * turns * self._turn_s(c, np.minimum(each, resident))
         traffic = blocks * (bm * self.depth + keys * (self.depth + self.width)) * item
         unique = float(traffic_bytes(self.task.spec))
         share = np.minimum(1.0, blocks / card.multiprocessors)
         memory = np.maximum(
             traffic / (card.dram_bytes_per_s * L2_SPEED), unique / card.dram_bytes_per_s
         ) / (self.aligned(self.depth * item) * share)
-        waits = np.ceil(each / np.maximum(resident, 1.0)) * turns * PHASES * BARRIER_S
         operations = blocks * products
         ones = np.ones(len(decisions))
         return Symbols(
             registers, products / threads, shared, threads, traffic * ones, each,
-            self.depth * item * ones, operations * ones,
-            np.maximum(compute, memory) + waits + LAUNCH_S,
+            self.depth * item * ones, operations * ones, np.maximum(compute, memory) + LAUNCH_S,
         )  # fmt: skip

@@ -199,9 +199,11 @@ def _on_device(func: PrimFunc) -> bool:
 def _preamble(code: str) -> str:
     """Only what this source needs: headers take longer to read than kernels."""
     parts = [_TYPES]
-    if "half" in code:
+    if "half" in code or tensor_core.HELD_NAME in code:
         parts.append(_HALVES)
     parts += [h.SOURCE for h in (tensor_core, tf32, asynchronous) if h.NAME in code]
+    if tensor_core.HELD_NAME in code:
+        parts.append(tensor_core.HELD_SOURCE)
     return "".join(parts)
 
 

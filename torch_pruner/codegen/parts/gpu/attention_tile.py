@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.gpu import asynchronous
 from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, spread
 from torch_pruner.codegen.parts.gpu.operands import Moved, common_width
 from torch_pruner.codegen.parts.operands import Nest
-from torch_pruner.codegen.tir.builders import Buffer, Expr, Stmt, T, seq
+from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, seq
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.graph.contraction import contraction_at
 
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
 QUERIES = 16  # of a warp
-SHARES = 2  # threads for a row of scores
+QUAD = 4  # threads of a warp that share two rows of its scores: see tensor_core
 PAD = 8  # elements after a line that tensor cores read: the next begins in other banks
 F32 = "float32"
+ALL_LANES = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
 class Block:
-    """Everything the parts of one emission share."""
+    """Everything the parts of one emission share.
+
+    Of the two rows of its warp's tiles that a thread has parts of, it keeps a value each in
+    ``top``, ``total`` and ``widest``.
+    """
 
     spec: Graph
     att: Attention
@@ -34,27 +40,48 @@ class Block:
     grid: Grid
     bm: int
     bn: int
+    stages: int
+    ahead: bool  # copies are asynchronous where operands allow it
     depth: int  # in whole steps of tensor cores
     width: int
     query: Buffer
     key: Buffer
     value: Buffer
-    power: Buffer
-    score: Buffer
-    top: Buffer  # of each row, before and after a turn
-    total: Buffer
-    factor: Buffer  # by which a row's sums shrink in a turn
-    widest: Buffer  # of each thread's share of a row: the largest score
-    added: Buffer  # and the sum of powers
-    products: Registers
+    products: Registers  # scores, and then powers
     result: Registers
-    own: Registers
+    top: Registers  # the largest score so far
+    total: Registers  # sum of the powers that this thread has had
+    widest: Registers  # the largest score that this thread has in a turn
     out: Buffer
 
-    @property
-    def line(self) -> int:
-        """Distance of rows of scores: the threads of a warp then read from different banks."""
-        return self.bn + SHARES
+    def stage(self, turn: Expr, line: int) -> Expr:
+        """Where keys or values of a turn begin, for lines of so many elements."""
+        size = self.bn * (line + PAD)
+        return T.floormod(turn, self.stages) * size if self.stages > 1 else imm(0)
+
+    def over_quad(
+        self, held: Registers, half: int, tid: Expr, join: Callable[[Expr, Expr], Expr]
+    ) -> tuple[list[Stmt], Expr]:
+        """What the threads that share a row hold of it, joined: what comes first, and the value.
+
+        No thread changes what it holds in the same phase.
+        """
+        if self.grid.host:
+            first = tid - T.floormod(tid, QUAD)
+            found: Expr = held.buffer[held.at(first, half)]
+            for lane in range(1, QUAD):
+                found = join(found, held.buffer[held.at(first + lane, half)])
+            return [], found
+        found = held.buffer[held.at(tid, half)]
+        stmts: list[Stmt] = []
+        for distance in (1, 2):
+            own, other = T.Var("own", F32), T.Var("other", F32)
+            stmts.append(S.Bind(own, found))
+            everyone = T.const(ALL_LANES, "uint32")
+            shuffled = T.call_extern(F32, "__shfl_xor_sync", everyone, own, distance)
+            stmts.append(S.Bind(other, shuffled))
+            found = join(own, other)
+        return stmts, found
 
     def full(self, group: Expr, query: Expr, key: Expr) -> Index:
         """The index of a score; those that are not there repeat the last."""
@@ -81,27 +108,38 @@ def _copy(
     into: tuple[Buffer, int, int],
     extents: tuple[int, int, int],
     at: tuple[Expr, Callable[[Expr, Expr], Expr], int],
+    base: Expr | int = 0,
 ) -> Stmt:
     """Lines of an operand; zeros for what it does not have.
 
     ``into``: shared memory, lines and elements of a line. ``extents``: lines and elements that
     there are, and how many lines of the operand a tile has. ``at``: the first line, the element of
-    a line and a place in it, and along which axis of the operand a line lies.
+    a line and a place in it, and along which axis of the operand a line lies. ``base``: where the
+    first line goes.
     """
     buf, lines, length = into
     there, filled, step = extents
     first, read, axis = at
-    width = common_width(max(moved.reach(axis), 1), length, filled)
+    reach = moved.reach(axis)
+    width = common_width(max(reach, 1), length, filled)
+    wide = block.ahead and width == moved.most == reach
 
     def piece(item: Expr) -> Stmt:
         line, place = T.floordiv(item, length), T.floormod(item, length)
 
+        to = base + line * (length + PAD) + place
+
         def put(v: Expr, value: Expr) -> Stmt:
-            return moved.put(buf, line * (length + PAD) + place + v, value)
+            return moved.put(buf, to + v, value)
+
+        def value(v: Expr) -> Expr:
+            return read(first + line, place + v)
 
         guards = [first + line < there] if there % step else []
         guards += [place < filled] if filled % length else []
-        return moved.lanes(width, put, lambda v: read(first + line, place + v), guards)
+        if wide:
+            return asynchronous.copy((buf, to), value, width, guards, block.grid.host)
+        return moved.lanes(width, put, value, guards)
 
     return spread(block.grid, tid, lines * length, piece, width=width)
 
@@ -120,9 +158,9 @@ def copy_queries(block: Block, group: Expr, first: Expr, tid: Expr) -> Stmt:
     )
 
 
-def copy_keys(block: Block, group: Expr, start: Expr, tid: Expr) -> Stmt:
+def copy_keys(block: Block, group: Expr, turn: Expr, tid: Expr) -> Stmt:
     """Keys and values of a turn."""
-    att = block.att
+    att, start = block.att, turn * block.bn
     moved, node = _moved(block, att.scores, 1)
     batch = block.spec.nodes[node].shape[:-2]
 
@@ -137,10 +175,10 @@ def copy_keys(block: Block, group: Expr, start: Expr, tid: Expr) -> Stmt:
 
     keys = _copy(
         block, tid, moved, (block.key, block.bn, block.depth), (att.keys, att.depth, block.bn),
-        (start, read_key, -2),
+        (start, read_key, -2), block.stage(turn, block.depth),
     )  # fmt: skip
     values = _copy(
         block, tid, moved_value, (block.value, block.bn, block.width),
-        (att.keys, att.width, block.bn), (start, read_value, -1),
+        (att.keys, att.width, block.bn), (start, read_value, -1), block.stage(turn, block.width),
     )  # fmt: skip
     return seq([keys, values])

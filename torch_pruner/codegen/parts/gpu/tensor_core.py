@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu import tf32
-from torch_pruner.codegen.parts.gpu.grid import WARP
+from torch_pruner.codegen.parts.gpu.grid import WARP, Registers
 from torch_pruner.codegen.tir.builders import UNROLLED, Buffer, Expr, S, Stmt, T, loop
 from torch_pruner.codegen.tir.reader import imm
-from torch_pruner.codegen.tir.values import load
+from torch_pruner.codegen.tir.values import load, round_bfloat16
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,12 +52,10 @@ __device__ __forceinline__ void torch_pruner_mma_block(float* c, const unsigned*
 #endif
 }
 
-// What a warp multiplies at positions k to k + 15 of the reduction, from shared memory.
-template <int MI, int NI, bool COLUMNS, bool TURNED>
-__device__ __forceinline__ void torch_pruner_fragments(unsigned (&left)[MI][4],
-                                                       unsigned (&right)[NI][2],
-                                                       const unsigned short* a, int lda,
-                                                       const unsigned short* b, int ldb, int k) {
+// What a warp multiplies at positions k to k + 15 of the reduction, from shared memory: A's rows.
+template <int MI, bool TURNED>
+__device__ __forceinline__ void torch_pruner_left(unsigned (&left)[MI][4], const unsigned short* a,
+                                                  int lda, int k) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int i = 0; i < MI; ++i) {
@@ -75,6 +73,13 @@ __device__ __forceinline__ void torch_pruner_fragments(unsigned (&left)[MI][4],
                    : "r"(at));
     }
   }
+}
+
+// And B's columns.
+template <int NI, bool COLUMNS>
+__device__ __forceinline__ void torch_pruner_right(unsigned (&right)[NI][2],
+                                                   const unsigned short* b, int ldb, int k) {
+  const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int j = 0; j + 1 < NI; j += 2) {  // two blocks of columns by one instruction
     if constexpr (COLUMNS) {
@@ -121,20 +126,60 @@ __device__ __forceinline__ void torch_pruner_mma(float* acc, const void* tile_a,
   const unsigned short* a = static_cast<const unsigned short*>(tile_a);
   const unsigned short* b = static_cast<const unsigned short*>(tile_b);
   unsigned left[HELD][MI][4], right[HELD][NI][2];
-  torch_pruner_fragments<MI, NI, COLUMNS, TURNED>(left[0], right[0], a, lda, b, ldb, 0);
+  torch_pruner_left<MI, TURNED>(left[0], a, lda, 0);
+  torch_pruner_right<NI, COLUMNS>(right[0], b, ldb, 0);
 #pragma unroll
   for (int k = 0; k < DEPTH; k += 16) {
     const int now = k / 16 % HELD, next = (k / 16 + 1) % HELD;
-    if (HELD > 1 && k + 16 < DEPTH)
-      torch_pruner_fragments<MI, NI, COLUMNS, TURNED>(left[next], right[next], a, lda, b, ldb,
-                                                      k + 16);
+    if (HELD > 1 && k + 16 < DEPTH) {
+      torch_pruner_left<MI, TURNED>(left[next], a, lda, k + 16);
+      torch_pruner_right<NI, COLUMNS>(right[next], b, ldb, k + 16);
+    }
 #pragma unroll
     for (int i = 0; i < MI; ++i)
 #pragma unroll
       for (int j = 0; j < NI; ++j)
         torch_pruner_mma_block<BF16>(acc + (i * NI + j) * 4, left[now][i], right[now][j]);
-    if (HELD == 1 && k + 16 < DEPTH)
-      torch_pruner_fragments<MI, NI, COLUMNS, TURNED>(left[0], right[0], a, lda, b, ldb, k + 16);
+    if (HELD == 1 && k + 16 < DEPTH) {
+      torch_pruner_left<MI, TURNED>(left[0], a, lda, k + 16);
+      torch_pruner_right<NI, COLUMNS>(right[0], b, ldb, k + 16);
+    }
+  }
+}
+"""
+HELD_NAME = "torch_pruner_held"
+HELD_SOURCE = r"""
+// Two neighbours along the reduction, rounded, as tensor cores take them.
+template <bool BF16> __device__ __forceinline__ unsigned torch_pruner_two(float low, float high) {
+  unsigned both;
+  if constexpr (BF16) {
+    asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  } else {
+    both = __pack_half2(__float2half_rn(low), __float2half_rn(high));
+  }
+  return both;
+}
+
+// The warp's 16 rows by NI blocks of columns, where A is what the warp has as sums of 16 rows by
+// DEPTH columns: four of a thread's sums of two neighbouring blocks are its fragment of A.
+template <int NI, int DEPTH, bool BF16, int HELD>
+__device__ __forceinline__ void torch_pruner_held(float* acc, float* a, const void* tile_b,
+                                                  int ldb) {
+  const unsigned short* b = static_cast<const unsigned short*>(tile_b);
+  unsigned right[HELD][NI][2];
+  torch_pruner_right<NI, false>(right[0], b, ldb, 0);
+#pragma unroll
+  for (int k = 0; k < DEPTH; k += 16) {
+    const int now = k / 16 % HELD, next = (k / 16 + 1) % HELD;
+    if (HELD > 1 && k + 16 < DEPTH) torch_pruner_right<NI, false>(right[next], b, ldb, k + 16);
+    unsigned left[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      left[i] = torch_pruner_two<BF16>(a[k / 2 + 2 * i], a[k / 2 + 2 * i + 1]);
+#pragma unroll
+    for (int j = 0; j < NI; ++j)
+      torch_pruner_mma_block<BF16>(acc + j * 4, left, right[now][j]);
+    if (HELD == 1 && k + 16 < DEPTH) torch_pruner_right<NI, false>(right[0], b, ldb, k + 16);
   }
 }
 """
@@ -202,6 +247,50 @@ def multiply(
         return loop(depth, step, name="k")
 
     return loop(rows * columns // WARP, one, UNROLLED, "sum")
+
+
+def multiply_sums(
+    acc: Callable[[Expr | int], Expr | int],
+    sums: Buffer,
+    a: Registers,
+    b: tuple[Buffer, Expr, int],
+    columns: int,
+    depth: int,
+    *,
+    tid: Expr,
+    host: bool,
+) -> Stmt:
+    """Add to the warp's sums the product of sums of its own, rounded, and of a tile.
+
+    ``a``: 16 rows by ``depth`` columns of a warp, as ``place`` has them; no thread changes its own
+    meanwhile. ``b``: rows of ``columns``, the first element and the distance of rows.
+    """
+    right, b_first, ldb = b
+    bf16 = str(right.dtype) == "uint16"
+    if not host:
+        # In registers beside these: a's sums, and those of the result.
+        taken = (M * (columns + depth)) // WARP + 2 * (columns // N * 2)
+        held = 2 if taken <= ROOM else 1
+        name = f"{HELD_NAME}<{columns // N}, {depth}, {'true' if bf16 else 'false'}, {held}>"
+        places = T.address_of(sums[acc(0)]), T.address_of(a.buffer[a.at(tid, 0)])
+        call = T.call_extern("void", name, *places, T.address_of(right[b_first]), ldb)
+        return S.Evaluate(call)
+    lane = T.floormod(tid, WARP)
+
+    def one(i: Expr) -> Stmt:
+        row, column = place(lane, i, columns)
+
+        def step(k: Expr) -> Stmt:
+            owner = tid - lane + T.floormod(row, 8) * 4 + T.floordiv(T.floormod(k, N), 2)
+            number = T.floordiv(k, N) * SUMS + T.floordiv(row, 8) * 2 + T.floormod(k, 2)
+            x = a.buffer[a.at(owner, number)]
+            x = round_bfloat16(x) if bf16 else x.astype("float16").astype("float32")
+            y = _seen(right, b_first + k * ldb + column)
+            return S.BufferStore(sums, sums[acc(i)] + x * y, [acc(i)])
+
+        return loop(depth, step, name="k")
+
+    return loop(M * columns // WARP, one, UNROLLED, "sum")
 
 
 def _seen(buf: Buffer, index: Expr) -> Expr:
