@@ -131,7 +131,7 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
 @pytest.mark.parametrize(
     ("name", "decisions"),
     [
-        ("gpu_attention", "bm bn"),
+        ("gpu_attention", "bm bn stages ahead"),
         ("gpu_columns", "threads"),
         ("gpu_direct", "threads"),
         ("gpu_elementwise", "vl threads"),
