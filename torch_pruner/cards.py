@@ -45,6 +45,11 @@ class Card:
     def has_bfloat16(self) -> bool:
         return self.capability >= (8, 0)
 
+    @property
+    def has_warpgroup_products(self) -> bool:
+        """Whether warpgroups multiply from shared memory (``wgmma``): a mode of Hopper alone."""
+        return self.capability == (9, 0) and self.arch.endswith("a")
+
     def peak_flops(self, dtype: str, *, tensor_cores: bool = True) -> float:
         """Operations per second on ``dtype``; 16-bit types without tensor cores are float32's."""
         if tensor_cores and (dtype == "float16" or (dtype == "bfloat16" and self.has_bfloat16)):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables, timing
 from benchmarks.arguments import write_json
+from benchmarks.gpu.kernels import drafted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ SHAPES = (
     *((n, n, n) for n in (1024, 2048, 4096)),
     *((rows, *layer) for rows in (128, 512) for layer in ((768, 768), (3072, 768), (768, 3072))),
 )
+PRODUCTS = ("gpu_product", "gpu_warpgroup")
 FLUSHED = 256 << 20  # bytes written between two timed calls: more than any second-level cache
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 
@@ -69,18 +71,9 @@ def task_of(shape: tuple[int, int, int], precision: str, card: Card) -> Task:
     return Task(f"{m}x{n}x{k}", b.finish([b.matmul(x, w)]), TargetSpec.cuda(card), 1)
 
 
-def drafts(task: Task, count: int) -> list[Candidate]:
-    """The draft model's best products among random points."""
-    import numpy as np
-
-    from torch_pruner.families.gpu_product.space import GpuProductSketch
-    from torch_pruner.task import Candidate
-
-    sketch, rng = GpuProductSketch(task), np.random.default_rng(0)
-    points = np.stack([rng.choice(d, 200_000) for d in sketch.domains], axis=1)
-    points = np.unique(points[sketch.valid(points)], axis=0)
-    order = np.argsort(sketch.symbols(points).latency_s, kind="stable")[:count]
-    return [Candidate(sketch.name, tuple(sorted(sketch.named(p).items()))) for p in points[order]]
+def drafts(task: Task, count: int) -> list[tuple[float, Candidate]]:
+    """The draft model's best products of each sketch with the seconds that it expects."""
+    return [pair for pair in drafted(task, count) if pair[1].sketch in PRODUCTS]
 
 
 def prepare(
@@ -162,7 +155,7 @@ def measure(shape: tuple[int, int, int], options: argparse.Namespace, card: Card
             return str(err)[:500]
 
     with ThreadPoolExecutor(options.builders) as pool:
-        made = list(pool.map(attempt, chosen))
+        made = list(pool.map(attempt, [candidate for _, candidate in chosen]))
     ready = [r for r in made if isinstance(r, Ready)]
     right = []
     for r in ready:
@@ -179,6 +172,14 @@ def measure(shape: tuple[int, int, int], options: argparse.Namespace, card: Card
     first = seconds([r.call for r in right], options.rounds)
     best = min(zip(first, right, strict=True), key=lambda p: statistics.median(p[0]))[1]
     vendor_out = torch.empty(m, n, device="cuda", dtype=dtype)
+    expected_s = {candidate: s for s, candidate in chosen}
+    found["drafts"] = [
+        {
+            "sketch": r.candidate.sketch, "decisions": dict(r.candidate.decisions),
+            "expected_s": expected_s[r.candidate], "seconds": statistics.median(times),
+        }
+        for times, r in zip(first, right, strict=True)
+    ]  # fmt: skip
     ours, vendor = seconds(
         [best.call, lambda: torch.matmul(x, w, out=vendor_out)], 4 * options.rounds
     )
@@ -187,7 +188,7 @@ def measure(shape: tuple[int, int, int], options: argparse.Namespace, card: Card
         "ours_s": statistics.median(ours), "vendor_s": statistics.median(vendor),
         "ratio": statistics.median(vendor) / statistics.median(ours),
         "flops_per_s": flops / statistics.median(ours),
-        "decisions": dict(best.candidate.decisions),
+        "sketch": best.candidate.sketch, "decisions": dict(best.candidate.decisions),
     }  # fmt: skip
     return found
 
@@ -210,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.products", description=__doc__)
     parser.add_argument("--precision", default="float16", choices=sorted(TOLERANCE))
-    parser.add_argument("--count", type=int, default=48, help="drafts of each shape")
+    parser.add_argument("--count", type=int, default=24, help="drafts of each sketch for a shape")
     parser.add_argument("--builders", type=int, default=8, help="kernels built at once")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", help="write JSON there")

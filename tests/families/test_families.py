@@ -56,6 +56,7 @@ SPECS = {
     "rows": G.softmax(),
     "gpu_attention": attention(Case()),
     "gpu_product": G.matmul(64, 96, 128),
+    "gpu_warpgroup": K.linear(64, 96, 128, dtype="float16"),
     "gpu_direct": G.convolution(16),
     "gpu_elementwise": G.pointwise(),
     "gpu_rows": G.softmax(),

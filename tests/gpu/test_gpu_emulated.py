@@ -16,7 +16,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from tests.gpu.emulator import machine
 from tests.gpu.emulator.machine import ORDERS, Fault, Kernels, Order, Text
-from tests.gpu.test_gpu_kernels import CASES, _newer, tolerance
+from tests.gpu.test_gpu_kernels import CASES, built_for, tolerance
 from torch_pruner.codegen.build.gpu.image import launches_of
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.graph.reference import evaluate
@@ -68,7 +68,7 @@ def emulated(names: Sequence[str], arch: str) -> tuple[list[Run], Text, Kernels]
 
 
 def cases(arch: str) -> list[str]:
-    return [name for name in CASES if arch != "sm_75" or not _newer(CASES[name])]
+    return [name for name in CASES if built_for(CASES[name], arch)]
 
 
 def mistakes(text: Text, symbol: str) -> list[Order]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.tvm, pytest.mark.sampled(4)]
 TINY = {"bm": 32, "bn": 32, "bk": 16, "tm": 4, "tn": 4, "stages": 1, "tensor": 0, "ahead": 0}
 TENSOR = {"bm": 64, "bn": 64, "bk": 32, "tm": 32, "tn": 32, "stages": 2, "tensor": 1, "ahead": 0}
-
+WARPGROUP = {"bm": 64, "bn": 64, "bk": 64, "stages": 4, "warpgroups": 1, "split": 1}
 ATTENTION = {"bm": 32, "bn": 32}
 
 
@@ -252,6 +252,43 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "split convolution": (
         K.conv(24, 9, 24, 4, 1, 1), "gpu_product", TINY | {"stages": 2, "split": 4},
     ),
+    "warpgroups": (K.linear(70, 96, 200, dtype="float16"), "gpu_warpgroup", WARPGROUP),
+    "warpgroups, two of them": (
+        K.linear(130, 300, 320, dtype="bfloat16"), "gpu_warpgroup",
+        WARPGROUP | {"bm": 128, "bn": 256, "warpgroups": 2},
+    ),
+    "warpgroups of two blocks of rows": (
+        K.linear(130, 70, 128, dtype="float16"), "gpu_warpgroup",
+        WARPGROUP | {"bm": 128, "bn": 96, "bk": 128, "stages": 3},
+    ),
+    "warpgroups, fewer turns than stages": (
+        K.linear(20, 192, 51, dtype="float16"), "gpu_warpgroup",
+        WARPGROUP | {"bn": 192, "stages": 6},
+    ),
+    "warpgroups, weights that change": (
+        K.linear(70, 130, 200, dtype="float16", static=False), "gpu_warpgroup",
+        WARPGROUP | {"bn": 128, "bk": 128, "stages": 3},
+    ),
+    "warpgroups, scores": (scores(2, 70, 136), "gpu_warpgroup", WARPGROUP | {"bn": 32}),
+    "warpgroups, scores, copied": (scores(2, 70, 36), "gpu_warpgroup", WARPGROUP),
+    "warpgroups, weighted values": (
+        weighted(2, 70, 64), "gpu_warpgroup", WARPGROUP | {"bn": 128},
+    ),
+    "warpgroups, gradient": (
+        gradient(200, 136, 80, "float16"), "gpu_warpgroup",
+        WARPGROUP | {"bm": 256, "bn": 128, "warpgroups": 2},
+    ),
+    "warpgroups, gradient in bfloat16": (
+        gradient(70, 45, 100, "bfloat16"), "gpu_warpgroup", WARPGROUP | {"bk": 128, "stages": 3},
+    ),
+    "warpgroups, many rows": (
+        K.linear(900, 70, 64, dtype="float16"), "gpu_warpgroup", WARPGROUP | {"bn": 32},
+    ),
+    "warpgroups, planes": (planes("float16"), "gpu_warpgroup", WARPGROUP | {"bn": 32}),
+    "warpgroups, split": (
+        K.linear(70, 96, 512, dtype="float16"), "gpu_warpgroup",
+        WARPGROUP | {"bn": 32, "split": 4, "stages": 3},
+    ),
     "attention": (attention(Case(dtype="float16")), "gpu_attention", ATTENTION),
     "attention, several turns": (
         attention(Case(dtype="float16", queries=70, keys=200, depth=64, width=64)),
@@ -330,21 +367,27 @@ def _newer(case: tuple[Graph, str, dict[str, int]]) -> bool:
     return bool(rounds or newer)
 
 
+def built_for(case: tuple[Graph, str, dict[str, int]], arch: str) -> bool:
+    """Whether a kernel can be built for an architecture."""
+    if case[1] == "gpu_warpgroup":
+        return arch == "sm_90a"
+    return arch != "sm_75" or not _newer(case)
+
+
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 def test_every_kernel_becomes_machine_code(arch: str) -> None:
     """All in one source, as a network's are."""
     if not nvrtc.available():
         pytest.skip("NVRTC or CUDA's headers are not installed: pip install nvidia-cuda-nvrtc ...")
     kernels = {
-        f"k{n}": schedule(*case)
-        for n, case in enumerate(CASES.values())
-        if arch != "sm_75" or not _newer(case)
+        f"k{n}": schedule(*case) for n, case in enumerate(CASES.values()) if built_for(case, arch)
     }
     source, launches = cuda_source(kernels, arch)
     assert {name.partition("/")[0] for name in launches} == kernels.keys()
     cubin, log = nvrtc.compile_cubin(source, arch)
     assert cubin.startswith(b"\x7fELF")
     assert "error" not in log
+    assert "are serialized" not in log  # of wgmma: tensor cores would wait for each other
 
 
 @pytest.mark.cuda
@@ -354,9 +397,9 @@ def test_numbers_on_the_card(name: str) -> None:
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    if (major, minor) < (8, 0) and _newer(CASES[name]):
-        pytest.skip("needs compute capability 8.0")
     arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    if not built_for(CASES[name], arch if (major, minor) >= (8, 0) else "sm_75"):
+        pytest.skip("needs a later compute capability, or 9.0 alone")
     spec, sketch, decisions = CASES[name]
     arrays = K.inputs_for(spec)
     expected = evaluate(spec, arrays)

@@ -47,7 +47,7 @@ def test_a_launch_asks_for_the_memory_that_its_kernel_shares(precision: str, car
             shared = launches["kernel"].shared_bytes
             assert (shared > 0) == ("torch_pruner_shared" in source)
             tiles = float(sketch.symbols(point[None]).s3_cache_bytes[0])
-            if sketch.name == "gpu_product":
+            if sketch.name in ("gpu_product", "gpu_warpgroup"):
                 assert 0.75 * tiles <= shared <= 1.25 * tiles + 128
 
 

@@ -47,6 +47,7 @@ NAMES = (
     "lane_per_row",
     "rows",
     "gpu_attention",
+    "gpu_warpgroup",
     "gpu_product",
     "gpu_direct",
     "gpu_elementwise",

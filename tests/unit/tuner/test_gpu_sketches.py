@@ -137,6 +137,7 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
         ("gpu_elementwise", "vl threads"),
         ("gpu_product", "bm bn bk tm tn stages tensor ahead split"),
         ("gpu_rows", "threads"),
+        ("gpu_warpgroup", "bm bn bk stages warpgroups split"),
     ],
 )
 def test_stored_schedules_know_decisions_by_these_names(name: str, decisions: str) -> None:

@@ -91,6 +91,11 @@ def simplified(index: Expr) -> Expr:
     return found
 
 
+def is_const(value: Expr, number: int) -> bool:
+    """Whether an expression is a constant, this one."""
+    return isinstance(value, tvm.tirx.IntImm) and int(value.value) == number
+
+
 def widened(number: Expr) -> Expr:
     """The number of a task or of a thread, which has 32 bits, as an index."""
     return number if index_dtype() == "int32" else T.Cast(index_dtype(), number)

@@ -16,19 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core
-from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks, spread
-from torch_pruner.codegen.parts.gpu.operands import (
-    Moved,
-    common_width,
-    first_operand,
-    write_out,
-)
+from torch_pruner.codegen.parts.gpu import asynchronous, product_tile, tensor_core
+from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks
+from torch_pruner.codegen.parts.gpu.product_tile import Copies, Tile
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.operands import Nest, b_at
-from torch_pruner.codegen.parts.output import output_path
+from torch_pruner.codegen.parts.operands import Nest
 from torch_pruner.codegen.tir.builders import SERIAL, UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
-from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.graph.adjacency import columns_apart, rows_together
 from torch_pruner.graph.contraction import Contraction, contraction_of
@@ -39,7 +33,6 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
-ADDING = 256  # threads of a block that adds parts up
 PAD = 8  # elements after each line of a tile: neighbouring lines then begin in other banks
 
 
@@ -99,6 +92,23 @@ class _Tiles:
         """The turns of one part of the reduction."""
         return in_blocks(self.con.depth, self.bk) // self.split
 
+    def tile_a(self, turn: Expr) -> Tile:
+        base, line, lines = _stage(self, turn, self.a_size), self.a_line, self.rows_apart
+
+        def at(row: Expr, position: Expr) -> Expr:
+            return base + (row * line + position if lines else position * line + row)
+
+        step = 1 if self.rows_turned == (not lines) else line
+        return Tile(self.a, self.bm, self.bk, at, self.rows_turned, step)
+
+    def tile_b(self, turn: Expr) -> Tile:
+        base, line, lines = _stage(self, turn, self.b_size), self.b_line, self.columns_first
+
+        def at(column: Expr, position: Expr) -> Expr:
+            return base + (column * line + position if lines else position * line + column)
+
+        return Tile(self.b, self.bn, self.bk, at, not lines)
+
     def place(self, tid: Expr, i: Expr | int) -> tuple[Expr, Expr]:
         """(row, column) in the block's tile of sum ``i`` of a thread."""
         if self.tensor:
@@ -151,8 +161,8 @@ def emit(
     tiles.a = grid.shared(tiles.stages * tiles.a_size, dtype, "tile_a")
     tiles.b = grid.shared(tiles.stages * tiles.b_size, dtype, "tile_b")
     body = grid.launch(lambda b: _block(tiles, b))
-    if split > 1:
-        body = seq([body, _add_up(tiles)])
+    if tiles.parts is not None:
+        body = seq([body, product_tile.add_up(nest, tiles.parts, split, host=host)])
     return Emitted(body, inputs, [out], scratch)
 
 
@@ -168,11 +178,19 @@ def _block(tiles: _Tiles, block: Expr) -> Stmt:
             sums.count, lambda i: store(sums.buffer, sums.at(tid, i), zero), UNROLLED, "sum"
         )
 
+    copies = Copies(tiles.nest, grid, tiles.tensor, tiles.ahead)
+
     def copy(tid: Expr, turn: Expr) -> Stmt:
-        return seq([_copy_a(tiles, g, mb, tid, turn), _copy_b(tiles, g, nb, tid, turn)])
+        a, b = tiles.tile_a(turn), tiles.tile_b(turn)
+        return seq([copies.rows(a, g, mb, tid, turn), copies.columns(b, g, nb, tid, turn)])
 
     def write(tid: Expr) -> Stmt:
-        return _write(tiles, g, mb, nb, part, tid)
+        def place(i: Expr) -> Index:
+            row, column = tiles.place(tid, i)
+            return g, mb * tiles.bm + row, nb * tiles.bn + column
+
+        into = None if tiles.parts is None else (tiles.parts, part)
+        return product_tile.write(tiles.nest, sums, tid, place, (tiles.bm, tiles.bn), into)
 
     if tiles.stages == 1:
 
@@ -208,90 +226,6 @@ def _stage(tiles: _Tiles, turn: Expr, size: int) -> Expr:
     return T.floormod(turn, tiles.stages) * size if tiles.stages > 1 else imm(0)
 
 
-def _copy_a(tiles: _Tiles, g: Expr, mb: Expr, tid: Expr, turn: Expr) -> Stmt:
-    """A's tile: neighbouring threads take what lies together, along the reduction or the rows."""
-    con, bm, bk, turned = tiles.con, tiles.bm, tiles.bk, tiles.rows_turned
-    moved = Moved(tiles.nest, con.a, tensor=tiles.tensor)
-    reach = moved.reach((-2 if turned else -1) if con.conv is None else 1)
-    # What is computed on its way is computed in groups, too: a thread then writes neighbours.
-    width = reach or (1 if moved.raw else moved.most)
-    if turned and con.conv is not None:
-        width = 1  # of neighbours, some may lie outside
-    width = common_width(width, *((bm, con.m[-1]) if turned else (con.k[-1], bk)))
-    base = _stage(tiles, turn, tiles.a_size)
-    wide = tiles.ahead and width == moved.most == reach
-
-    def piece(item: Expr) -> Stmt:
-        if turned:
-            position, row = T.floordiv(item, bm), T.floormod(item, bm)
-        else:
-            row, position = T.floordiv(item, bk), T.floormod(item, bk)
-        m, k = mb * bm + row, turn * bk + position
-        first, index = unlinear(m, con.m), unlinear(k, con.k)
-        inside, _ = first_operand(moved.nest, g, first, imm(0))
-        at = base + (
-            row * tiles.a_line + position if tiles.rows_apart else position * tiles.a_line + row
-        )
-        step = 1 if turned == (not tiles.rows_apart) else tiles.a_line
-
-        def put(v: Expr, value: Expr) -> Stmt:
-            return moved.put(tiles.a, at + v * step, value)
-
-        def value(v: Expr) -> Expr:
-            rows = (*first[:-1], first[-1] + v) if turned else first
-            _, read = first_operand(moved.nest, g, rows, imm(0))
-            return read(index if turned else (*index[:-1], index[-1] + v))
-
-        guards = [m < con.rows] if con.rows % bm else []
-        guards += [k < con.depth] if con.depth % bk else []
-        guards += inside(index)
-        if wide:
-            return asynchronous.copy((tiles.a, at), value, width, guards, tiles.grid.host)
-        return moved.lanes(width, put, value, guards)
-
-    return spread(tiles.grid, tid, bm * bk, piece, width=width)
-
-
-def _copy_b(tiles: _Tiles, g: Expr, nb: Expr, tid: Expr, turn: Expr) -> Stmt:
-    """B's tile: neighbouring threads take what lies together in memory."""
-    con, bn, bk, panel = tiles.con, tiles.bn, tiles.bk, tiles.nest.panel
-    moved = Moved(tiles.nest, con.b, tensor=tiles.tensor, packed=panel is not None)
-    line = bk if tiles.columns_first else bn
-    reach = moved.reach(-2 if tiles.columns_first else -1) if con.conv is None else 0
-    reach = moved.most if panel is not None else reach
-    extent = con.k[-1] if tiles.columns_first else (bn if panel is not None else con.n)
-    width = common_width(max(reach, 1), line, extent)
-    base = _stage(tiles, turn, tiles.b_size)
-    wide = tiles.ahead and moved.raw and width == moved.most == reach
-
-    def piece(item: Expr) -> Stmt:
-        outer, inner = T.floordiv(item, line), T.floormod(item, line)
-        position, column = (inner, outer) if tiles.columns_first else (outer, inner)
-        k, at = turn * bk + position, base + outer * tiles.b_line + inner
-
-        def put(v: Expr, value: Expr) -> Stmt:
-            return moved.put(tiles.b, at + v, value)
-
-        def value(v: Expr) -> Expr:
-            if tiles.columns_first:
-                *before, last = unlinear(k, con.k)
-                place = (*before, last + v)
-                return b_at(moved.nest, g, nb, place, nb * bn + column, column)
-            lane = column + v
-            if panel is not None and moved.raw:
-                start = (g * tiles.nest.blocks + nb) * con.depth
-                return panel[(start + k) * bn + lane]
-            return b_at(moved.nest, g, nb, unlinear(k, con.k), nb * bn + lane, lane)
-
-        guards = [k < con.depth] if con.depth % bk else []
-        guards += [nb * bn + column < con.n] if con.n % bn and panel is None else []
-        if wide:
-            return asynchronous.copy((tiles.b, at), value, width, guards, tiles.grid.host)
-        return moved.lanes(width, put, value, guards)
-
-    return spread(tiles.grid, tid, bk * bn, piece, width=width)
-
-
 def _multiply(tiles: _Tiles, tid: Expr, turn: Expr) -> Stmt:
     bn, bk, sums = tiles.bn, tiles.bk, tiles.sums
     a_base, b_base = _stage(tiles, turn, tiles.a_size), _stage(tiles, turn, tiles.b_size)
@@ -324,51 +258,3 @@ def _multiply(tiles: _Tiles, tid: Expr, turn: Expr) -> Stmt:
         return loop(sums.count, one, UNROLLED, "sum")
 
     return loop(bk, step, SERIAL, "k")
-
-
-def _write(tiles: _Tiles, g: Expr, mb: Expr, nb: Expr, part: Expr, tid: Expr) -> Stmt:
-    """Every sum through the epilogue, but for those outside of the output; or a part, as it is."""
-    con, sums, parts = tiles.con, tiles.sums, tiles.parts
-    path = output_path(tiles.spec, con.anchor)
-
-    def one(i: Expr) -> Stmt:
-        row, column = tiles.place(tid, i)
-        m, n = mb * tiles.bm + row, nb * tiles.bn + column
-        if parts is not None:
-            to = ((part * con.groups + g) * con.rows + m) * con.n + n
-            body = store(parts, to, sums.buffer[sums.at(tid, i)])
-        else:
-            body = write_out(tiles.nest, path, (g, m, n), sums.buffer, sums.at(tid, i))
-        guards = [m < con.rows] if con.rows % tiles.bm else []
-        guards += [n < con.n] if con.n % tiles.bn else []
-        return S.IfThenElse(T.all(*guards), body, None) if guards else body
-
-    return loop(sums.count, one, UNROLLED, "sum")
-
-
-def _add_up(tiles: _Tiles) -> Stmt:
-    """A launch of its own: the sums of all parts, through the epilogue."""
-    con, parts = tiles.con, tiles.parts
-    assert parts is not None  # there is nothing to add up otherwise
-    total = con.groups * con.rows * con.n
-    grid = Grid(in_blocks(total, ADDING), ADDING, tiles.grid.host)
-    whole = grid.registers(1, con.acc_dtype, "whole")
-    path = output_path(tiles.spec, con.anchor)
-
-    def each(block: Expr, tid: Expr) -> Stmt:
-        item, at = block * ADDING + tid, whole.at(tid, 0)
-
-        def add(part: Expr) -> Stmt:
-            return store(whole.buffer, at, whole.buffer[at] + parts[part * total + item])
-
-        place = unlinear(item, (con.groups, con.rows, con.n))
-        body = seq(
-            [
-                store(whole.buffer, at, T.const(0, con.acc_dtype)),
-                loop(tiles.split, add, UNROLLED, "part"),
-                write_out(tiles.nest, path, place, whole.buffer, at),
-            ]
-        )
-        return S.IfThenElse(item < total, body, None) if total % ADDING else body
-
-    return grid.launch(lambda block: grid.phases(lambda tid: each(block, tid)))

@@ -15,7 +15,7 @@ from torch_pruner import exc
 from torch_pruner.codegen.build.gpu import dependent, together
 from torch_pruner.codegen.build.gpu.image import Launch, launches_of
 from torch_pruner.codegen.build.spill import spill
-from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core, tf32
+from torch_pruner.codegen.parts.gpu import asynchronous, bulk, tensor_core, tf32, warpgroup
 from torch_pruner.codegen.tir.builders import (
     GlobalVar,
     IRModule,
@@ -201,7 +201,9 @@ def _preamble(code: str) -> str:
     parts = [_TYPES]
     if "half" in code or tensor_core.HELD_NAME in code:
         parts.append(_HALVES)
-    parts += [h.SOURCE for h in (tensor_core, tf32, asynchronous) if h.NAME in code]
+    parts += [
+        h.SOURCE for h in (tensor_core, tf32, asynchronous, bulk, warpgroup) if h.NAME in code
+    ]
     if tensor_core.HELD_NAME in code:
         parts.append(tensor_core.HELD_SOURCE)
     return "".join(parts)
@@ -214,7 +216,11 @@ def _roomy(code: str) -> str:
     fragment before it loads the next.
     """
     parts = _KERNEL.split(code)
-    wide = {m.group(1) for p in parts if tensor_core.NAME in p and (m := _NAME.match(p))}
+    wide = {
+        m.group(1)
+        for p in parts
+        if (tensor_core.NAME in p or warpgroup.NAME in p) and (m := _NAME.match(p))
+    }
     for n, part in enumerate(parts):
         if (name := _NAME.match(part)) and name.group(1) in wide:
             parts[n] = _BOUNDS.sub(r"__launch_bounds__(\1, 1)", part, count=1)
@@ -230,12 +236,12 @@ def _dynamic_shared(code: str) -> tuple[str, dict[str, int]]:
     sizes: dict[str, int] = {}
     for n, part in enumerate(parts):
         name = _NAME.match(part)
-        taken = 0
+        taken, aligned = 0, warpgroup.ALIGNED if warpgroup.NAME in part else _ALIGNED
 
-        def place(found: re.Match[str]) -> str:
+        def place(found: re.Match[str], step: int = aligned) -> str:
             nonlocal taken
             kind, variable, count = found.groups()
-            first, taken = taken, taken + -(-_SIZES[kind] * int(count) // _ALIGNED) * _ALIGNED
+            first, taken = taken, taken + -(-_SIZES[kind] * int(count) // step) * step
             pointer = f"reinterpret_cast<{kind}*>(torch_pruner_shared + {first})"
             return f"{kind}* const {variable} = {pointer};"
 
@@ -246,7 +252,8 @@ def _dynamic_shared(code: str) -> tuple[str, dict[str, int]]:
                     "kernels", "no name where shared memory is declared", log=part
                 )
             sizes[name.group(1)] = taken
-    declared = f"extern __shared__ __align__({_ALIGNED}) unsigned char torch_pruner_shared[];\n"
+    widest = warpgroup.ALIGNED if warpgroup.NAME in code else _ALIGNED
+    declared = f"extern __shared__ __align__({widest}) unsigned char torch_pruner_shared[];\n"
     return (declared if sizes else "") + "".join(parts), sizes
 
 

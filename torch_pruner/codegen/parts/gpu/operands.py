@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.operands import phase
 from torch_pruner.codegen.parts.output import along, anchor_index
-from torch_pruner.codegen.tir.builders import UNROLLED, VECTORIZED, Buffer, Expr, S, Stmt, T, loop
+from torch_pruner.codegen.tir.builders import (
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    S,
+    Stmt,
+    T,
+    index_var,
+    is_const,
+    loop,
+    simplified,
+)
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store, value_dtype
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
@@ -79,6 +91,19 @@ def write_out(
     index = along(spec, path, anchor_index(con, g, unlinear(m, con.m), n))
     reader.overrides[con.anchor] = held(sums, at, dtype)
     return reader.scope(lambda: [store(nest.out, linear(index, shape), reader.at(path[-1], index))])
+
+
+def columns_follow(nest: Nest, path: tuple[int, ...], count: int) -> bool:
+    """Whether the output has ``count`` neighbouring columns of a product next to each other, the
+    first of which is a multiple of ``count``."""
+    con, shape = nest.con, nest.spec.nodes[path[-1]].shape
+    g, m, group = (index_var(name) for name in ("g", "m", "group"))
+
+    def at(v: int) -> Expr:
+        index = anchor_index(con, g, unlinear(m, con.m), group * count + v)
+        return linear(along(nest.spec, path, index), shape)
+
+    return all(is_const(simplified(at(v) - at(0)), v) for v in range(1, count))
 
 
 class Moved:

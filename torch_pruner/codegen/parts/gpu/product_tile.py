@@ -1,0 +1,211 @@
+"""What kernels of products share, whatever multiplies: tiles copied to shared memory, sums written.
+
+A turn of the reduction is ``depth`` positions. Neighbouring threads copy what lies together, along
+the reduction or across it; where a tile keeps an element is the kernel's matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.gpu import asynchronous
+from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, in_blocks, spread
+from torch_pruner.codegen.parts.gpu.operands import (
+    Moved,
+    columns_follow,
+    common_width,
+    first_operand,
+    write_out,
+)
+from torch_pruner.codegen.parts.operands import Nest, b_at
+from torch_pruner.codegen.parts.output import output_path
+from torch_pruner.codegen.tir.builders import (
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    S,
+    Stmt,
+    T,
+    loop,
+    seq,
+)
+from torch_pruner.codegen.tir.reader import Index, imm, unlinear
+from torch_pruner.codegen.tir.values import store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ADDING = 256  # threads of a block that adds parts up
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """An operand's part of a turn in shared memory: ``lines`` rows or columns by ``depth``.
+
+    ``at(line, position)`` is where an element is kept. ``across``: neighbouring threads copy
+    neighbouring lines, else neighbouring positions; ``step``: how far apart such neighbours are
+    kept, within what one instruction copies.
+    """
+
+    buffer: Buffer
+    lines: int
+    depth: int
+    at: Callable[[Expr, Expr], Expr]
+    across: bool
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How tiles are filled. ``tensor``: for tensor cores, which take elements as they are;
+    ``ahead``: asynchronously where operands allow it."""
+
+    nest: Nest
+    grid: Grid
+    tensor: bool
+    ahead: bool
+
+    def rows(self, tile: Tile, g: Expr, block: Expr, tid: Expr, turn: Expr) -> Stmt:
+        """Of the first operand: rows from ``block`` times ``tile.lines``, positions of ``turn``."""
+        con, bm, bk, across = self.nest.con, tile.lines, tile.depth, tile.across
+        moved = Moved(self.nest, con.a, tensor=self.tensor)
+        reach = moved.reach((-2 if across else -1) if con.conv is None else 1)
+        # What is computed on its way is computed in groups, too: a thread then writes neighbours.
+        width = reach or (1 if moved.raw else moved.most)
+        if across and con.conv is not None:
+            width = 1  # of neighbours, some may lie outside
+        width = common_width(width, *((bm, con.m[-1]) if across else (con.k[-1], bk)))
+        wide = self.ahead and width == moved.most == reach
+
+        def piece(item: Expr) -> Stmt:
+            if across:
+                position, row = T.floordiv(item, bm), T.floormod(item, bm)
+            else:
+                row, position = T.floordiv(item, bk), T.floormod(item, bk)
+            m, k = block * bm + row, turn * bk + position
+            first, index = unlinear(m, con.m), unlinear(k, con.k)
+            inside, _ = first_operand(moved.nest, g, first, imm(0))
+            at = tile.at(row, position)
+
+            def put(v: Expr, value: Expr) -> Stmt:
+                return moved.put(tile.buffer, at + v * tile.step, value)
+
+            def value(v: Expr) -> Expr:
+                rows = (*first[:-1], first[-1] + v) if across else first
+                _, read = first_operand(moved.nest, g, rows, imm(0))
+                return read(index if across else (*index[:-1], index[-1] + v))
+
+            guards = [m < con.rows] if con.rows % bm else []
+            guards += [k < con.depth] if con.depth % bk else []
+            guards += inside(index)
+            if wide:
+                return asynchronous.copy((tile.buffer, at), value, width, guards, self.grid.host)
+            return moved.lanes(width, put, value, guards)
+
+        return spread(self.grid, tid, bm * bk, piece, width=width)
+
+    def columns(self, tile: Tile, g: Expr, block: Expr, tid: Expr, turn: Expr) -> Stmt:
+        """Of the second operand: panel ``block``, where it is packed, else columns as above."""
+        con, bn, bk, panel = self.nest.con, tile.lines, tile.depth, self.nest.panel
+        moved = Moved(self.nest, con.b, tensor=self.tensor, packed=panel is not None)
+        line = bn if tile.across else bk
+        reach = moved.reach(-1 if tile.across else -2) if con.conv is None else 0
+        reach = moved.most if panel is not None else reach
+        extent = (bn if panel is not None else con.n) if tile.across else con.k[-1]
+        width = common_width(max(reach, 1), line, extent)
+        wide = self.ahead and moved.raw and width == moved.most == reach
+
+        def piece(item: Expr) -> Stmt:
+            outer, inner = T.floordiv(item, line), T.floormod(item, line)
+            position, column = (outer, inner) if tile.across else (inner, outer)
+            k, at = turn * bk + position, tile.at(column, position)
+
+            def put(v: Expr, value: Expr) -> Stmt:
+                return moved.put(tile.buffer, at + v, value)
+
+            def value(v: Expr) -> Expr:
+                if not tile.across:
+                    *before, last = unlinear(k, con.k)
+                    place = (*before, last + v)
+                    return b_at(moved.nest, g, block, place, block * bn + column, column)
+                lane = column + v
+                if panel is not None and moved.raw:
+                    start = (g * self.nest.blocks + block) * con.depth
+                    return panel[(start + k) * bn + lane]
+                return b_at(moved.nest, g, block, unlinear(k, con.k), block * bn + lane, lane)
+
+            guards = [k < con.depth] if con.depth % bk else []
+            guards += [block * bn + column < con.n] if con.n % bn and panel is None else []
+            if wide:
+                return asynchronous.copy((tile.buffer, at), value, width, guards, self.grid.host)
+            return moved.lanes(width, put, value, guards)
+
+        return spread(self.grid, tid, bk * bn, piece, width=width)
+
+
+def write(
+    nest: Nest,
+    sums: Registers,
+    tid: Expr,
+    place: Callable[[Expr], Index],
+    tile: tuple[int, int],
+    part: tuple[Buffer, Expr] | None,
+    *,
+    together: int = 1,
+) -> Stmt:
+    """Every sum of a thread through the epilogue, but for those outside of the output.
+
+    ``place(i)``: (group, row, column) of sum i, of a tile of so many rows and columns; ``together``
+    sums are neighbours in a row, and are written at once where the output has them so. With
+    ``part``, a buffer and a number, the sums are put down as they are, for ``add_up``.
+    """
+    con, spec = nest.con, nest.spec
+    path = output_path(spec, con.anchor)
+    width = common_width(together, con.n, tile[1])
+    vectors = width > 1 and (part is not None or columns_follow(nest, path, width))
+
+    def one(i: Expr) -> Stmt:
+        g, m, n = place(i)
+        guards = [m < con.rows] if con.rows % tile[0] else []
+        guards += [n < con.n] if con.n % tile[1] else []
+
+        def each(v: Expr) -> Stmt:
+            at = sums.at(tid, i + v)
+            if part is None:
+                return write_out(nest, path, (g, m, n + v), sums.buffer, at)
+            to = ((part[1] * con.groups + g) * con.rows + m) * con.n + n + v
+            return store(part[0], to, sums.buffer[at])
+
+        body = loop(width, each, VECTORIZED if vectors else UNROLLED, "v")
+        return S.IfThenElse(T.all(*guards), body, None) if guards else body
+
+    return loop(sums.count // width, lambda i: one(i * width), UNROLLED, "sum")
+
+
+def add_up(nest: Nest, parts: Buffer, split: int, *, host: bool) -> Stmt:
+    """A launch of its own: the sums of all parts, through the epilogue."""
+    con = nest.con
+    total = con.groups * con.rows * con.n
+    grid = Grid(in_blocks(total, ADDING), ADDING, host)
+    whole = grid.registers(1, con.acc_dtype, "whole")
+    path = output_path(nest.spec, con.anchor)
+
+    def each(block: Expr, tid: Expr) -> Stmt:
+        item, at = block * ADDING + tid, whole.at(tid, 0)
+
+        def add(part: Expr) -> Stmt:
+            return store(whole.buffer, at, whole.buffer[at] + parts[part * total + item])
+
+        place = unlinear(item, (con.groups, con.rows, con.n))
+        body = seq(
+            [
+                store(whole.buffer, at, T.const(0, con.acc_dtype)),
+                loop(split, add, UNROLLED, "part"),
+                write_out(nest, path, place, whole.buffer, at),
+            ]
+        )
+        return S.IfThenElse(item < total, body, None) if total % ADDING else body
+
+    return grid.launch(lambda block: grid.phases(lambda tid: each(block, tid)))

@@ -1,0 +1,217 @@
+"""Matmul and convolution on GPUs whose tensor cores read shared memory by themselves.
+
+A block computes ``bm`` rows by ``bn`` columns of one group, ``bk`` positions of the reduction at a
+time. Its ``warpgroups`` share the rows. Each turn begins its products and copies the tiles of a
+later turn while tensor cores work; products of two turns are on their way at once, so tiles of
+``stages`` - 2 turns are copied ahead. Packed operands arrive whole, asked for by one thread.
+Convolutions, epilogues and parts of a reduction (``split``) are those of ``gpu_product``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.gpu import asynchronous, product_tile, warpgroup
+from torch_pruner.codegen.parts.gpu.bulk import Arrivals
+from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, in_blocks
+from torch_pruner.codegen.parts.gpu.product_tile import Copies, Tile
+from torch_pruner.codegen.parts.gpu.warpgroup_shapes import ACROSS, PIECES, THREADS
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.operands import Nest
+from torch_pruner.codegen.tir.builders import UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
+from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.gpu_warpgroup.form import kinds
+from torch_pruner.graph.contraction import Contraction, contraction_of
+
+if TYPE_CHECKING:
+    from torch_pruner.families.gpu_warpgroup.form import GpuWarpgroupDecisions
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+
+TOGETHER = 4  # sums of a thread that are neighbours in a row
+SIDE = 8  # tiles one below another, of those that run at once
+FLYING = 2  # turns whose products may be on their way
+
+
+@dataclass(slots=True)
+class _Block:
+    """Everything the parts of one emission share."""
+
+    con: Contraction
+    nest: Nest
+    grid: Grid
+    decisions: GpuWarpgroupDecisions[int]
+    kinds: tuple[int, int]  # how tiles are kept
+    parts: Buffer | None  # sums of each part of the reduction
+    sums: Registers = field(init=False)
+    a: Buffer = field(init=False)  # of all stages
+    b: Buffer = field(init=False)
+    arrivals: Arrivals | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        d, grid, dtype = self.decisions, self.grid, self.nest.spec.nodes[self.con.a].dtype
+        self.sums = grid.registers(d.bm * d.bn // grid.threads, self.con.acc_dtype, "sums")
+        self.a = grid.shared(d.stages * d.bm * d.bk, dtype, "tile_a")
+        self.b = grid.shared(d.stages * d.bn * d.bk, dtype, "tile_b")
+        self.arrivals = Arrivals(grid, d.stages) if self.kinds[1] == PIECES else None
+
+    @property
+    def turns(self) -> int:
+        """The turns of one part of the reduction."""
+        return in_blocks(self.con.depth, self.decisions.bk) // self.decisions.split
+
+    @property
+    def ahead(self) -> int:
+        """How many turns ahead tiles are copied."""
+        return self.decisions.stages - FLYING
+
+    def first(self, turn: Expr, lines: int) -> Expr:
+        """Where the tile of a turn begins."""
+        return T.floormod(turn, self.decisions.stages) * (lines * self.decisions.bk)
+
+    def tile(self, operand: int, turn: Expr) -> Tile:
+        d, kind = self.decisions, self.kinds[operand]
+        lines, buf = ((d.bm, self.a), (d.bn, self.b))[operand]
+        first, at = self.first(turn, lines), warpgroup.kept(kind, lines, d.bk)
+        return Tile(buf, lines, d.bk, lambda line, k: first + at(line, k), kind == ACROSS)
+
+
+def emit(
+    spec: Graph,
+    decisions: GpuWarpgroupDecisions[int],
+    signature: Signature,
+    *,
+    host: bool = False,
+) -> Emitted:
+    """TIR for a product."""
+    con = contraction_of(spec)
+    inputs, (out,), scratch = parameters(signature)
+    constant = next((k for k, p in enumerate(signature.packs) if p is not None), None)
+    panel = None if constant is None else inputs[constant]
+    reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
+    nest = Nest(spec, con, reader, decisions.bn, 1, 1, 1, False, False, panel, None, None, out)
+    tiles = in_blocks(con.rows, decisions.bm) * in_blocks(con.n, decisions.bn)
+    blocks = con.groups * tiles * decisions.split
+    grid = Grid(blocks, THREADS * decisions.warpgroups, host)
+    block = _Block(con, nest, grid, decisions, kinds(spec), scratch[0] if scratch else None)
+    body = grid.launch(lambda number: _launch(block, number))
+    if block.parts is not None:
+        body = seq([body, product_tile.add_up(nest, block.parts, decisions.split, host=host)])
+    return Emitted(body, inputs, [out], scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a block computes: a tile of a group, and which part of the reduction."""
+
+    block: _Block
+    g: Expr
+    down: Expr
+    across: Expr
+    part: Expr
+
+    def copy(self, tid: Expr, turn: Expr) -> Stmt:
+        """Both tiles of a turn, counted from the first of this part."""
+        block, d = self.block, self.block.decisions
+        at = self.part * block.turns + turn if d.split > 1 else turn
+        copies = Copies(block.nest, block.grid, True, True)
+        rows = copies.rows(block.tile(0, turn), self.g, self.down, tid, at)
+        if block.arrivals is None:
+            columns = copies.columns(block.tile(1, turn), self.g, self.across, tid, at)
+            return seq([columns, rows])
+        panel, count = block.nest.panel, d.bn * d.bk
+        assert panel is not None  # that is why it arrives whole
+        panels = in_blocks(block.con.n, d.bn)
+        start = ((self.g * panels + self.across) * (block.turns * d.split) + at) * count
+        into = block.b, block.first(turn, d.bn)
+        return seq([block.arrivals.copy(tid, turn, into, (panel, start), count), rows])
+
+    def begin(self, tid: Expr) -> Stmt:
+        """No sums yet, and the first tiles on their way."""
+        sums, host, turns = self.block.sums, self.block.grid.host, self.block.turns
+        zero = T.const(0, self.block.con.acc_dtype)
+
+        def clear(i: Expr) -> Stmt:
+            return store(sums.buffer, sums.at(tid, i), zero)
+
+        copies: list[Stmt | None] = []
+        for k in range(self.block.ahead):
+            copies += [
+                self.copy(tid, imm(k)) if k < turns else None,
+                asynchronous.commit(host=host),
+            ]
+        cleared = loop(sums.count, clear, UNROLLED, "sum")
+        return seq([cleared, warpgroup.hold(sums, tid, host=host), *copies])
+
+    def turn(self, k: Expr) -> Stmt:
+        """Begin the products of turn ``k``, then the copies of a later one."""
+        block, d, host = self.block, self.block.decisions, self.block.grid.host
+
+        def each(tid: Expr) -> Stmt:
+            product = warpgroup.multiply(
+                block.sums,
+                (block.a, block.first(k, d.bm), block.kinds[0]),
+                (block.b, block.first(k, d.bn), block.kinds[1]),
+                (d.bm, d.bm // d.warpgroups, d.bn, d.bk),
+                tid=tid,
+                host=host,
+            )
+            later, following = k + block.ahead, None
+            if block.turns > block.ahead:
+                following = S.IfThenElse(later < block.turns, self.copy(tid, later), None)
+            done = warpgroup.wait(FLYING - 1, host=host)
+            return seq([product, following, asynchronous.commit(host=host), done])
+
+        arrived = [
+            asynchronous.wait(block.ahead - 1, host=host),
+            warpgroup.shown(host=host),
+            block.arrivals.wait(k) if block.arrivals is not None else None,
+        ]
+        return seq([*arrived, block.grid.phases(each, first=False)])
+
+    def write(self, tid: Expr) -> Stmt:
+        block, d, host = self.block, self.block.decisions, self.block.grid.host
+        sums, tile = block.sums, (d.bm, d.bn)
+
+        def place(i: Expr) -> Index:
+            row, column = warpgroup.place(tid, i, d.bn)
+            first = T.floordiv(tid, THREADS) * (d.bm // d.warpgroups)
+            return self.g, self.down * d.bm + first + row, self.across * d.bn + column
+
+        into = None if block.parts is None else (block.parts, self.part)
+        return seq(
+            [
+                warpgroup.wait(0, host=host),
+                warpgroup.hold(sums, tid, host=host),
+                warpgroup.gather(sums, tid, host=host),
+                product_tile.write(block.nest, sums, tid, place, tile, into, together=TOGETHER),
+            ]
+        )
+
+
+def _launch(block: _Block, number: Expr) -> Stmt:
+    con, grid, d = block.con, block.grid, block.decisions
+    down, across = in_blocks(con.rows, d.bm), in_blocks(con.n, d.bn)
+    g, tile, part = unlinear(number, (con.groups, down * across, d.split))
+    place = _Place(block, g, *_tile(tile, down, across), part)
+    turns = loop(block.turns, place.turn, name="turn")
+    if block.arrivals is None:
+        return seq([grid.phases(place.begin), turns, grid.phases(place.write)])
+    started = grid.phases(block.arrivals.begin, place.begin)
+    return seq([started, turns, grid.phases(place.write)])
+
+
+def _tile(number: Expr, down: int, across: int) -> tuple[Expr, Expr]:
+    """(row, column) of a tile. Blocks that run at once then read few rows and few columns.
+
+    Tiles are counted down ``SIDE`` rows, then in the next column.
+    """
+    if down <= SIDE:
+        return T.floormod(number, down), T.floordiv(number, down)
+    strip, rest = T.floordiv(number, SIDE * across), T.floormod(number, SIDE * across)
+    rows: Expr = imm(SIDE)
+    if down % SIDE:
+        rows = T.min(rows, down - strip * SIDE)
+    return strip * SIDE + T.floormod(rest, rows), T.floordiv(rest, rows)
