@@ -20,6 +20,7 @@ from torch_pruner.families.gpu import (
     QUERIES,
     REGISTERS,
     SCORE_CYCLES,
+    SHARED_BYTES_A_CYCLE,
     STEP_CYCLES,
     TURN_CYCLES,
     WAIT_CYCLES,
@@ -93,11 +94,14 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
         products = (self.depth / 16) * (STEP_CYCLES + first * sharing)
         products = products + (c.bn / 16) * (STEP_CYCLES + second * sharing)
         powers = c.bn / 2 * SCORE_CYCLES * sharing
+        # Every warp reads all keys and values, and shared memory is one for all quarters.
+        each = c.bn * (self.depth + self.width) * ITEMSIZE[self._dtype]
+        fragments = each / SHARED_BYTES_A_CYCLE * warps * together
         # Of 16 bytes that a thread copies at a time.
         lines = c.bn * (self.depth + self.width) * ITEMSIZE[self._dtype] / 16 / (warps * WARP)
         copies = lines * np.where(c.ahead == 1, COPY_CYCLES, LOAD_CYCLES)
         begun = np.where(c.stages > 1, 1.0, 0.25)
-        cycles = TURN_CYCLES + WAIT_CYCLES / begun + products + powers + copies
+        cycles = TURN_CYCLES + WAIT_CYCLES / begun + products + powers + copies + fragments
         result: Array = cycles / self.card.frequency_hz
         return result
 
