@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(bool(machine.problem()), reason=machine.problem()),
 ]
 PARTS = 2  # of all kernels, each a source, as a network's kernels are
-BARRIER, COPY = "__syncthreads();", "torch_pruner_copy("
+BARRIER, COPY, PRODUCTS = "__syncthreads();", "torch_pruner_copy(", "torch_pruner_wgmma<"
 
 
 @dataclass
@@ -75,7 +75,8 @@ def mistakes(text: Text, symbol: str) -> list[Order]:
     """One barrier left out after the other, and waits for a group of copies less."""
     lines = text.lines(symbol)
     found = [Order(left_out=n) for n, line in lines.items() if BARRIER in line]
-    return found + [Order(more=1)] * any(COPY in line for line in lines.values())
+    waits = any(word in line for word in (COPY, PRODUCTS) for line in lines.values())
+    return found + [Order(more=1)] * waits
 
 
 @pytest.mark.sampled(2)
@@ -105,15 +106,21 @@ def test_older_tensor_cores() -> None:
 
 
 @pytest.mark.rotated(12)
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
-def test_every_order(arch: str) -> None:
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_75"])
+@pytest.mark.parametrize("turns", machine.SCHEDULES)
+def test_every_order(turns: str, arch: str) -> None:
     runs, text, kernels = emulated(cases(arch), arch)
-    wrong = [r.wrong(kernels, text, order) for r in runs for order in ORDERS]
+    orders = [order for order in ORDERS if order.schedule == turns]
+    wrong = [r.wrong(kernels, text, order) for r in runs for order in orders]
     assert not any(wrong), wrong
 
 
 FIRST = "griddepcontrol.wait"
+WEIGHTS, SCORES = "warpgroups", "warpgroups, scores"
 HALF, TF32, ROWS = "weighted values", "tf32, scores", "softmax in a warp"
+SHOWN = 'asm volatile("fence.proxy.async.shared::cta;\\n" ::: "memory");'
+MADE = SHOWN.replace("proxy.async.shared::cta", "mbarrier_init.release.cluster")
 # Name of a mistake: a case, what its text has, what it has then, and what is said about it; nothing
 # where numbers are wrong.
 MUTANTS: dict[str, tuple[str, str, str, str]] = {
@@ -153,6 +160,31 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
         "before the kernel has waited",
     ),
     "others go at once": (ROWS, FIRST, "griddepcontrol.launch_dependents", "not waited"),
+    "not shown to tensor cores": (
+        SCORES, f"  {SHOWN}\n}}\n// Begins", "}\n// Begins", "has not shown",
+    ),
+    "sums that are still written": (
+        SCORES, "torch_pruner_wgmma_wait<0>();", "torch_pruner_wgmma_wait<9>();", "on their way",
+    ),
+    "sums without a fence": (
+        SCORES, '  asm volatile("wgmma.fence.sync.aligned;\\n" ::: "memory");\n', "",
+        "without wgmma.fence",
+    ),
+    "no swizzle": (SCORES, "1ull << 62", "0ull << 62", ""),
+    "another eight lines": (SCORES, "KEPT == 2 ? 128 : 1024", "KEPT == 2 ? 128 : 512", ""),
+    "another eight positions": (
+        WEIGHTS, "KEPT == 2 ? 128 : 1024", "KEPT == 2 ? 256 : 1024", "off by|on its way",
+    ),
+    "lines for positions": (WEIGHTS, "A == 1, B == 1>", "A != 1, B == 1>", ""),
+    "weights that are not there": (
+        WEIGHTS, '"r"(parity)', '"r"(parity ^ 1)', "has not waited|on its way|nothing goes on",
+    ),
+    "bytes that never come": (
+        WEIGHTS, '"n"(BYTES) : "memory"', '"n"(BYTES + 16) : "memory"', "nothing goes on",
+    ),
+    "barriers that tensor cores do not see": (
+        WEIGHTS, f"  {SHOWN}\n  {MADE}\n", "", "without a fence",
+    ),
 }  # fmt: skip
 
 
