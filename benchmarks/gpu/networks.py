@@ -17,8 +17,9 @@ import os
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,8 @@ CONTESTANTS: dict[str, dict[str, Any] | None] = {
     "pruner": None,
     "pruner-graphs": None,
 }
-MEETING = "TORCH_PRUNER_BENCHMARK_MEETING"  # a folder and how many meet there
-MEETING_S = 600.0  # until those that are prepared go on without the others
+# A folder, how many meet there, and seconds until those that are prepared go on without the others.
+MEETING = "TORCH_PRUNER_BENCHMARK_MEETING"
 BESIDE = ("eager", "inductor-max-graphs", "tensorrt")
 
 
@@ -150,13 +151,16 @@ def _in_turn(key: str) -> Iterator[None]:
     if not (meeting := os.environ.get(MEETING)):
         yield
         return
-    folder, _, parties = meeting.rpartition(":")
+    folder, parties, end = meeting.rsplit(":", 2)
     _ready(Path(folder), key)
-    end = time.monotonic() + MEETING_S
-    while len(list(Path(folder).glob("*.ready"))) < int(parties) and time.monotonic() < end:
+    while len(list(Path(folder).glob("*.ready"))) < int(parties) and time.time() < float(end):
         time.sleep(0.05)
     with filelock.FileLock(Path(folder) / "turn.lock"):
         yield
+
+
+def _result(row: Future[dict[str, Any]], _contest: Contest) -> dict[str, Any]:
+    return row.result()
 
 
 def _ready(folder: Path, key: str) -> None:
@@ -220,7 +224,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="together-") as temporary:
         folder = Path(options.meeting or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        meeting = {MEETING: f"{folder}:{len(plans) + (options.meeting is not None)}"}
+        parties = len(plans) + (options.meeting is not None)
+        meeting = {MEETING: f"{folder}:{parties}:{time.time() + options.patience}"}
 
         def prepared(contest: Contest) -> dict[str, Any]:
             try:
@@ -229,8 +234,10 @@ def main(arguments: list[str] | None = None) -> int:
                 _ready(folder, contest.key)  # nobody waits for one that is gone
 
         with ThreadPoolExecutor(len(plans)) as pool:
-            rows = {plan.key: pool.submit(prepared, plan) for plan in plans}
-            content = refresh(options.out, plans, lambda p: rows[p.key].result(), force=True)
+            rows = {pool.submit(prepared, plan): plan for plan in plans}
+            for row in as_completed(rows):  # each is written once it is there
+                made = partial(_result, row)
+                content = refresh(options.out, [rows[row]], made, force=True)
     return finish(content, options.out, render(content))
 
 
@@ -248,6 +255,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--meeting", help="with --together: time nothing before somebody puts a *.ready there, too"
     )
+    parser.add_argument(
+        "--patience", type=float, default=600.0, metavar="SECONDS",
+        help="with --together: until those that are prepared are timed without the others",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="make rows again that are up to date")
     parser.add_argument("--out", required=True, help="JSON; the table is written beside it")
     add_tuning(parser)

@@ -32,7 +32,7 @@ step() {
 
 step tests "$python" -m pytest -m cuda -q --every -n 8 tests/gpu/test_gpu_kernels.py tests/gpu/test_cuda.py
 OMP_NUM_THREADS="${OMP_NUM_THREADS:-3}" step networks "$python" -m benchmarks.gpu.networks --together \
-  --effort none --batch 1 --contestants eager,pruner,pruner-graphs,inductor-graphs \
+  --effort none --batch 1 --contestants eager,pruner,pruner-graphs,inductor-graphs --rounds 25 \
   --networks bert_base,gpt2,llama,vit,resnet50 --cache-dir "$out/cache" --out "$out/networks.json"
 step timeline "$python" -m benchmarks.gpu.timeline --cache-dir "$out/cache" --out "$out/timeline.json"
 step tasks "$python" -m benchmarks.gpu.kernels --networks bert_base --write-tasks "$out/tasks.json"
