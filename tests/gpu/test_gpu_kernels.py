@@ -296,7 +296,7 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     ),
     "attention, copies ahead": (
         attention(Case(dtype="float16", queries=70, keys=200, depth=64, width=64)),
-        "gpu_attention", {"bm": 32, "bn": 64, "ahead": 1, "stages": 2},
+        "gpu_attention", {"bm": 32, "bn": 80, "ahead": 1, "stages": 2},
     ),
     "attention, one turn copied ahead": (
         attention(Case(dtype="bfloat16", queries=33, keys=60, depth=64, width=64, mask="bool")),
@@ -304,7 +304,7 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     ),
     "attention, causal, copies ahead": (
         attention(Case(dtype="float16", queries=100, keys=100, causal=True)), "gpu_attention",
-        {"bm": 16, "bn": 32, "ahead": 1, "stages": 2},
+        {"bm": 16, "bn": 48, "ahead": 1, "stages": 2},
     ),
     "attention, causal": (
         attention(Case(dtype="float16", queries=100, keys=100, causal=True)), "gpu_attention",

@@ -57,7 +57,8 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
     def domains(self) -> tuple[Decisions, ...]:
         newer = self.card.capability >= (8, 0)
         ways = column([1, 2] if newer else [1]), column([0, 1] if newer else [0])
-        return (column([16, 32, 64, 128]), column([32, 64, 128]), *ways)
+        # Of a power of two alone, turns over 257 keys would be a third longer than the keys.
+        return (column([16, 32, 64, 128]), column([*range(32, 161, 16)]), *ways)
 
     @property
     def _dtype(self) -> str:
