@@ -67,6 +67,16 @@ def pointwise(n: int, dtype: str = "float32") -> Graph:
     return b.finish([b.pointwise("mul", b.pointwise("tanh", x), b.pointwise("relu", y))])
 
 
+def kept(n: int, width: int = 0) -> Graph:
+    """Where a mask holds; with ``width``, which results of a product are positive."""
+    b = GraphBuilder()
+    if width:
+        x, w = b.input(0, (n, width), "float16"), b.input(1, (width, 64), "float16", static=True)
+        return b.finish([b.pointwise("gt", b.matmul(x, w), b.const(0.0, "float16"))])
+    x, mask = b.input(0, (n,), "float32"), b.input(1, (n,), "bool")
+    return b.finish([b.pointwise("where", mask, x, b.const(1.0, "float32"))])
+
+
 def softmax(rows: int, width: int) -> Graph:
     b = GraphBuilder()
     x = b.input(0, (rows, width), "float32")
@@ -165,6 +175,7 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "pointwise": (pointwise(1024), "gpu_elementwise", {"vl": 4, "threads": 128}),
     "pointwise with a rest": (pointwise(1001), "gpu_elementwise", {"vl": 1, "threads": 128}),
     "pointwise half": (pointwise(1024, "float16"), "gpu_elementwise", {"vl": 4, "threads": 64}),
+    "pointwise with a mask": (kept(1024), "gpu_elementwise", {"vl": 4, "threads": 64}),
     "softmax": (softmax(7, 197), "gpu_rows", {"threads": 64}),
     "softmax in a warp": (softmax(3, 20), "gpu_rows", {"threads": 32}),
     "softmax in many": (softmax(3, 1024), "gpu_rows", {"threads": 1024}),
@@ -269,6 +280,7 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
         K.linear(70, 130, 200, dtype="float16", static=False), "gpu_warpgroup",
         WARPGROUP | {"bn": 128, "bk": 128, "stages": 3},
     ),
+    "warpgroups, flags": (kept(70, 64), "gpu_warpgroup", WARPGROUP),
     "warpgroups, scores": (scores(2, 70, 136), "gpu_warpgroup", WARPGROUP | {"bn": 32}),
     "warpgroups, scores, copied": (scores(2, 70, 36), "gpu_warpgroup", WARPGROUP),
     "warpgroups, weighted values": (

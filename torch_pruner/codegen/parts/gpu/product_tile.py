@@ -18,11 +18,11 @@ from torch_pruner.codegen.parts.gpu.operands import (
     first_operand,
     write_out,
 )
+from torch_pruner.codegen.parts.gpu.sweeps import together as neighbours
 from torch_pruner.codegen.parts.operands import Nest, b_at
 from torch_pruner.codegen.parts.output import output_path
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
-    VECTORIZED,
     Buffer,
     Expr,
     S,
@@ -178,7 +178,7 @@ def write(
             to = ((part[1] * con.groups + g) * con.rows + m) * con.n + n + v
             return store(part[0], to, sums.buffer[at])
 
-        body = loop(width, each, VECTORIZED if vectors else UNROLLED, "v")
+        body = loop(width, each, neighbours(spec) if vectors else UNROLLED, "v")
         return S.IfThenElse(T.all(*guards), body, None) if guards else body
 
     return loop(sums.count // width, lambda i: one(i * width), UNROLLED, "sum")

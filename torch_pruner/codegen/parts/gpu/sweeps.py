@@ -6,13 +6,24 @@ import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu.grid import Grid, in_blocks
-from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, Stmt, loop, when
+from torch_pruner.codegen.tir.builders import UNROLLED, VECTORIZED, Expr, Stmt, loop, when
 from torch_pruner.codegen.tir.reader import Index, unlinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch_pruner.codegen.tir.builders import ForKind
     from torch_pruner.graph.ir import Graph
+
+
+def together(spec: Graph) -> ForKind:
+    """How a thread goes through neighbours: in vectors, unless there are booleans in memory.
+
+    TVM takes a vector of booleans for one of 16-bit numbers, in memory, too.
+    """
+    ends = (*spec.inputs, *spec.outputs)
+    flags = any(spec.nodes[i].dtype == "bool" for i in ends)
+    return UNROLLED if flags else VECTORIZED
 
 
 def over_threads(
@@ -31,7 +42,7 @@ def over_threads(
     def block(b: Expr) -> Stmt:
         def each(tid: Expr) -> Stmt:
             group = b * threads + tid
-            body = loop(vl, lambda v: one(unlinear(group * vl + v, shape)), VECTORIZED, "v")
+            body = loop(vl, lambda v: one(unlinear(group * vl + v, shape)), together(spec), "v")
             return body if groups % threads == 0 else when(group < groups, body)
 
         return grid.phases(each)
