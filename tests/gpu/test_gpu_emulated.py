@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.tvm,
     pytest.mark.skipif(bool(machine.problem()), reason=machine.problem()),
 ]
-PARTS = 2  # of all kernels, each a source, as a network's kernels are
+PARTS = 3  # of all kernels, each a source, as a network's kernels are
 BARRIER, COPY, PRODUCTS = "__syncthreads();", "torch_pruner_copy(", "torch_pruner_wgmma<"
 
 
@@ -79,7 +79,7 @@ def mistakes(text: Text, symbol: str) -> list[Order]:
     return found + [Order(more=1)] * waits
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_an_emulated_block(part: int) -> None:
     """Numbers are right in one order of the threads, and no barrier can be left out."""

@@ -445,6 +445,7 @@ def test_numbers_on_the_card(name: str) -> None:
     assert K.error(outputs, expected) < tolerance(spec)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("card", ["h200", "a100", "t4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_are_valid_and_right(name: str, card: str) -> None:

@@ -23,7 +23,7 @@ struct Arrivals {
 };
 
 const int FLYING = 256;
-static Arrivals arrivals[BARRIERS];
+static Arrivals* arrivals;
 static int arrivals_made;
 
 struct Bulk {
@@ -31,7 +31,7 @@ struct Bulk {
   int bytes, barrier;
   const void* from;
 };
-static Bulk flying[FLYING];
+static Bulk* flying;
 static int in_the_air;
 
 Arrivals& arrivals_at(int line, unsigned at) {
@@ -328,8 +328,7 @@ void all_have_met() {
 
 // Before a block.
 void forget() {
-  if (!warpgroups) warpgroups = (Warpgroup*)calloc(MOST / GROUP, sizeof(Warpgroup));
-  if (arrivals_made || in_the_air) memset(seen, 0, sizeof seen);
+  if (arrivals_made || in_the_air) memset(seen, 0, sizeof(*seen) * MOST);
   arrivals_made = in_the_air = 0;
   for (int k = window_base; k < window_end; ++k) stamps[k].barrier = stamps[k].products = 0;
   for (int g = 0; g < MOST / GROUP; ++g) {

@@ -20,7 +20,7 @@ struct Copies {
   Copy all[COPIES];
   int begun, ends[GROUPS], groups;  // ends: of groups that are committed
 };
-static Copies* copies;  // of each thread
+static Copies* copies;  // of each thread of the block
 
 Region whole{window, 0, "shared memory", nullptr, 1};  // as much as a launch has of it
 

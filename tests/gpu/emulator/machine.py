@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tests.gpu.emulator.text import alignment, translated
+from tests.gpu.emulator.text import alignment, clusters, translated
 from torch_pruner.codegen.build.lower import aligned
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Launch(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("blocks", "copies", "threads", "shared_bytes")),
         *((name, ctypes.c_int) for name in ("schedule", "late", "has_dependency")),
-        *((name, ctypes.c_int) for name in ("left_out", "more", "shared_base")),
+        *((name, ctypes.c_int) for name in ("left_out", "more", "shared_base", "cluster")),
         ("seed", ctypes.c_ulonglong),
     )
 
@@ -105,7 +105,7 @@ class Text(NamedTuple):
     def lines(self, symbol: str) -> dict[int, str]:
         """The lines of a kernel, by number."""
         lines = self.source.split("\n")
-        head = re.compile(rf'extern "C" __global__ void .*\b{symbol}\(.*\{{$')
+        head = re.compile(rf'extern "C" __global__ .*\b{symbol}\(.*\{{$')
         first = next(n for n, line in enumerate(lines) if head.match(line))
         end = next(n for n in range(first, len(lines)) if lines[n] == "}")
         return {n + 1: lines[n] for n in range(first, end)}
@@ -119,6 +119,7 @@ class Kernels:
         self._launches = [{u.symbol: u for u in text.launches.values()} for text in texts]
         self._dependent = ["griddepcontrol.wait" in text.source for text in texts]
         self._aligned = [alignment(text.source) for text in texts]
+        self._clusters = [clusters(text.source) for text in texts]
         parts = [translated(*text, n) for n, text in enumerate(texts)]
         with tempfile.TemporaryDirectory(prefix="torch_pruner-emulator-") as folder:
             made, library = Path(folder, "texts.cc"), Path(folder, "kernels.so")
@@ -154,7 +155,8 @@ class Kernels:
         how = _Launch(
             launch.blocks, launch.copies, launch.threads, launch.shared_bytes,
             SCHEDULES.index(order.schedule), order.late, self._dependent[text],
-            order.left_out, order.more, self._aligned[text], order.seed,
+            order.left_out, order.more, self._aligned[text],
+            self._clusters[text][symbol], order.seed,
         )  # fmt: skip
         function = getattr(self._library, f"call_{text}_{symbol}")
         wrong = self._library.emulator_run(function, regions, ctypes.byref(how))

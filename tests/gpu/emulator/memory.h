@@ -20,6 +20,7 @@ struct Shared {
   bool flight;                // a copy is on its way to it
   unsigned long long moment;  // of the last write by a thread
   int products;               // on their way, that read it
+  int remote;                 // after which meeting of a cluster another block has read it
   int barrier, phase;         // that counts what the asynchronous proxy wrote; the barrier from 1
 };
 
@@ -38,11 +39,12 @@ struct Region {
 const unsigned ALL = ~0u;
 const int WINDOW = 260 << 10, BARRIERS = 64;
 alignas(1024) static char window[WINDOW];  // the block's shared memory
-static Shared stamps[WINDOW];
+static Shared* stamps;
 static int window_base, window_end;  // what of it a launch has
 static unsigned long long moment;    // counts writes and fences
-static unsigned long long fences[MOST], shown[MOST];  // the last of each thread: now, at a barrier
-static int seen[MOST][BARRIERS];  // phases that a thread knows to be complete
+static unsigned long long *fences, *shown;  // the last of each thread: now, and at a barrier
+static int (*seen)[BARRIERS];               // phases that a thread knows to be complete
+static int meetings = 1;                    // of clusters
 
 unsigned grid_thread() {
   return ((unsigned)(blockIdx.y * gridDim.x + blockIdx.x)) * count + current + 1;
@@ -72,6 +74,8 @@ void touch_shared(long long at, int size, bool write, const char* name) {
       fault("%s byte %lld of %s, to which a copy is on its way", does, k - at, name);
     if (byte.barrier && seen[current][byte.barrier - 1] < byte.phase)
       fault("%s byte %lld of %s, and has not waited for what was copied to it", does, k - at, name);
+    if (write && byte.remote == meetings)
+      fault("writes byte %lld of %s, which another block may read", k - at, name);
     if (write && byte.products)
       fault("writes byte %lld of %s, which a product on its way may read", k - at, name);
     if (!ordered(byte.write))

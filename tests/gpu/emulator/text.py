@@ -43,6 +43,11 @@ INSTRUCTIONS = {
     ),
     "{ .reg .pred arrived; again: mbarrier.try_wait.parity.shared::cta.b64 arrived, [%0], %1; "
     "@arrived bra there; bra again; there: }": "mbarrier_wait",
+    "st.shared.v4.f32 [%0], {%1, %2, %3, %4};": "store_four",
+    "barrier.cluster.arrive.release.aligned;": "cluster_arrive",
+    "barrier.cluster.wait.acquire.aligned;": "cluster_wait",
+    "mapa.shared::cluster.u32 %0, %1, %2;": "map_address",
+    "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];": "load_remote",
     "": "nothing",  # says that registers are read and written
     "griddepcontrol.wait;": "dependency_wait",
     "griddepcontrol.launch_dependents;": "dependency_launch",
@@ -60,7 +65,8 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _OPERAND = re.compile(r'"[=+]?[rlfhn]"\s*\(')
 _KERNEL = re.compile(r'(?=^extern "C" __global__)', re.MULTILINE)
 _HEAD = re.compile(
-    r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(?P<name>\w+)'
+    r'extern "C" __global__ (?:__cluster_dims__\((?P<cluster>\d+), 1, 1\) )?void '
+    r"(?:__launch_bounds__\([^)]*\) )?(?P<name>\w+)"
     r"\((?P<parameters>[^)]*)\) \{"
 )
 _SHARED = re.compile(
@@ -92,6 +98,12 @@ def alignment(source: str) -> int:
     """Of the shared memory that launches size: where it begins, aligned to that and not to more."""
     found = re.search(r"__shared__ __align__\((\d+)\)", source)
     return int(found[1]) if found else 0
+
+
+def clusters(source: str) -> dict[str, int]:
+    """How many blocks are launched together, by kernel."""
+    heads = (_HEAD.match(text) for text in _KERNEL.split(source))
+    return {head["name"]: int(head["cluster"] or 1) for head in heads if head}
 
 
 def _instructions(text: str) -> str:

@@ -21,7 +21,7 @@ namespace emulator {
 const int MOST = 1024, WARP = 32, GROUPS = 32, STACK = 256 << 10;
 
 enum Schedule { IN_ORDER, REVERSED, RANDOM, ONE_WARP_AHEAD, ONE_WARP_BEHIND };
-enum State { RUNS, AT_BARRIER, AT_NAMED, AT_PHASE, IN_WARP, ENDED };
+enum State { RUNS, AT_BARRIER, AT_NAMED, AT_PHASE, AT_CLUSTER, IN_WARP, ENDED };
 
 struct Thread {
   jmp_buf at;
@@ -32,6 +32,7 @@ struct Thread {
   int line;          // of the text, where it waits
   int barrier;       // by number
   bool waited;       // for the kernels before (griddepcontrol.wait)
+  bool arrives;      // at a barrier of its cluster
 };
 
 struct Warp {
@@ -41,10 +42,11 @@ struct Warp {
   void* operands[WARP];
 };
 
-static Thread threads[MOST];
-static Warp warps[MOST / WARP];
+// Of the block that runs (cluster.h).
+static Thread* threads;
+static Warp* warps;
 static char* stacks;
-static int current, count, arrived, ended;
+static int current, count, arrived, ended, at_cluster;
 static unsigned epoch = 1;   // grows at every barrier, and from block to block
 static unsigned block_epoch;  // the first one of this block
 static int schedule, favoured;
@@ -127,15 +129,19 @@ int next() {
 void all_have_met();     // what follows for the asynchronous proxy
 bool something_lands();  // of what threads wait for
 
-void run_block() {
-  for (int t = 0; t < count; ++t) threads[t].state = RUNS, threads[t].waited = false;
+void start_block() {
+  for (int t = 0; t < count; ++t) threads[t].state = RUNS, threads[t].waited = threads[t].arrives = false;
   for (int w = 0; w <= (count - 1) / WARP; ++w) warps[w].arrived = 0;
-  arrived = ended = 0;
+  arrived = ended = at_cluster = 0;
   block_epoch = ++epoch;
+}
+
+// Until all of its threads have ended, or wait for other blocks.
+void run_block() {
   for (;;) {
     int t = next();
     if (t < 0) {
-      if (ended == count) return;
+      if (ended == count || at_cluster == count) return;
       if (something_lands()) continue;
       stuck();
     }
