@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Task:
     """One kernel to tune: a kernel graph on a target with a number of threads.
 
-    ``weight`` is how often the captured graphs call the kernel; it is no part of the identity.
+    ``weight`` is how often the captured graphs call the kernel, ``together`` how many of these
+    calls a GPU does in one launch; they are no part of the identity.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Task:
     target: TargetSpec
     threads: int
     weight: int = 1
+    together: int = 1
 
     @property
     def workload(self) -> str:

@@ -29,6 +29,7 @@ from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
 from torch_pruner.graph.int4 import keep_groups, quantize_weights4
 from torch_pruner.graph.memory import CHECKSUMS, COPIES, KernelCall, MemoryPlan, Place, plan_memory
 from torch_pruner.graph.narrow import keep_narrow
+from torch_pruner.graph.neighbours import calls_together
 from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.prepared import ordinary
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
@@ -146,12 +147,20 @@ class Compiler:
                 values_masked=self.capabilities.values_masked,
             )
             workloads = [k.spec.digest() for k in fused.kernels]
+            together = calls_together(fused.kernels, workloads) if target.card else {}
             tasks: dict[str, Task] = {}
             for kernel, workload in zip(fused.kernels, workloads, strict=True):
                 known = tasks.get(workload)
                 if known is None:
                     name = name_of(kernel.spec)
-                    known = Task(name, kernel.spec, self.context.target, self.context.threads, 0)
+                    known = Task(
+                        name,
+                        kernel.spec,
+                        target,
+                        self.context.threads,
+                        0,
+                        together.get(workload, 1),
+                    )
                 tasks[workload] = replace(known, weight=known.weight + 1)
             past = past_caches(fused, workloads, target.l3_bytes)
         return Lowered(hoisted, fused, list(tasks.values()), workloads, past)

@@ -117,14 +117,15 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         threads, shared = self._threads(c), self._shared(c)
         item = float(ITEMSIZE[self._dtype])
         down, across = np.ceil(con.rows / c.bm), np.ceil(con.n / c.bn)
-        blocks = con.groups * down * across * c.split
+        calls = self.task.together
+        blocks = calls * con.groups * down * across * c.split
         turns = np.ceil(con.depth / c.bk) / c.split
         sums = c.bm * c.bn / threads
         registers = self._registers(c, sums)
         depth = turns * c.bk
         operations = 2.0 * blocks * c.bm * c.bn * depth
         traffic = blocks * (c.bm + c.bn) * depth * item
-        unique = float(traffic_bytes(self.task.spec))
+        unique = float(traffic_bytes(self.task.spec)) * calls
         contiguous = np.minimum(c.bk, c.bn) * item
         each, pace = self.busy(blocks, threads, self.resident(threads, shared, registers))
         # Shared memory hands a warp a value of each thread in a cycle, in which a multiprocessor
@@ -148,7 +149,7 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         ) / (self.aligned(contiguous) * share)
         latency = np.maximum(compute, memory) + LAUNCH_S
         # Parts of sums are written, read again and added by a launch of their own.
-        parts = 2.0 * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
+        parts = 2.0 * calls * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
         adding = parts / (card.dram_bytes_per_s * L2_SPEED) + SPLIT_S
         latency = latency + np.where(c.split > 1, adding, 0.0)
         return Symbols(

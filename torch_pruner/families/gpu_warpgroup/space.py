@@ -90,13 +90,14 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         c, card, con = self.columns(decisions), self.card, contraction_of(self.task.spec)
         threads, shared, registers = c.warpgroups * THREADS, self._shared(c), self._registers(c)
         down, across = np.ceil(con.rows / c.bm), np.ceil(con.n / c.bn)
-        blocks = con.groups * down * across * c.split
+        calls = self.task.together
+        blocks = calls * con.groups * down * across * c.split
         turns = np.ceil(con.depth / c.bk) / c.split
         sums = c.bm * c.bn / threads
         depth = turns * c.bk
         operations = 2.0 * blocks * c.bm * c.bn * depth
         traffic = blocks * (c.bm + c.bn) * depth * ITEM
-        unique = float(traffic_bytes(self.task.spec))
+        unique = float(traffic_bytes(self.task.spec)) * calls
         contiguous = c.bk * ITEM
         resident = np.maximum(self.resident(threads, shared, registers), 1.0)
         each = np.ceil(blocks / card.multiprocessors)
@@ -108,7 +109,7 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         memory = unique / (card.dram_bytes_per_s * share)
         latency = np.maximum(compute, memory) + LAUNCH_S
         # Parts of sums are written, read again and added by a launch of their own.
-        parts = 2.0 * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
+        parts = 2.0 * calls * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
         adding = parts / (card.dram_bytes_per_s * L2_SPEED) + SPLIT_S
         latency = latency + np.where(c.split > 1, adding, 0.0)
         return Symbols(
