@@ -24,6 +24,7 @@ from torch_pruner.codegen.tir.builders import (
     buffer,
     index_var,
     loop,
+    prefetch,
     seq,
     stack,
     when,
@@ -31,12 +32,16 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Index, held, imm, linear
 from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import store
+from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.codegen.parts.operands import Nest
     from torch_pruner.graph.extents import Bounds
+    from torch_pruner.graph.ir import Graph
+
+_LINE = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,9 @@ def register_tile(nest: Nest, traversal: TileTraversal, place: TilePosition) -> 
         return each(step)
 
     end = write_tile(nest, place, rows, acc)
+    fetched = _fetch_ahead(nest, place, rows)
+    if fetched is not None and nest.sums is not None:
+        fetched = when(place.kb == nest.kb - 1, fetched)
     if (sums := nest.sums) is not None:
         first = place.number * (nest.tm * bn)
         more = add(acc, sums, first)
@@ -144,7 +152,7 @@ def register_tile(nest: Nest, traversal: TileTraversal, place: TilePosition) -> 
         return unless(needless, traversal.passing(place, rows, update, part))
 
     if not traversal.parts:
-        body = [clear(acc), products(), end]
+        body = [clear(acc), fetched, products(), end]
     else:
         total = buffer(nest.tm * bn, con.acc_dtype, "total", scope="local")
 
@@ -152,7 +160,7 @@ def register_tile(nest: Nest, traversal: TileTraversal, place: TilePosition) -> 
             return seq([clear(acc), body, add(total, acc, imm(0))])
 
         whole = each(lambda i, j, v: store(acc, i * bn + j * vl + v, total[i * bn + j * vl + v]))
-        body = [stack(total), clear(total), products(part), whole, end]
+        body = [stack(total), clear(total), fetched, products(part), whole, end]
     tile = unless(_beyond(nest, place, rows, nest.unwritten), seq([stack(acc), *body]))
     return seq([rows.bind, tile])
 
@@ -172,6 +180,48 @@ def _beyond(nest: Nest, place: TilePosition, rows: Rows, bounds: Bounds) -> Expr
         for i in (0, nest.tm - 1)
     )
     return beyond(nest.reader, bounds, node.numel, first, last)
+
+
+def _fetch_ahead(nest: Nest, place: TilePosition, rows: Rows) -> Stmt | None:
+    """Fetches what the epilogue reads as much of as it writes, while sums are made.
+
+    A tile reads pieces of lines that lie a row apart, which no prefetcher of a processor follows,
+    all at once and at its end, when nothing else is left to do meanwhile.
+    """
+    spec, con, reader = nest.spec, nest.con, nest.reader
+    path = output_path(spec, con.anchor)
+    after = set(range(len(spec.nodes))) - _below(spec, con.anchor)
+    whole = {
+        i for i in after & set(spec.inputs) if spec.nodes[i].numel == spec.nodes[con.anchor].numel
+    }
+    if not whole or any(spec.nodes[i].kind is OpKind.INJECTIVE for i in after):
+        return None
+    read = {reader.buffers[i] for i in whole}
+    reader.overrides[con.anchor] = held(nest.out, 0, spec.nodes[con.anchor].dtype)
+    width = place.vectors * nest.vl
+
+    def row(i: Expr) -> Stmt:
+        position = rows.at(i)
+
+        def places(column: int) -> list[tuple[Buffer, Expr]]:
+            index = anchor_index(con, place.g, position, place.nb * nest.bn + column)
+            return reader.places(path[-1], along(spec, path, index))
+
+        line = _LINE // max(ITEMSIZE[spec.nodes[i].dtype] for i in whole)
+        columns = dict.fromkeys((*range(0, width, line), width - 1))
+        return seq([prefetch(b, at) for c in columns for b, at in places(c) if b in read])
+
+    return loop(nest.tm, row, UNROLLED, "i")
+
+
+def _below(spec: Graph, node: int) -> set[int]:
+    """What ``node`` is made of."""
+    found, stack = set[int](), [node]
+    while stack:
+        if (i := stack.pop()) not in found:
+            found.add(i)
+            stack.extend(spec.nodes[i].inputs)
+    return found
 
 
 def write_tile(

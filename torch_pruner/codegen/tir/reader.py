@@ -153,6 +153,21 @@ class Reader:
         self._memo[key] = (index, value)  # the index is kept alive: its identity is the key
         return value
 
+    def places(self, node: int, index: Index) -> list[tuple[Buffer, Expr]]:
+        """Where in which buffers ``at`` would read inputs, of nodes that read no positions."""
+        found: list[tuple[Buffer, Expr]] = []
+
+        def note(buf: Buffer, index: Expr) -> Expr:
+            found.append((buf, index))
+            return load(buf, imm(0))
+
+        kept, self._load = self._load, note
+        try:
+            self.scope(lambda: [S.Evaluate(self.at(node, index))])
+        finally:
+            self._load = kept
+        return found
+
     def _compute(self, node: int, index: Index) -> Expr:
         if (override := self.overrides.get(node)) is not None:
             return override(index)
