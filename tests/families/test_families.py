@@ -15,6 +15,7 @@ import torch_pruner
 from tests.contracts.family import FamilyContract
 from tests.families import kernels as K
 from tests.families.toy import Toy
+from tests.unit.graph.attention_gradient_graphs import GradientCase, attention_gradient
 from tests.unit.graph.attention_graphs import Case, attention
 from tests.unit.tuner import graphs_by_kind as G
 from torch_pruner import families
@@ -35,6 +36,7 @@ CARD = TargetSpec.cuda(CARDS["h200"])
 SPECS = {
     "attention": attention(Case()),
     "decode_attention": attention(Case(queries=1, heads=8, kv=2, mask="bool", guard=True)),
+    "attention_gradient": attention_gradient(GradientCase()),
     "depthwise": G.convolution(16),
     "in_place": G.few_rows(1, 96, 256),
     "coded_rows": G.coded_rows(),

@@ -17,6 +17,8 @@ class Capabilities:
 
     attention: Takes = any_attention
     """Which attention is one kernel; what is not becomes a kernel for each product."""
+    gradients: bool = True
+    """Whether the gradient of attention may be one kernel."""
     few_queries: bool = True
     """Whether attention of a few queries, as decoding has it, may be one kernel, too."""
     values_masked: bool = True

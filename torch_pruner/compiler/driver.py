@@ -20,9 +20,10 @@ from torch_pruner.compiler.dump import dump_graph, dump_turns
 from torch_pruner.compiler.kept_layouts import keep_to
 from torch_pruner.compiler.libraries import Libraries
 from torch_pruner.compiler.lowered import Lowered, demanded
-from torch_pruner.compiler.one_kernel import is_cheaper_as_one
+from torch_pruner.compiler.one_kernel import gradient_is_cheaper, is_cheaper_as_one
 from torch_pruner.compiler.phases import turns_of
 from torch_pruner.graph.attention import no_attention
+from torch_pruner.graph.attention_gradient import no_gradient
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.graph.attention import Takes
+    from torch_pruner.graph.attention_gradient import TakesGradient
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
     from torch_pruner.graph.packing import PackLayout
@@ -144,6 +146,7 @@ class Compiler:
                 tiles=tiles,
                 attention=self.capabilities.attention,
                 few_queries=self._few_queries(),
+                gradients=self._gradients(),
                 values_masked=self.capabilities.values_masked,
             )
             workloads = [k.spec.digest() for k in fused.kernels]
@@ -170,6 +173,12 @@ class Compiler:
         if not self.capabilities.few_queries:
             return no_attention
         return is_cheaper_as_one(self.context.target, self.context.threads)
+
+    def _gradients(self) -> TakesGradient:
+        """Which gradient of attention is one kernel."""
+        if not self.capabilities.gradients:
+            return no_gradient
+        return gradient_is_cheaper(self.context.target, self.context.threads)
 
     def compile(
         self,

@@ -1,4 +1,5 @@
-"""Whether attention of few queries, keys or columns is one kernel or three, by their drafts.
+"""Whether attention of few queries, keys or columns is one kernel or three, and its gradient one or
+five, by their drafts.
 
 A kernel's candidates all compute one graph, so this is decided before kernels are tuned: both cuts
 are made, and the least predicted latencies of their kernels compared.
@@ -8,15 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from torch_pruner import families
+from torch_pruner.families import machine
 from torch_pruner.families.decode_attention.form import few_queries_of
 from torch_pruner.families.machine import BARRIER_S, LAUNCH_S
 from torch_pruner.graph.attention import alone, any_attention, attention_of
+from torch_pruner.graph.attention_gradient import any_gradient, gradient_of
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.task import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch_pruner.graph.attention import Attention, Takes
+    from torch_pruner.graph.attention_gradient import AttentionGradient, TakesGradient
     from torch_pruner.graph.fuse import Kernel
     from torch_pruner.graph.ir import Graph
     from torch_pruner.target import TargetSpec
@@ -32,7 +40,7 @@ def is_cheaper_as_one(target: TargetSpec, threads: int) -> Takes:
     """Says of an attention whether one kernel of it is estimated to take less time than three."""
 
     def takes(graph: Graph, found: Attention) -> bool:
-        small = alone(graph, found)
+        small = alone(graph, found.inner, (found.out,))
         key = small.digest(), target.key(), threads
         if key not in _known:
             _known[key] = _cheaper(small, target, threads)
@@ -54,6 +62,38 @@ def _cheaper(graph: Graph, target: TargetSpec, threads: int) -> bool:
     )
     three = fuse(graph).kernels
     return together < sum(_seconds(kernel, target, threads) for kernel in three)
+
+
+def gradient_is_cheaper(target: TargetSpec, threads: int) -> TakesGradient:
+    """Says of a gradient of attention whether one kernel of it is estimated to take less time."""
+
+    def takes(graph: Graph, found: AttentionGradient) -> bool:
+        small = alone(graph, found.inner, found.outputs)
+        key = small.digest(), target.key(), threads
+        if key not in _known:
+            _known[key] = _gradient_cheaper(small, target, threads)
+        return _known[key]
+
+    return takes
+
+
+def _gradient_cheaper(graph: Graph, target: TargetSpec, threads: int) -> bool:
+    def seconds(kernels: Sequence[Kernel]) -> float:
+        return sum(_seconds(k, target, threads) + _way(k.spec, target, threads) for k in kernels)
+
+    one = fuse(graph, gradients=any_gradient).kernels
+    made = sum(gradient_of(k.spec) is not None for k in one)
+    return made == 1 and seconds(one) < seconds(fuse(graph).kernels)
+
+
+def _way(spec: Graph, target: TargetSpec, threads: int) -> float:
+    """Seconds in which a kernel's inputs and outputs come and go, which estimates of products take
+    for hidden: what an epilogue reads and writes is not."""
+    size = machine.input_bytes(spec) + machine.output_bytes(spec)
+    if size < target.l2_bytes * threads:
+        return 0.0
+    near = float(machine.bytes_per_cycle(np.array(size), target)) * target.frequency_hz * threads
+    return size / (near if size < target.l3_bytes else target.dram_bytes_per_s)
 
 
 def _seen(spec: Graph, family: str) -> float:

@@ -199,6 +199,7 @@ def capabilities() -> Capabilities:
     """What kernels for NVIDIA's GPUs can do, as torch is set now."""
     return Capabilities(
         attention=fits_tensor_cores,
+        gradients=False,
         few_queries=False,
         values_masked=False,
         mixed_operands=False,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NAMES = (
     "attention",
     "decode_attention",
+    "attention_gradient",
     "depthwise",
     "in_place",
     "coded_rows",

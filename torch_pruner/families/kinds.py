@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.attention import attention_of
+from torch_pruner.graph.attention_gradient import gradient_of
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import full_node, row_domain
@@ -25,10 +26,16 @@ def weights_are_scaled(spec: Graph) -> bool:
     return found is not None and found.factor is not None
 
 
+def is_attention_gradient(spec: Graph) -> bool:
+    """The products that lead from attention's result back to queries, keys and values."""
+    return gradient_of(spec) is not None
+
+
 def is_contraction(spec: Graph) -> bool:
     """A product of matrices, a convolution, or a gradient of one, of numbers of whole bytes."""
     kinds = _kinds(spec)
-    return OpKind.CONTRACT in kinds and OpKind.REDUCE not in kinds and not is_int4_product(spec)
+    alone = OpKind.CONTRACT in kinds and OpKind.REDUCE not in kinds
+    return alone and not is_int4_product(spec) and gradient_of(spec) is None
 
 
 def is_int4_product(spec: Graph) -> bool:

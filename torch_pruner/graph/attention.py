@@ -17,7 +17,7 @@ from torch_pruner.graph.ir import Graph, GraphBuilder, Shape, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     Takes = Callable[[Graph, "Attention"], bool]  # whether kernels of a device take an attention
 
@@ -52,6 +52,8 @@ class Attention:
     width: int
     factor: int | None  # what weights are multiplied by, full: scales of int8 values
     causal: bool  # keys after the query are masked, whatever the data
+    row: int | None = None  # a number of each query that others read: a function of top and total
+    extra: frozenset[int] = frozenset()  # the nodes that only lead to it
 
     @property
     def batch(self) -> Shape:
@@ -91,7 +93,7 @@ def fits_tensor_cores(graph: Graph, found: Attention) -> bool:
     operands = (*graph.nodes[found.scores].inputs, graph.nodes[found.out].inputs[1])
     dtypes = {graph.nodes[i].dtype for i in operands}
     narrow = max(found.depth, found.width) <= MAX_ON_GPU
-    return dtypes in ({"float16"}, {"bfloat16"}) and narrow
+    return dtypes in ({"float16"}, {"bfloat16"}) and narrow and found.row is None
 
 
 def attentions(
@@ -106,7 +108,7 @@ def attentions(
     for i, node in enumerate(graph.nodes):
         if node.op == "matmul" and (found := match_attention(graph, users, i)) is not None:
             if is_small(found):
-                if few(graph, found):
+                if found.row is None and few(graph, found):
                     yield found
                 continue
             tiled = tiles and graph.nodes[node.inputs[1]].dtype == "bfloat16"
@@ -120,25 +122,25 @@ def is_small(found: Attention) -> bool:
     return found.queries < MIN_QUERIES or found.keys < MIN_KEYS or found.width < MIN_WIDTH
 
 
-def alone(graph: Graph, found: Attention) -> Graph:
-    """The attention as a graph: what its nodes read beside constants and views are its inputs."""
+def alone(graph: Graph, inner: Collection[int], outputs: Sequence[int]) -> Graph:
+    """Nodes as a graph: what they read beside constants and views are its inputs."""
     builder, new, inputs = GraphBuilder(), dict[int, int](), 0
-    wanted, stack = set(found.inner), list(found.inner)
+    wanted, stack = set(inner), list(inner)
     while stack:
         i = stack.pop()
-        inside = i in found.inner or graph.nodes[i].kind is OpKind.VIEW
+        inside = i in inner or graph.nodes[i].kind is OpKind.VIEW
         below = [j for j in graph.nodes[i].inputs if inside and j not in wanted]
         wanted.update(below)
         stack.extend(below)
     for i in sorted(wanted):
         node = graph.nodes[i]
-        if i in found.inner or node.kind is OpKind.VIEW or node.op in ("const", "iota"):
+        if i in inner or node.kind is OpKind.VIEW or node.op in ("const", "iota"):
             operands = [new[j] for j in node.inputs]
             new[i] = builder.again(node, operands)
         else:
             new[i] = builder.input(inputs, node.shape, node.dtype)
             inputs += 1
-    return builder.finish([new[found.out]])
+    return builder.finish([new[o] for o in outputs])
 
 
 def match_attention(graph: Graph, users: Sequence[Sequence[int]], out: int) -> Attention | None:
@@ -169,13 +171,14 @@ def match_attention(graph: Graph, users: Sequence[Sequence[int]], out: int) -> A
     scores, masked, top, spread = found
     inner = _between(graph, scores, out)
     keys, width = shape[-1], nodes[value].shape[-1]
+    row, extra = _read_row(graph, users, inner - {out}, (top, total), shape)
     if (
         nodes[weights].shape[-2:] != shape[-2:]
         or {total, top} != {i for i in inner if nodes[i].kind is OpKind.REDUCE}
         or value in inner
         or (factor is not None and (factor in inner or nodes[factor].shape != shape))
         or not all(_plain(graph, i, inner, shape) for i in inner - {scores, out})
-        or any(u not in inner for i in inner - {out} for u in users[i])
+        or any(u not in inner | extra for i in inner - {out} for u in users[i])
         or any(o in inner and o != out for o in graph.outputs)
         or accumulator(nodes[scores].dtype) != accumulator(nodes[out].dtype)
         or nodes[masked].dtype != accumulator(nodes[scores].dtype)
@@ -184,10 +187,10 @@ def match_attention(graph: Graph, users: Sequence[Sequence[int]], out: int) -> A
     ):
         return None
     depth = nodes[nodes[scores].inputs[0]].shape[-1]
-    causal = _is_causal(graph, masked, shape)
+    causal = is_causal(graph, masked, shape)
     return Attention(
         scores, out, masked, top, powers, total, divisor, spread, inner, shape, depth, width,
-        factor, causal,
+        factor, causal, row, extra,
     )  # fmt: skip
 
 
@@ -205,7 +208,7 @@ def _below(graph: Graph, powers: int, shape: Shape) -> tuple[int, int, int, tupl
     top = _reduction(graph, spread, "max", shape)
     if top is None or nodes[top].inputs[0] != masked:
         return None
-    scores = _product(graph, masked, shape)
+    scores = product_below(graph, masked, shape)
     return None if scores is None else (scores, masked, top, (spread,))
 
 
@@ -232,9 +235,9 @@ def _reduction(graph: Graph, spread: int, op: str, shape: Shape) -> int | None:
     return at if nodes[at].op == op and last else None
 
 
-def _product(graph: Graph, masked: int, shape: Shape) -> int | None:
-    """The one product that ``masked`` is an elementwise function of."""
-    nodes, found, seen = graph.nodes, set[int](), set[int]()
+def product_below(graph: Graph, masked: int, shape: Shape, beside: int = -1) -> int | None:
+    """The one product that ``masked`` is an elementwise function of, ``beside`` another value."""
+    nodes, found, seen = graph.nodes, set[int](), {beside}
     stack = [masked]
     while stack:
         i = stack.pop()
@@ -248,6 +251,35 @@ def _product(graph: Graph, masked: int, shape: Shape) -> int | None:
         elif full and (node.kind is OpKind.POINTWISE or node.op == "reshape"):
             stack.extend(node.inputs)
     return found.pop() if len(found) == 1 else None
+
+
+def _read_row(
+    graph: Graph,
+    users: Sequence[Sequence[int]],
+    inner: frozenset[int],
+    reductions: tuple[int, int],
+    shape: Shape,
+) -> tuple[int | None, frozenset[int]]:
+    """A function of the reductions that others read, as the logarithm of a row's sum, and the nodes
+    that lead to it; None where there is none, or more than one."""
+    nodes, rows, extra = graph.nodes, math.prod(shape[:-1]), set[int]()
+    for i in range(min(reductions), len(nodes)):
+        node = nodes[i]
+        fits = node.kind is OpKind.POINTWISE or node.op == "reshape"
+        known = [j in extra or (j in inner and nodes[j].numel == rows) for j in node.inputs]
+        given = [k or nodes[j].op == "const" for k, j in zip(known, node.inputs, strict=True)]
+        if i not in inner and fits and node.numel == rows and any(known) and all(given):
+            extra.add(i)
+    while views := [
+        i for i in extra
+        if nodes[i].op == "reshape" and i not in graph.outputs
+        and not extra.intersection(users[i])
+    ]:  # fmt: skip
+        extra.difference_update(views)
+    read = {i for i in extra if i in graph.outputs or any(u not in extra for u in users[i])}
+    if len(read) != 1 or nodes[max(read)].kind is not OpKind.POINTWISE:
+        return None, frozenset()
+    return read.pop(), frozenset(extra)
 
 
 def _between(graph: Graph, first: int, last: int) -> frozenset[int]:
@@ -277,7 +309,7 @@ def _plain(graph: Graph, i: int, inner: Iterable[int], shape: Shape) -> bool:
     return (full or node.numel == rows) and sizes == {node.numel}
 
 
-def _is_causal(graph: Graph, masked: int, shape: Shape) -> bool:
+def is_causal(graph: Graph, masked: int, shape: Shape) -> bool:
     """Whether ``masked`` is -inf wherever the key's position exceeds the query's."""
     node = graph.nodes[masked]
     if node.op != "where":

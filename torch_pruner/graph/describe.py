@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.attention import attention_of
+from torch_pruner.graph.attention_gradient import gradient_of
 from torch_pruner.graph.contraction import contraction_at
 from torch_pruner.graph.ops import FLOATS, OpKind
 
@@ -42,6 +43,8 @@ def name_of(spec: Graph) -> str:
     ]
     if attention_of(spec) is not None:
         anchors, rest = ["attention"], []
+    if gradient_of(spec) is not None:
+        anchors, rest = ["attention_gradient"], []
     words = (
         list(dict.fromkeys([*anchors, *rest]))
         or [n.op for n in spec.nodes if n.kind is OpKind.VIEW][:1]

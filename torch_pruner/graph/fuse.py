@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group, widens
 from torch_pruner.graph.attention import any_attention, attentions, is_small, no_attention
+from torch_pruner.graph.attention_gradient import attention_gradients, no_gradient
 from torch_pruner.graph.attention_masks import masked_values, visited_keys
 from torch_pruner.graph.extents import bounded, unneeded
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_pruner.graph.attention import Attention, Takes
+    from torch_pruner.graph.attention_gradient import TakesGradient
     from torch_pruner.graph.extents import Bounds
 
     Orders = Mapping[int, Order]
@@ -55,12 +57,14 @@ def fuse(
     tiles: bool = False,
     attention: Takes = any_attention,
     few_queries: Takes = no_attention,
+    gradients: TakesGradient = no_gradient,
     values_masked: bool = True,
 ) -> FusedGraph:
     """Cut ``graph`` into kernels; ``fixed``: memory orders of its ends.
 
     ``tiles``: products of bfloat16 will run in tile registers. ``attention``: which is one kernel;
-    ``few_queries``: which of those with too few queries for the other rule. ``values_masked``:
+    ``few_queries``: which of those with too few queries for the other rule. ``gradients``: which
+    gradient of attention is one kernel. ``values_masked``:
     kernels of attention read no values behind the keys that count, so nobody else masks them.
     """
     state = State(graph, graph.users(), ancestors(graph))
@@ -69,10 +73,16 @@ def fuse(
     taken = attentions(graph, state.users, tiles=tiles, takes=attention, few=few_queries)
     bounds, masked = unneeded(graph), set[int]()
     for found in taken:
+        if found.row is not None:  # what comes after might wait for it
+            _add_group(state, Group(set(found.inner | found.extra), (found.out, found.row)))
+            continue
         tail = _with_epilogue(state, found.out, views=True)
         masks = _mask_of_values(state, found, bounds[found.out]) if values_masked else set()
         masked |= {_source(state, graph.nodes[i].inputs[1]) for i in masks}
         _add_group(state, Group(tail.members | found.inner | masks, tail.outputs))
+    for gradient in attention_gradients(graph, state.users):
+        if gradients(graph, gradient):
+            _add_group(state, Group(set(gradient.inner), gradient.outputs))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.CONTRACT and i not in state.group_of:
             _add_group(state, _with_epilogue(state, i, views=True))

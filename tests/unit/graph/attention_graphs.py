@@ -29,6 +29,7 @@ class Case:
     flat: bool = False  # batch and heads in one axis around the products, as torch.bmm has them
     seen: bool = False
     static: bool = False  # the mask is a parameter
+    row: bool = False  # the logarithm of each row's sum is a result, too, as training keeps it
 
 
 def attention(case: Case) -> Graph:
@@ -82,7 +83,11 @@ def attention(case: Case) -> Graph:
         total = b.pointwise("where", nothing, b.const(1.0, wide), total)
     weights = b.pointwise("div", powers, total)
     out = product(b.cast(weights, c.dtype), v, c.dtype)
-    return b.finish([out, weights] if c.seen else [out])
+    results = [out, weights] if c.seen else [out]
+    if c.row:
+        log = b.pointwise("add", b.pointwise("log", total), top)
+        results.append(b.permute(b.reshape(log, (c.batch, c.heads, c.queries)), (0, 2, 1)))
+    return b.finish(results)
 
 
 def narrow(dtype: str, queries: int = 1) -> Graph:

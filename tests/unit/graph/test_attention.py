@@ -53,6 +53,16 @@ def test_is_one_kernel(case: Case) -> None:
     assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 1e-4)
 
 
+@pytest.mark.parametrize("case", [Case(row=True), Case(row=True, mask="bool", guard=True)])
+def test_the_sum_of_a_row_may_be_read(case: Case) -> None:
+    graph = attention(case)
+    fused = fuse(graph)
+    (kernel,) = (k for k in fused.kernels if attention_of(k.spec))
+    assert len(kernel.outputs) == 2
+    arrays = inputs_for(graph)
+    assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 1e-4)
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -71,7 +71,7 @@ def test_it_is_a_graph_of_its_own() -> None:
     graph = attention(Case(queries=1, kv=2, mask="bool", guard=True))
     found = attention_of(graph)
     assert found is not None
-    small = alone(graph, found)
+    small = alone(graph, found.inner, (found.out,))
     arrays = inputs_for(graph)
     assert_close(evaluate(small, arrays), evaluate(graph, arrays), 1e-6)
 

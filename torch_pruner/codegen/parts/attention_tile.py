@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner.codegen.parts.transposed import transposed
 from torch_pruner.codegen.tir.builders import (
@@ -62,6 +62,7 @@ class Nest:
     total: Buffer
     spread: dict[int, Buffer]
     out: Buffer
+    row: Buffer | None  # of a number of each query, where others read one
     task: Expr
     group: Expr
     first: Expr  # query of lane 0
@@ -130,7 +131,7 @@ def first_column(nest: Nest, slot: Expr) -> Expr:
 def pack_queries(nest: Nest) -> Stmt:
     """The tile's queries with lanes for neighbours: squares of vectors turned in registers."""
     depth, vl = nest.att.depth, nest.vl
-    if depth < vl or not _turns(vl):
+    if depth < vl or not turns(vl):
         return _pack_queries_singly(nest)
     source = nest.spec.nodes[nest.att.scores].inputs[0]
     batch = nest.spec.nodes[source].shape[:-2]
@@ -261,7 +262,7 @@ def pack_mask(nest: Nest, node: int) -> Stmt:
         nest.reader.overrides.pop(node, None)
         return nest.reader.at(node, nest.full(key, lane))
 
-    if nest.spec.nodes[node].dtype == "float32" and nest.att.keys >= nest.vl and _turns(nest.vl):
+    if nest.spec.nodes[node].dtype == "float32" and nest.att.keys >= nest.vl and turns(nest.vl):
         return _mask_in_squares(nest, source, value)
 
     def element(lane: Expr, key: Expr) -> Stmt:
@@ -272,7 +273,7 @@ def pack_mask(nest: Nest, node: int) -> Stmt:
     return loop(nest.lanes, lambda v: over_keys(nest, lambda key: element(v, key)), name="lane")
 
 
-def _turns(lanes: int) -> bool:
+def turns(lanes: int) -> bool:
     """Whether squares of so many lanes can be turned in registers."""
     return lanes > 1 and not lanes & (lanes - 1)
 
@@ -298,8 +299,20 @@ def _mask_in_squares(nest: Nest, copy: Buffer, value: Callable[[Expr, Expr], Exp
     return loop(nest.nv, blocks, name="j")
 
 
+class Vectors(Protocol):
+    """What squares are turned with."""
+
+    @property
+    def vl(self) -> int:
+        """Lanes of a vector."""
+
+    @property
+    def reader(self) -> Reader:
+        """Reads what is turned."""
+
+
 def in_square(
-    nest: Nest,
+    nest: Vectors,
     dtype: str,
     taken: Callable[[Expr, Expr], Expr],
     left: Callable[[Expr, Expr], tuple[Buffer, Expr]],

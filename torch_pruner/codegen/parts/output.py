@@ -27,13 +27,13 @@ def anchor_index(con: Contraction, g: Expr, row: Index, column: Expr) -> Index:
     return (image, channel, *place)
 
 
-def output_path(spec: Graph, anchor: int) -> tuple[int, ...]:
-    """Positions from the anchor to the output, each reading the one before."""
+def output_path(spec: Graph, anchor: int, output: int = 0) -> tuple[int, ...]:
+    """Positions from the anchor to an output, each reading the one before."""
     reach = {anchor}
     for i, node in enumerate(spec.nodes):
         if any(j in reach for j in node.inputs):
             reach.add(i)
-    path = [spec.outputs[0]]
+    path = [spec.outputs[output]]
     while path[-1] != anchor:
         path.append(next(i for i in spec.nodes[path[-1]].inputs if i in reach))
     return tuple(reversed(path))

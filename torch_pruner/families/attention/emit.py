@@ -38,6 +38,7 @@ from torch_pruner.codegen.tir.builders import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
+    Buffer,
     Expr,
     Stmt,
     T,
@@ -74,7 +75,7 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
     """TIR for a kernel graph that is attention."""
     att = attention_of(spec)
     assert att is not None
-    inputs, (out,), scratch = parameters(signature)
+    inputs, (out, *others), scratch = parameters(signature)
     plan = attention_plan(spec, att, decisions)
     scores, query, sums, *rest = scratch
     pack = decisions.pack
@@ -116,6 +117,7 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
             n: buffer(lanes, dtype, f"row{n}", scope="local") for n in (*att.spread, att.divisor)
         },
         out=out,
+        row=others[0] if others else None,
         task=imm(0),
         group=imm(0),
         first=imm(0),
@@ -124,7 +126,7 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         unwritten=unwritten(spec, output_path(spec, att.out)),
     )
     _leave_out(nest)
-    return Emitted(_tasks(nest, decisions.order), inputs, [out], scratch)
+    return Emitted(_tasks(nest, decisions.order), inputs, [out, *others], scratch)
 
 
 def _leave_out(nest: Nest) -> None:
@@ -243,6 +245,8 @@ def _unit(nest: Nest, head: Expr | None, fresh: Expr | None) -> Stmt:
     parts.append(over_lanes(nest, lambda v: store(nest.top, v, lowest)))
     parts.append(_scores(nest))
     parts.extend(_softmax(nest))
+    if nest.row is not None:
+        parts.append(_write_row(nest, nest.row))
     parts.append(_write(nest))
     return seq(parts)
 
@@ -345,6 +349,23 @@ def _softmax(nest: Nest) -> list[Stmt]:
         over_lanes(nest, lambda v: row(att.divisor, v)),
         over_lanes(nest, lambda v: store(divisor, v, one / divisor[v])),
     ]
+
+
+def _write_row(nest: Nest, to: Buffer) -> Stmt:
+    """The number of each query that others read."""
+    spec, att, reader = nest.spec, nest.att, nest.reader
+    assert att.row is not None
+    path, own = output_path(spec, att.row, 1), spec.nodes[att.row].shape
+    shape = spec.nodes[path[-1]].shape
+
+    def element(i: Expr) -> Stmt:
+        number = nest.group * att.queries + nest.first + i
+        index = along(spec, path, unlinear(number, own))
+        reader.overrides[att.top] = lambda _: nest.top[i]
+        reader.overrides[att.total] = lambda _: nest.total[i]
+        return reader.scope(lambda: [store(to, linear(index, shape), reader.at(path[-1], index))])
+
+    return loop(nest.rows, element, name="i")
 
 
 def _write(nest: Nest) -> Stmt:

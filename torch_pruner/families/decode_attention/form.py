@@ -73,7 +73,7 @@ class DecodePlan:
 def few_queries_of(graph: Graph) -> FewQueries | None:
     """Such an attention that the kernel graph is, or None."""
     att = attention_of(graph)
-    if att is None or att.queries >= MIN_QUERIES:
+    if att is None or att.row is not None or att.queries >= MIN_QUERIES:
         return None
     keys, values = graph.nodes[att.scores].inputs[1], graph.nodes[att.out].inputs[1]
     if not (adjacent(graph, keys, -2) and adjacent(graph, values, -1)):

@@ -1,0 +1,392 @@
+"""Register tiles of attention's gradient: weights and their gradient, and the sums they lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.attention_tile import counted, in_blocks
+from torch_pruner.codegen.tir.builders import (
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    Stmt,
+    T,
+    buffer,
+    loop,
+    seq,
+    stack,
+    when,
+)
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
+from torch_pruner.codegen.tir.values import store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.families.attention_gradient.form import Columns, Plan
+    from torch_pruner.graph.ir import Graph
+
+    Steps = Callable[[Callable[[Index], Stmt]], Stmt]  # loops around one step of sums
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A buffer of ``size`` elements for each task."""
+
+    buffer: Buffer
+    size: int
+
+    def of(self, task: Expr) -> Expr:
+        """Where the task's elements begin."""
+        return task * self.size
+
+
+@dataclass(slots=True)
+class Nest:
+    """What the parts of one emission share; the expressions are those of the open tile."""
+
+    spec: Graph
+    plan: Plan
+    reader: Reader
+    vl: int
+    vectors: int  # of queries in a tile
+    rows: int  # queries of a tile, the others being repetitions of the last
+    nv: int
+    tm: int
+    tr: int
+    nc: int
+    keys: Part  # [key][depth]
+    values: Part  # [key][width]
+    into_keys: Part  # [key][column of a slot], as all gradients
+    into_values: Part
+    powers: Part  # [panel][key][lane]
+    changes: Part  # [panel][key][lane]: the gradient of the scores
+    turned_queries: Part  # [panel][depth][lane]
+    turned_grads: Part  # [panel][width][lane]
+    queries: Part  # [slots of a register tile][lane][column of these]
+    grads: Part
+    into_queries: Part  # [query][column of a slot]
+    lines: Part  # keys: [slots of a register tile][key][column of these]
+    spread: dict[int, Buffer]  # numbers of each query: [lane]
+    task: Expr = field(default_factory=lambda: imm(0))
+    group: Expr = field(default_factory=lambda: imm(0))
+    start: Expr = field(default_factory=lambda: imm(0))  # key of the block
+    count: Expr = field(default_factory=lambda: imm(0))  # of the block's keys
+    first: Expr = field(default_factory=lambda: imm(0))  # query of lane 0
+
+    @property
+    def lanes(self) -> int:
+        return self.vl * self.vectors
+
+    def query_at(self, lane: Expr) -> Expr:
+        at, last = self.first + lane, self.plan.found.queries - 1
+        return T.min(at, imm(last)) if self.rows < self.lanes else at
+
+    def full(self, key: Expr, lane: Expr) -> Index:
+        """The index of a full node, by key of the block and lane."""
+        found = self.plan.found
+        return (*unlinear(self.group, found.batch), self.query_at(lane), self.start + key)
+
+    def read(self, source: int, place: Index) -> Expr:
+        """An element of the open head of an operand of a product."""
+        batch = self.spec.nodes[source].shape[:-2]
+        return self.reader.at(source, (*unlinear(self.group, batch), *place))
+
+    def weight_at(self, part: Part, key: Expr, panel: Expr | int, lane: Expr) -> Expr:
+        return self.turned_at(part, self.plan.kb, key, panel, lane)
+
+    def turned_at(self, part: Part, rows: int, row: Expr, panel: Expr | int, lane: Expr) -> Expr:
+        """The place of a lane of a panel in a part of so many ``rows``."""
+        return part.of(self.task) + (panel * rows + row) * self.plan.panel + lane
+
+    def slot_at(
+        self, part: Part, columns: Columns, rows: int, row: Expr, slots: tuple[Expr, int], j: Expr
+    ) -> Expr:
+        """The place of vector ``j`` of the ``slots`` (the first, and how many) that one register
+        tile reads: a panel of their own, one piece, which uses all sets of the cache."""
+        first, many = slots
+        return part.of(self.task) + (first * rows + row * many + j) * columns.column
+
+    def column(self, columns: Columns, slot: Expr) -> Expr:
+        """The first column of a slot."""
+        first, last = slot * columns.column, columns.count - columns.column
+        return T.min(first, imm(last)) if columns.count % columns.column else first
+
+
+def weights(nest: Nest) -> Stmt:
+    """Weights of the tile and the gradient of its scores, for all keys of the block it sees."""
+
+    def of_keys(key: Expr, some: int) -> Stmt:
+        def of_panel(panel: Expr, many: int) -> Stmt:
+            return seq(
+                [
+                    _weights(nest, (key, some), (panel, many)),
+                    _changes(nest, (key, some), (panel, many)),
+                ]
+            )
+
+        return _over_panels(nest.vectors, nest.nv, of_panel)
+
+    return _over_keys(nest, of_keys)
+
+
+def _over_panels(extent: int, each: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
+    """``body(panel, many)`` for panels that have ``each`` of ``extent`` vectors or queries, the
+    last what is left."""
+    whole, rest = divmod(extent, each)
+    parts = [loop(whole, lambda p: body(p, each), name="panel")] if whole else []
+    return seq([*parts, body(imm(whole), rest) if rest else None])
+
+
+def gradients(nest: Nest) -> Stmt:
+    """What the tile adds to the gradients of keys and values, and of its queries."""
+    plan = nest.plan
+    pairs = (
+        (nest.into_values, plan.grads, nest.powers, nest.grads),
+        (nest.into_keys, plan.queries, nest.changes, nest.queries),
+    )
+
+    def of_keys(key: Expr, some: int) -> Stmt:
+        def tile(slot: Expr, many: int, pair: tuple[Part, Columns, Part, Part]) -> Stmt:
+            return _into_keys(nest, (key, some), (slot, many), *pair)
+
+        return seq([in_blocks(pair[1].slots, nest.nc, partial(tile, pair=pair)) for pair in pairs])
+
+    def of_slots(slot: Expr, many: int) -> Stmt:
+        def of_panel(panel: Expr, rows: int) -> Stmt:
+            def tile(row: Expr, some: int) -> Stmt:
+                return _into_queries(nest, panel, (row, some), (slot, many))
+
+            return in_blocks(rows, nest.tr, tile)
+
+        return _over_panels(nest.rows, plan.panel, of_panel)
+
+    return seq([_over_keys(nest, of_keys), in_blocks(plan.keys.slots, nest.nc, of_slots)])
+
+
+def _seen(nest: Nest) -> Expr | None:
+    """Keys of the block that some query of the tile sees, None for all; at least one."""
+    if not nest.plan.found.causal:
+        return None
+    return T.min(nest.first + nest.rows - nest.start, nest.count)
+
+
+def _whole(nest: Nest) -> Expr:
+    """Register tiles of ``tm`` keys."""
+    whole = T.floordiv(nest.count, imm(nest.tm))
+    seen = _seen(nest)
+    if seen is None:
+        return whole
+    return T.min(T.floordiv(seen + (nest.tm - 1), imm(nest.tm)), whole)
+
+
+def _rest(nest: Nest) -> tuple[int, Expr | None]:
+    """Keys behind the last whole register tile, and whether the tile sees them (None: it does)."""
+    found, plan = nest.plan.found, nest.plan
+    rest = found.keys % nest.tm if plan.blocks > 1 else plan.kb % nest.tm
+    conditions = [] if plan.blocks == 1 else [nest.start + plan.kb >= found.keys]
+    if found.causal:
+        conditions.append(nest.first + nest.rows > found.keys - rest)
+    return rest, T.all(*conditions) if conditions else None
+
+
+def _over_keys(nest: Nest, body: Callable[[Expr, int], Stmt]) -> Stmt:
+    """``body(key, some)`` for register tiles of the block's keys."""
+    parts = [counted(_whole(nest), lambda t: body(t * nest.tm, nest.tm), "key")]
+    rest, condition = _rest(nest)
+    if rest:
+        first = T.floordiv(nest.count, imm(nest.tm)) * nest.tm
+        last = body(first, rest)
+        parts.append(last if condition is None else when(condition, last))
+    return seq(parts)
+
+
+def _made(nest: Nest) -> Expr:
+    """Keys whose weights ``weights`` made."""
+    rest, condition = _rest(nest)
+    whole = _whole(nest) * nest.tm
+    if not rest:
+        return whole
+    return whole + (rest if condition is None else T.Select(condition, imm(rest), imm(0)))
+
+
+def _sums(
+    tile: tuple[int, int, int],
+    steps: Steps,
+    left: Callable[[Expr, Index], Expr],
+    right: Callable[[Index, Expr, Expr], Expr],
+    finish: Callable[[Expr, Expr, Expr, Expr], Stmt],
+) -> Stmt:
+    """A register tile of ``(rows, vectors, lanes)``: sums over ``steps`` of ``left(i, k)`` times
+    ``right(k, j, v)``. ``finish`` gets row, vector, lane and the sum."""
+    some, many, lanes = tile
+    acc = buffer(some * many * lanes, "float32", "acc", scope="local")
+    zero = T.const(0, "float32")
+
+    def each(body: Callable[[Expr, Expr, Expr, Expr], Stmt]) -> Stmt:
+        def vector(i: Expr, j: Expr) -> Stmt:
+            at = (i * many + j) * lanes
+            return loop(lanes, lambda v: body(i, j, v, at + v), VECTORIZED, "v")
+
+        def row(i: Expr) -> Stmt:
+            return loop(many, lambda j: vector(i, j), UNROLLED, "j")
+
+        return loop(some, row, UNROLLED, "i")
+
+    def step(k: Index) -> Stmt:
+        return each(lambda i, j, v, at: store(acc, at, acc[at] + left(i, k) * right(k, j, v)))
+
+    return seq(
+        [
+            stack(acc),
+            each(lambda i, j, v, at: store(acc, at, zero)),
+            steps(step),
+            each(lambda i, j, v, at: finish(i, j, v, acc[at])),
+        ]
+    )
+
+
+def _weights(nest: Nest, keys: tuple[Expr, int], lanes: tuple[Expr, int]) -> Stmt:
+    """Weights of some keys and vectors of queries."""
+    found = nest.plan.found
+    return _full_tile(
+        nest, keys, lanes, (nest.keys, nest.turned_queries, nest.plan.depth),
+        found.scores, found.weights, nest.powers, {},
+    )  # fmt: skip
+
+
+def _changes(nest: Nest, keys: tuple[Expr, int], lanes: tuple[Expr, int]) -> Stmt:
+    """The same of the gradient of scores, which the weights are a factor of."""
+    found = nest.plan.found
+    return _full_tile(
+        nest, keys, lanes, (nest.values, nest.turned_grads, nest.plan.width),
+        found.along, found.into, nest.changes, {found.weights: nest.powers},
+    )  # fmt: skip
+
+
+def _full_tile(
+    nest: Nest,
+    keys: tuple[Expr, int],
+    panels: tuple[Expr, int],
+    operands: tuple[Part, Part, int],
+    product: int,
+    value: int,
+    target: Part,
+    known: dict[int, Part],
+) -> Stmt:
+    """The full node ``value`` of some keys and the vectors of a panel into ``target``.
+
+    ``operands`` are those of its product, and over how many columns it sums; ``known`` full nodes.
+    """
+    reader, task, vl = nest.reader, nest.task, nest.vl
+    (key, some), (panel, many) = keys, panels
+    rows, turned, depth = operands
+
+    def left(i: Expr, k: Index) -> Expr:
+        return rows.buffer[rows.of(task) + (key + i) * depth + k[0]]
+
+    def right(k: Index, j: Expr, v: Expr) -> Expr:
+        return turned.buffer[nest.turned_at(turned, depth, k[0], panel, j * vl + v)]
+
+    def finish(i: Expr, j: Expr, v: Expr, total: Expr) -> Stmt:
+        within = j * vl + v
+        lane = panel * nest.plan.panel + within
+
+        def emitted() -> list[Stmt]:
+            reader.overrides[product] = lambda _: total
+            for node, part in known.items():
+                place = nest.weight_at(part, key + i, panel, within)
+                reader.overrides[node] = lambda _, p=part, at=place: p.buffer[at]  # type: ignore[misc]
+            for node, row in nest.spread.items():
+                reader.overrides[node] = lambda _, b=row: b[lane]  # type: ignore[misc]
+            made = reader.at(value, nest.full(key + i, lane))
+            return [store(target.buffer, nest.weight_at(target, key + i, panel, within), made)]
+
+        stmt = reader.scope(emitted)
+        for node in known:
+            del reader.overrides[node]
+        return stmt
+
+    def steps(step: Callable[[Index], Stmt]) -> Stmt:
+        return loop(depth, lambda d: step((d,)), name="d")
+
+    return _sums((some, many, vl), steps, left, right, finish)
+
+
+def _into_keys(
+    nest: Nest,
+    keys: tuple[Expr, int],
+    slots: tuple[Expr, int],
+    sums: Part,
+    columns: Columns,
+    factors: Part,
+    rows: Part,
+) -> Stmt:
+    """Rows of some keys: ``factors`` of the tile's queries times their ``rows``."""
+    key, panel = keys[0], nest.plan.panel
+
+    def left(i: Expr, k: Index) -> Expr:
+        of, q = k
+        return factors.buffer[nest.weight_at(factors, key + i, of, q)]
+
+    def right(k: Index, j: Expr, v: Expr) -> Expr:
+        of, q = k
+        place = nest.slot_at(rows, columns, nest.plan.lanes, of * panel + q, slots, j)
+        return rows.buffer[place + v]
+
+    def steps(step: Callable[[Index], Stmt]) -> Stmt:
+        def of_panel(of: Expr, count: int) -> Stmt:
+            return loop(count, lambda q: step((of, q)), name="q")
+
+        return _over_panels(nest.rows, panel, of_panel)
+
+    return _added(nest, sums, columns, keys, slots, steps, left, right)
+
+
+def _into_queries(nest: Nest, panel: Expr, rows: tuple[Expr, int], slots: tuple[Expr, int]) -> Stmt:
+    """Rows of some queries of a panel: the gradient of scores of the block's keys times these."""
+    row, some = rows
+    columns, lines, changes, count = nest.plan.keys, nest.lines, nest.changes, _made(nest)
+
+    def left(i: Expr, k: Index) -> Expr:
+        return changes.buffer[nest.weight_at(changes, k[0], panel, row + i)]
+
+    def right(k: Index, j: Expr, v: Expr) -> Expr:
+        return lines.buffer[nest.slot_at(lines, columns, nest.plan.kb, k[0], slots, j) + v]
+
+    def steps(step: Callable[[Index], Stmt]) -> Stmt:
+        return counted(count, lambda key: step((key,)), "k")
+
+    first = nest.first + panel * nest.plan.panel + row
+    return _added(nest, nest.into_queries, columns, (first, some), slots, steps, left, right)
+
+
+def _added(
+    nest: Nest,
+    sums: Part,
+    columns: Columns,
+    rows: tuple[Expr, int],
+    slots: tuple[Expr, int],
+    steps: Steps,
+    left: Callable[[Expr, Index], Expr],
+    right: Callable[[Index, Expr, Expr], Expr],
+) -> Stmt:
+    """A register tile that is added to ``sums``: begun anew, long sums lose fewer digits."""
+    (row, some), (slot, many) = rows, slots
+
+    def place(i: Expr, j: Expr, v: Expr) -> Expr:
+        at = (row + i) * columns.wide + (slot + j) * columns.column + v
+        return sums.of(nest.task) + at
+
+    return _sums(
+        (some, many, columns.column),
+        steps,
+        left,
+        right,
+        lambda i, j, v, total: store(
+            sums.buffer, place(i, j, v), sums.buffer[place(i, j, v)] + total
+        ),
+    )
