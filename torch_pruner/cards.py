@@ -57,6 +57,7 @@ class Card:
         return self.float32_flops
 
 
+_AMPERE_86 = (6 * MiB, 100 * KiB, 99 * KiB, 1536, 16)
 _HOPPER = (50 * MiB, 228 * KiB, 227 * KiB, 2048, 32, 67e12, 989e12, 494e12)
 CARDS = {
     card.name: card
@@ -66,6 +67,16 @@ CARDS = {
         Card(
             "a100", "sm_80", 108, 1.41e9, 2.04e12,
             40 * MiB, 164 * KiB, 163 * KiB, 2048, 32, 19.5e12, 312e12, 156e12,
+        ),
+        Card("a10", "sm_86", 72, 1.695e9, 600e9, *_AMPERE_86, 31.2e12, 125e12, 62.5e12),
+        Card("rtx3090", "sm_86", 82, 1.695e9, 936e9, *_AMPERE_86, 35.6e12, 71.2e12, 35.6e12),
+        Card(
+            "b200", "sm_100", 148, 1.965e9, 8e12,
+            126 * MiB, 228 * KiB, 227 * KiB, 2048, 32, 74.4e12, 2250e12, 1125e12,
+        ),
+        Card(
+            "rtx5090", "sm_120", 170, 2.407e9, 1792e9,
+            96 * MiB, 100 * KiB, 99 * KiB, 1536, 24, 104.8e12, 209.6e12, 104.8e12,
         ),
         Card(
             "l4", "sm_89", 58, 2.04e9, 300e9,
@@ -88,10 +99,21 @@ CARDS = {
 
 
 def card_like(name: str, capability: tuple[int, int]) -> Card | None:
-    """The card that a device of this name is, else one of its compute capability, else None.
+    """The card that a device of this name is, else one whose code it runs, else None.
 
-    Ranking schedules is as good as the constants are; code is the same for one capability.
+    Ranking schedules is as good as the constants are. Code is the same for one compute capability,
+    and runs on those of the same major version that came later, unless it is for that one alone
+    (``sm_90a``).
     """
     plain = name.lower().replace(" ", "").replace("-", "")
     alike = [c for c in CARDS.values() if c.capability == capability]
+    if not alike:
+        major, minor = capability
+        older = [
+            c
+            for c in CARDS.values()
+            if c.capability[0] == major and c.capability[1] < minor and c.arch[-1].isdigit()
+        ]
+        newest = max((c.capability for c in older), default=None)
+        alike = [c for c in older if c.capability == newest]
     return next((c for c in alike if c.name in plain), alike[0] if alike else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_pruner.cards import CARDS, Card
+from torch_pruner.cards import CARDS, Card, card_like
 from torch_pruner.target import TargetSpec
 
 KiB = 1 << 10
@@ -45,3 +45,21 @@ def test_a_target_of_a_card(card: Card) -> None:
     assert TargetSpec.from_json(target.to_json()) == target
     assert card.arch in target.key()
     assert TargetSpec.detect().card is None
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "want"),
+    [
+        ("NVIDIA H100 80GB HBM3", (9, 0), "h100"),
+        ("NVIDIA GeForce RTX 3090", (8, 6), "rtx3090"),
+        ("NVIDIA RTX A2000", (8, 6), "a10"),
+        ("NVIDIA B300", (10, 3), "b200"),  # runs what is for 10.0
+        ("something", (12, 1), "rtx5090"),
+        ("something", (9, 1), None),  # what is for 9.0 is for that one alone
+        ("something", (7, 0), None),
+        ("something", (13, 0), None),
+    ],
+)
+def test_a_card_like_a_device(name: str, capability: tuple[int, int], want: str | None) -> None:
+    found = card_like(name, capability)
+    assert (found and found.name) == want
