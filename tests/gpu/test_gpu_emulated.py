@@ -17,33 +17,43 @@ from tests.families import kernels as K
 from tests.gpu.emulator import machine
 from tests.gpu.emulator.machine import ORDERS, Fault, Kernels, Order, Text
 from tests.gpu.test_gpu_kernels import CASES, built_for, tolerance
+from torch_pruner.cards import CARDS
 from torch_pruner.codegen.build.gpu.image import launches_of
 from torch_pruner.codegen.build.gpu.source import cuda_source
+from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.reference import evaluate
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_pruner.codegen.build.gpu.image import Launch
+    from torch_pruner.task import Candidate
 
 pytestmark = [
     pytest.mark.tvm,
     pytest.mark.skipif(bool(machine.problem()), reason=machine.problem()),
 ]
 PARTS = 3  # of all kernels, each a source, as a network's kernels are
+DRAFTS = 24  # as many sources of their drafts
 BARRIER, COPY, PRODUCTS = "__syncthreads();", "torch_pruner_copy(", "torch_pruner_wgmma<"
 
 
 @dataclass
 class Run:
-    """A kernel of ``CASES`` and its numbers."""
+    """A kernel of ``CASES``, or another schedule of its graph, and its numbers."""
 
     name: str
     key: str
+    candidate: Candidate | None = None
 
     def __post_init__(self) -> None:
         self.spec = CASES[self.name][0]
-        self.kernel = schedule(*CASES[self.name])
+        _, family, decisions = CASES[self.name]
+        if self.candidate is not None:
+            family, decisions = self.candidate.sketch, dict(self.candidate.decisions)
+        self.kernel = schedule(self.spec, family, decisions)
         self.arrays = K.inputs_for(self.spec)
         self.expected = evaluate(self.spec, self.arrays)
 
@@ -62,7 +72,10 @@ class Run:
 
 
 def emulated(names: Sequence[str], arch: str) -> tuple[list[Run], Text, Kernels]:
-    runs = [Run(name, f"k{n}") for n, name in enumerate(names)]
+    return compiled([Run(name, f"k{n}") for n, name in enumerate(names)], arch)
+
+
+def compiled(runs: list[Run], arch: str) -> tuple[list[Run], Text, Kernels]:
     text = Text(*cuda_source({r.key: r.kernel for r in runs}, arch))
     return runs, text, Kernels([text], arch)
 
@@ -102,6 +115,21 @@ def test_older_tensor_cores() -> None:
     assert len(names) >= 8
     runs, text, kernels = emulated(names[::3], "sm_75")
     wrong = [r.wrong(kernels, text, Order("one warp behind")) for r in runs]
+    assert not any(wrong), wrong
+
+
+@pytest.mark.sampled(DRAFTS)
+@pytest.mark.parametrize("part", range(DRAFTS))
+@pytest.mark.parametrize("card", ["h200", "a100", "t4"])
+def test_drafts_are_valid_and_right(card: str, part: int) -> None:
+    """The draft model's choice for a card gives the same numbers."""
+    found, target = [], TargetSpec.cuda(CARDS[card])
+    for n, name in enumerate(list(CASES)[part::DRAFTS]):
+        spec = CASES[name][0]
+        if CARDS[card].has_bfloat16 or spec.nodes[spec.inputs[0]].dtype != "bfloat16":
+            found.append(Run(name, f"k{n}", draft(Task(name, spec, target, 1))))
+    runs, text, kernels = compiled(found, CARDS[card].arch)
+    wrong = [r.wrong(kernels, text, Order("one warp ahead")) for r in runs]
     assert not any(wrong), wrong
 
 

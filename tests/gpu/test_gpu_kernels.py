@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,19 +16,16 @@ import pytest
 from tests.emitting import schedule
 from tests.families import kernels as K
 from tests.unit.graph.attention_graphs import Case, attention
-from torch_pruner.cards import CARDS
 from torch_pruner.codegen.build.gpu import nvrtc
 from torch_pruner.codegen.build.gpu.driver import CudaDriver
 from torch_pruner.codegen.build.gpu.image import GpuProgram, launches_of, load_gpu_program
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.codegen.build.lower import aligned, compile_kernel
-from torch_pruner.compiler.kernels import draft
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import Place
 from torch_pruner.graph.precision import allow_tf32, is_tf32
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
-from torch_pruner.task import Task
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
@@ -443,14 +440,3 @@ def test_numbers_on_the_card(name: str) -> None:
     for out, raw in zip(outputs, made, strict=True):
         out.reshape(-1).view(np.uint8)[...] = raw.cpu().numpy()
     assert K.error(outputs, expected) < tolerance(spec)
-
-
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("card", ["h200", "a100", "t4"])
-@pytest.mark.parametrize("name", NAMES)
-def test_drafts_are_valid_and_right(name: str, card: str) -> None:
-    """The draft model's choice for a card gives the same numbers."""
-    spec: Any = CASES[name][0]
-    task = Task(name, spec, TargetSpec.cuda(CARDS[card]), 1)
-    chosen = draft(task)
-    assert error(spec, chosen.sketch, dict(chosen.decisions)) < tolerance(spec)
