@@ -207,6 +207,27 @@ def test_cuda_graphs(cold, caplog) -> None:
 
 
 @torch.no_grad()
+def test_renewed_weights_wait_for_kernels_on_other_streams(cold) -> None:
+    """What a stream still reads is not handed to others when the weights are packed anew."""
+    net = nn.Linear(2048, 2048).cuda().half()
+    x = torch.randn(64, 2048, device="cuda").half()
+    compiled, stream = cold.compile(net, **ASKED), torch.cuda.Stream()
+    compiled(x), net(x)
+    for _ in range(5):
+        want = net(x)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            got = compiled(x)
+        net.weight.mul_(1.5)
+        compiled(x)
+        noise = [torch.full((2048, 2048), 9.0, device="cuda").half() for _ in range(8)]
+        torch.cuda.current_stream().wait_stream(stream)
+        assert_close(got, want, HALF)
+        del noise
+
+
+@torch.no_grad()
 def test_int_weights_and_indices_of_the_device(cold) -> None:
     net = nn.Linear(128, 256).cuda()
     x = torch.randn(1, 128, device="cuda")

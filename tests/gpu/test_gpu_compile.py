@@ -181,6 +181,21 @@ def test_what_keeps_a_graph_from_being_recorded() -> None:
 
 
 @torch.no_grad()
+def test_what_kernels_read_is_not_let_go_unsaid(cold, card, monkeypatch) -> None:
+    """Renewed parameters: kernels on other streams may still be reading the ones before."""
+    retired: list[list[torch.Tensor]] = []
+    monkeypatch.setattr(card, "retire", lambda tensors: retired.append(list(tensors)))
+    net = nn.Linear(24, 40)
+    compiled, x = cold.compile(net), torch.randn(9, 24)
+    for _ in range(2):
+        compiled(x)
+    assert not retired
+    net.weight.mul_(2)
+    assert_equal(compiled(x), net(x))
+    assert [len(tensors) > 0 for tensors in retired] == [True]
+
+
+@torch.no_grad()
 def test_a_kernel_of_the_cpu_is_none_of_the_cards(cold, monkeypatch) -> None:
     net, given = Mixed().eval(), inputs()
     cold.compile(net)(*given)

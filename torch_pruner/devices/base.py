@@ -19,7 +19,7 @@ from torch_pruner.compiler.stores import store_for
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch_pruner.compiler.bundles import BundleDevice
     from torch_pruner.compiler.context import Context
@@ -118,6 +118,12 @@ class Device(ABC):
     def guard(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """``run`` with this device as the current one. Default: there is nothing to choose."""
         return run
+
+    def retire(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Told before what kernels have read is let go: some may still be on their way to run.
+
+        Default: calls wait for their kernels.
+        """
 
     def generator_state(self) -> torch.Tensor | None:
         """The state of the device's random numbers. Default: None, the device draws the CPU's."""

@@ -50,6 +50,7 @@ UNTRIED: Final = (
 DTYPES: Final = DEFAULT_DTYPES | {"float16"}
 CUDA_BUILDER: Final = "torch_pruner.tuner.measure._cuda:CudaBuilder"
 PLUGS: Final = 4  # that many writes to a part of ``PLUG_BYTES``, which need not be free at once
+MAX_STREAMS: Final = 64
 MAX_WORKERS: Final = 8  # a context of each takes some hundred megabytes of the device
 
 _log = log.logger(__name__)
@@ -124,6 +125,7 @@ class CudaDevice(Device):
         self.dtypes = DTYPES if card.has_bfloat16 else DTYPES - {"bfloat16"}
         self.fingerprint, self._selector = fingerprint, selector
         self._index = device.index
+        self._streams: set[int] = set()  # on which kernels were launched, by their handles
         self._toolchain = CudaToolchain.at_hand(self._stream, self._entered, device.index)
 
     @classmethod
@@ -185,8 +187,24 @@ class CudaDevice(Device):
     def restore_generator(self, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state, self.device)
 
+    def retire(self, tensors: Sequence[torch.Tensor]) -> None:
+        """torch hands their memory to others once the streams that may read it have come so far.
+
+        It knows by itself only the stream on which they were made.
+        """
+        if len(self._streams) > MAX_STREAMS:  # of programs that make ever new ones
+            torch.cuda.synchronize(self.device)
+            self._streams.clear()
+        known: Any = torch.cuda.ExternalStream
+        for handle in tuple(self._streams):
+            stream = known(handle, device=self.device)
+            for tensor in (t for t in tensors if t.device == self.device):
+                tensor.record_stream(stream)
+
     def _stream(self) -> int:
-        return int(torch._C._cuda_getCurrentRawStream(self._index))
+        stream = int(torch._C._cuda_getCurrentRawStream(self._index))
+        self._streams.add(stream)
+        return stream
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:

@@ -113,6 +113,8 @@ class PackedInputs:
     def drop(self) -> None:
         """Nothing calls for these any more."""
         with self._lock:
+            if self._current is not None:
+                self._device.retire(self._current.kept)
             self._current = None
 
     def current(self, inputs: Sequence[torch.Tensor]) -> Snapshot:
@@ -141,7 +143,11 @@ class PackedInputs:
 
     def _renewed(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
         made, old = self._make(inputs, distrust), self._current
-        self._current = moved_into(made, old) if self._stays and old is not None else made
+        if old is not None and self._stays:
+            made = moved_into(made, old)
+        elif old is not None:
+            self._device.retire(old.kept)
+        self._current = made
         return self._current
 
     @property
