@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.tvm, pytest.mark.sampled(4)]
 TINY = {"bm": 32, "bn": 32, "bk": 16, "tm": 4, "tn": 4, "stages": 1, "tensor": 0, "ahead": 0}
 TENSOR = {"bm": 64, "bn": 64, "bk": 32, "tm": 32, "tn": 32, "stages": 2, "tensor": 1, "ahead": 0}
 WARPGROUP = {"bm": 64, "bn": 64, "bk": 64, "stages": 4, "warpgroups": 1, "split": 1}
-ATTENTION = {"bm": 32, "bn": 32}
+ATTENTION = {"bm": 32, "bn": 32, "stages": 1, "ahead": 0}
 
 
 def error(spec: Graph, sketch: str, decisions: dict[str, int]) -> float:
@@ -301,7 +301,7 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "attention": (attention(Case(dtype="float16")), "gpu_attention", ATTENTION),
     "attention, several turns": (
         attention(Case(dtype="float16", queries=70, keys=200, depth=64, width=64)),
-        "gpu_attention", {"bm": 64, "bn": 64},
+        "gpu_attention", ATTENTION | {"bm": 64, "bn": 64},
     ),
     "attention, copies ahead": (
         attention(Case(dtype="float16", queries=70, keys=200, depth=64, width=64)),
@@ -330,7 +330,7 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     ),
     "attention, flat": (
         attention(Case(dtype="float16", depth=24, width=20, flat=True)), "gpu_attention",
-        {"bm": 16, "bn": 32},
+        ATTENTION | {"bm": 16},
     ),
     "more shared memory": (
         K.linear(300, 256, 256, dtype="float16"), "gpu_product",

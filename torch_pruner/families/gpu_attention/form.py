@@ -12,5 +12,5 @@ class GpuAttentionDecisions(NamedTuple, Generic[N]):
 
     bm: N  # queries of a block
     bn: N  # keys of a turn
-    stages: N = 1  # type: ignore[assignment]  # turns whose keys shared memory holds at once
-    ahead: N = 0  # type: ignore[assignment]  # 1: copies are asynchronous where operands allow it
+    stages: N  # turns whose keys shared memory holds at once
+    ahead: N  # 1: copies are asynchronous where operands allow it
