@@ -92,7 +92,7 @@ def mistakes(text: Text, symbol: str) -> list[Order]:
     return found + [Order(more=1)] * waits
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_an_emulated_block(part: int) -> None:
     """Numbers are right in one order of the threads, and no barrier can be left out."""
@@ -110,6 +110,7 @@ def test_an_emulated_block(part: int) -> None:
     assert unseen == []
 
 
+@pytest.mark.rotated(3)
 def test_older_tensor_cores() -> None:
     names = [n for n in cases("sm_75") if CASES[n][2].get("tensor") or "attention" in n]
     assert len(names) >= 8
@@ -118,7 +119,7 @@ def test_older_tensor_cores() -> None:
     assert not any(wrong), wrong
 
 
-@pytest.mark.sampled(DRAFTS)
+@pytest.mark.sampled(3 * DRAFTS)
 @pytest.mark.parametrize("part", range(DRAFTS))
 @pytest.mark.parametrize("card", ["h200", "a100", "t4"])
 def test_drafts_are_valid_and_right(card: str, part: int) -> None:
@@ -222,6 +223,7 @@ def mutated(source: str, old: str, new: str) -> str:
     return found
 
 
+@pytest.mark.rotated(3)
 def test_mistakes_are_found() -> None:
     """Lanes, registers, groups of copies, barriers that not all reach, places in memory."""
     names = sorted({case for case, *_ in MUTANTS.values()})
