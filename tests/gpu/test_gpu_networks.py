@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("network", "precision", "card"),
     [
