@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch._inductor import cudagraph_trees
+from torch._inductor import cudagraph_trees, cudagraph_utils
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_pruner as tp
@@ -178,6 +178,12 @@ def test_what_keeps_a_graph_from_being_recorded() -> None:
     gm = make_fx(writes)(torch.zeros(2))
     assert "writes into its inputs" in cuda_graphs.obstacle(gm)
     assert "cpu" in cuda_graphs.obstacle(make_fx(torch.neg)(torch.zeros(2)))
+
+
+def test_another_version_of_torch_runs_without_graphs(monkeypatch) -> None:
+    monkeypatch.setattr(cudagraph_utils, "PlaceholderInfo", lambda: None)  # takes nothing of ours
+    with pytest.raises(cuda_graphs.NotRecordableError, match="version of torch"):
+        cuda_graphs._recorder(None, None)
 
 
 @torch.no_grad()

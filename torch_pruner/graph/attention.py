@@ -30,8 +30,31 @@ MIN_KEYS_IN_TILES = 1024
 MAX_ON_GPU = 256  # elements of a head: sums are kept in registers
 
 
+class Scores:
+    """The extents of nodes that are full: see ``Attention``."""
+
+    __slots__ = ()
+    shape: Shape
+
+    @property
+    def batch(self) -> Shape:
+        return self.shape[:-2]
+
+    @property
+    def groups(self) -> int:
+        return math.prod(self.shape[:-2])
+
+    @property
+    def queries(self) -> int:
+        return self.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        return self.shape[-1]
+
+
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Scores):
     """Node positions and extents of ``out[g, q, :] = sum_k softmax_k(masked[g, q, k]) v[g, k, :]``.
 
     A node is *full* when it has one element per (group, query, key), its last two axes being query
@@ -54,22 +77,6 @@ class Attention:
     causal: bool  # keys after the query are masked, whatever the data
     row: int | None = None  # a number of each query that others read: a function of top and total
     extra: frozenset[int] = frozenset()  # the nodes that only lead to it
-
-    @property
-    def batch(self) -> Shape:
-        return self.shape[:-2]
-
-    @property
-    def groups(self) -> int:
-        return math.prod(self.shape[:-2])
-
-    @property
-    def queries(self) -> int:
-        return self.shape[-2]
-
-    @property
-    def keys(self) -> int:
-        return self.shape[-1]
 
 
 def attention_of(spec: Graph) -> Attention | None:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph.attention import is_causal, product_below
+from torch_pruner.graph.attention import Scores, is_causal, product_below
 from torch_pruner.graph.ops import OpKind
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MIN_QUERIES, _MIN_KEYS, _MIN_WIDTH = 16, 16, 4
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGradient:
+class AttentionGradient(Scores):
     """Node positions and extents. A node is *full* as in ``graph.attention``.
 
     ``into_queries = into k``, ``into_keys = into' q``, ``into_values = weights' g``, where ``into``
@@ -45,22 +45,6 @@ class AttentionGradient:
     inner: frozenset[int]  # nodes that depend on one of the first two products, up to the others
     shape: Shape  # of full nodes
     causal: bool  # keys after the query have no weight, whatever the data
-
-    @property
-    def batch(self) -> Shape:
-        return self.shape[:-2]
-
-    @property
-    def groups(self) -> int:
-        return math.prod(self.shape[:-2])
-
-    @property
-    def queries(self) -> int:
-        return self.shape[-2]
-
-    @property
-    def keys(self) -> int:
-        return self.shape[-1]
 
     @property
     def outputs(self) -> tuple[int, int, int]:

@@ -79,18 +79,16 @@ def _recorder(built: BuiltGraph, device: Device) -> Callable[[list[RuntimeValue]
     try:
         from torch._inductor.cudagraph_trees import cudagraphify_impl
         from torch._inductor.cudagraph_utils import PlaceholderInfo
-    except ImportError as err:  # another version of torch
-        raise NotRecordableError(f"this version of torch has them elsewhere: {err}") from err
+
+        # Where they come from is for torch's error messages; what was restored does not know it.
+        argument = PlaceholderInfo(
+            name="an argument", stack_trace=None, users=[], mutating_use_stack_trace=None
+        )
+    except (ImportError, TypeError) as err:  # another version of torch
+        raise NotRecordableError(f"this version of torch has others: {err}") from err
     program = built.program
 
     def record(args: list[RuntimeValue]) -> BoxedCall:
-        # Where they come from is for torch's error messages; what was restored does not know it.
-        arguments = [
-            PlaceholderInfo(
-                name=f"argument {k}", stack_trace=None, users=[], mutating_use_stack_trace=None
-            )
-            for k in range(len(args))
-        ]
         recorded = cudagraphify_impl(
             cast("Callable[[list[_Plain]], list[torch.Tensor | int | None]]", built.call),
             list(cast("list[_Plain]", args)),
@@ -99,7 +97,7 @@ def _recorder(built: BuiltGraph, device: Device) -> Callable[[list[RuntimeValue]
             is_backward=False,
             is_inference=True,
             stack_traces=[None] * len(program.outputs),
-            placeholders=arguments,
+            placeholders=[argument] * len(args),
             mutated_input_idxs=set(),
         )
         return cast("BoxedCall", recorded)
