@@ -47,8 +47,8 @@ def fit_mlp(rows: Rows) -> Callable[[np.ndarray], np.ndarray]:
             some = rng.permutation(len(rows[k][0]))[:32]
             found, seconds = score(rows[k][0][some]), rows[k][1][some]
             labels = seconds.min() / seconds if np.isfinite(seconds.min()) else 0.0 * seconds
-            lists = [found.detach().double().numpy()[None], labels[None]]
-            _, pull = lambda_rank(*lists, np.ones((1, len(some)), dtype=bool))
+            scores = found.detach().double().numpy()[None]
+            _, pull = lambda_rank(scores, labels[None], np.ones((1, len(some)), dtype=bool))
             found.backward(torch.from_numpy(pull[0]).float())
         torch.nn.utils.clip_grad_norm_(parameters, 0.5)
         optimiser.step()

@@ -147,9 +147,9 @@ def _places(memory: Any, each: int) -> list[Any]:
 def bound(case: Case, candidate: Candidate, weights: Weights, threads: int) -> Copies:
     """The kernel of a candidate over copies of the weight."""
     from torch_pruner import families
-    from torch_pruner.codegen.build.lower import KernelCall as Call
     from torch_pruner.codegen.build.lower import aligned, compile_module, program_module
     from torch_pruner.families.coded_rows import form as coded_rows
+    from torch_pruner.graph.memory import KernelCall as Call
     from torch_pruner.graph.memory import Place
     from torch_pruner.graph.ops import ITEMSIZE
     from torch_pruner.target import TargetSpec

@@ -75,7 +75,7 @@ def run(job: SavedJob) -> dict[str, Any]:
 def _save(job: SavedJob, module: torch.nn.Module, given: Any) -> None:
     # Guards on a module's methods cannot be written; the shapes are this benchmark's own.
     options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, **job.options}
-    compiled = torch.compile(module, fullgraph=True, backend=job.backend, options=options)
+    compiled: Any = torch.compile(module, fullgraph=True, backend=job.backend, options=options)
     compiled.forward.aot_compile(given).save_compiled_function(job.file)
 
 

@@ -226,12 +226,17 @@ def main(arguments: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="tasks-") as folder:
             settings = {"cache_dir": folder} | backend_options(options)
             job = TaskJob(
-                name, options.precision, options.batch, options.layers, settings, options.threads
+                name,
+                options.precision,
+                options.batch,
+                options.layers,
+                options=settings,
+                threads=options.threads,
             )
             result = launch(job, time_limit_s=options.time_limit, module="benchmarks.tasks")
         results[name] = result
-        failed = f"{name}: {result['status']}: {result['error']}"
-        print((render(name, result) if result["status"] == "ok" else failed) + "\n", flush=True)
+        text = f"{name}: {result['status']}: {result.get('error', '')}"
+        print((render(name, result) if result["status"] == "ok" else text) + "\n", flush=True)
     write_json(options.out, {"machine": timing.machine(), "networks": results})
     return 0 if all(r["status"] == "ok" for r in results.values()) else 1
 

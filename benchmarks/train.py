@@ -27,6 +27,7 @@ from torch_pruner.tuner.cost_model.analytic import AnalyticModel
 from torch_pruner.tuner.cost_model.features import decisions_of
 from torch_pruner.tuner.cost_model.moa import MomentumModel
 from torch_pruner.tuner.cost_model.pacm import PatternAwareModel
+from torch_pruner.tuner.cost_model.pattern import STATEMENT as STATEMENT_SIZE
 from torch_pruner.tuner.cost_model.pattern import VERSION, patterns
 from torch_pruner.tuner.cost_model.residual import ResidualModel
 from torch_pruner.tuner.cost_model.training import (
@@ -226,7 +227,7 @@ def online_models(trained: Mapping[str, Weights]) -> dict[str, Callable[[int], C
 
 def _features(pool: Pool) -> np.ndarray:
     """The statement features of all results, in order."""
-    found = np.zeros((len(pool.results), network.STATEMENT))
+    found = np.zeros((len(pool.results), STATEMENT_SIZE))
     for name, sketch in pool.sketches.items():
         where = [i for i, r in enumerate(pool.results) if r.candidate.sketch == name]
         if where:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from torch_pruner.target import TargetSpec
 
+__all__ = ["Evolution", "make_cost_model", "ms", "quiet", "tvm"]
+
 _INTRINSICS = {"llvm": ("x86", "arm_cpu"), "cuda": ("cuda",)}
 
 
