@@ -148,6 +148,12 @@ MORE: dict[str, list[Graph]] = {
     ],
     "elementwise": [G.pointwise((6, 50), dtype) for dtype in sorted(FLOATS)],
     "update": [G.update(in_place=False)],
+    "recurrence": [
+        G.recurrence("lstm", 33, rows=3, directions=1),
+        G.recurrence("gru", 33, rows=1),
+        G.recurrence("rnn_tanh", 5, rows=6, static=False),
+        G.recurrence("rnn_relu", 16),
+    ],
     "lane_per_row": [G.reduction((1, 2)), G.softmax((17, 5, 3)), K.layer_norm((40, 5))],
     "rows": [
         *(G.softmax((4, 9, 70), 2, dtype) for dtype in sorted(FLOATS)),

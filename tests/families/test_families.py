@@ -54,6 +54,7 @@ SPECS = {
     "columns": G.reduction(),
     "elementwise": G.pointwise(),
     "update": G.update(),
+    "recurrence": G.recurrence(),
     "lane_per_row": G.reduction(),
     "rows": G.softmax(),
     "gpu_attention": attention(Case()),

@@ -14,7 +14,7 @@ from torch_pruner.codegen.build.load import set_threads
 from torch_pruner.codegen.build.lower import aligned, compile_module, program_module
 from torch_pruner.codegen.build.region import parts_of
 from torch_pruner.codegen.parts.kernel import ScheduledKernel
-from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, S, T, loop, seq
+from torch_pruner.codegen.tir.builders import PARALLEL, SERIAL, S, T, loop, seq, stepped
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.phases import Turn
@@ -105,7 +105,8 @@ def test_a_kernel_is_divided_at_its_parallel_loops() -> None:
 
 def test_a_kernel_with_a_parallel_loop_deeper_launches_by_itself() -> None:
     def nested(buf: object) -> Stmt:
-        return loop(2, lambda _: increment(PARALLEL)(buf), name="twice")
+        both = seq([increment(PARALLEL)(buf), increment(PARALLEL)(buf)])
+        return S.For(T.Var("i", "int32"), 0, 1, SERIAL, both)
 
     odd = made(nested)
     assert [p.alone for _, p in parts_of(odd)] == [True]
@@ -114,6 +115,36 @@ def test_a_kernel_with_a_parallel_loop_deeper_launches_by_itself() -> None:
     kernels = {"odd": odd, "plain": made(increment(PARALLEL))}
     program(kernels, [KernelCall(n, (Place(0),)) for n in ("plain", "odd", "plain")], [array])()
     assert (array == 4).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_threads_meet_after_each_step(threads: int) -> None:
+    """Each step reads what all tasks of the one before wrote, from the other end."""
+
+    def body(buf: object) -> Stmt:
+        half = N // 2
+
+        def element(t: object, i: object) -> Stmt:
+            odd = T.truncmod(t, T.const(2, "int32"))
+            return S.BufferStore(
+                buf, buf[odd * half + (half - 1 - i)] + 1.0, [(1 - odd) * half + i]
+            )
+
+        return stepped(41, lambda t: loop(half, lambda i: element(t, i), PARALLEL, "p"))
+
+    kernel = made(body)
+    assert [(p.tasks, p.steps) for _, p in parts_of(kernel)] == [(N // 2, 41)]
+    array = aligned((N,), "float32")
+    kernels = {"steps": kernel, "plain": made(increment(PARALLEL))}
+    run = program(kernels, [KernelCall(n, (Place(0),)) for n in ("steps", "plain")], [array])
+    set_threads(threads)
+    try:
+        for _ in range(20):
+            array[...] = np.arange(N)
+            run()
+            np.testing.assert_array_equal(array[N // 2 :], np.arange(N // 2)[::-1] + 42)
+    finally:
+        set_threads(2)
 
 
 def test_definitions_before_a_parallel_loop_stay_with_it() -> None:

@@ -17,7 +17,7 @@ from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
 from torch_pruner.devices import bundle_device, device_for, torch_device_of
 from torch_pruner.dynamo import backend
-from torch_pruner.dynamo.capture import aot_metadata
+from torch_pruner.dynamo.capture import aot_metadata, recurrent_modules
 from torch_pruner.dynamo.explanation import Explanation, GraphExplanation, TaskExplanation
 from torch_pruner.dynamo.lower.bounds import flag_spec
 from torch_pruner.dynamo.lower.partition import Region, partition
@@ -272,6 +272,7 @@ def _run(
     With ``look``, graphs are shown to it and run in eager.
     """
 
+    @recurrent_modules.traced
     def compile_graph(
         gm: torch.fx.GraphModule, example_inputs: Sequence[RuntimeValue]
     ) -> DynamoCall:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch_pruner import log
 from torch_pruner.config import Config
 from torch_pruner.devices import forked_threads
+from torch_pruner.dynamo.capture import recurrent_modules
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
 from torch_pruner.dynamo.compilation import GraphCompilation
 from torch_pruner.dynamo.run import reports
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     Look = Callable[[fx.GraphModule, Sequence[RuntimeValue], str], None]
 
 
+@recurrent_modules.traced
 @raised_as_both
 def pruner(
     gm: fx.GraphModule,

@@ -45,6 +45,7 @@ NAMES = (
     "columns",
     "elementwise",
     "update",
+    "recurrence",
     "lane_per_row",
     "rows",
     "gpu_attention",

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
 
+_ANCHORS = {
+    OpKind.CONTRACT, OpKind.WINDOW, OpKind.REDUCE, OpKind.UPDATE, OpKind.RECURRENCE,
+}  # fmt: skip
+
+
 def is_attention(spec: Graph) -> bool:
     """Products with a reduction between them."""
     kinds = _kinds(spec)
@@ -82,13 +87,18 @@ def is_reduction(spec: Graph) -> bool:
 
 
 def is_elementwise(spec: Graph) -> bool:
-    """Neither products, nor windows, nor reductions, nor an update."""
-    return not _kinds(spec) & {OpKind.CONTRACT, OpKind.WINDOW, OpKind.REDUCE, OpKind.UPDATE}
+    """Neither products, nor windows, nor reductions, nor an update, nor a recurrence."""
+    return not _kinds(spec) & _ANCHORS
 
 
 def is_update(spec: Graph) -> bool:
     """Rows that replace those at positions of a value, whole or where it lies."""
     return OpKind.UPDATE in _kinds(spec)
+
+
+def is_recurrence(spec: Graph) -> bool:
+    """The steps of a recurrent layer."""
+    return OpKind.RECURRENCE in _kinds(spec)
 
 
 def ends_reduced(spec: Graph) -> bool:

@@ -32,6 +32,7 @@ from torch_pruner.graph.ops import (
     INJECTIVE,
     PARTIAL,
     PREPARED,
+    RECURRENCE,
     REDUCE,
     TERNARY,
     UNARY,
@@ -347,6 +348,15 @@ class _Prepared(Rule):
         return Padding(tuple(axis_of(p) for p in pairs))
 
 
+class _Recurrence(Rule):
+    """Sizes of recurrent layers do not vary: a kernel for each."""
+
+    def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
+        varies = [p for p in pairs if p[0] != p[1]]
+        _refuse([*varies, *(f for o in operands for f in o.padding.facts)], "steps that vary")
+        return Padding(tuple(axis_of(p) for p in pairs))
+
+
 def neutral(op: str, dtype: str) -> float:
     """What changes no reduction."""
     if op in ("sum", "prod", "any", "all"):
@@ -394,6 +404,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(WINDOW, _Window()),
     **dict.fromkeys(CONTRACT, _Convolution()),
     **dict.fromkeys(UPDATE, _Update()),
+    **dict.fromkeys(RECURRENCE, _Recurrence()),
     "matmul": _Matmul(),
     "matmul_grouped": _MatmulGrouped(),
     **dict.fromkeys(PREPARED, _Prepared()),

@@ -302,8 +302,24 @@ def constant_operand(graph: Graph, contraction: Contraction) -> tuple[int, Graph
 
     None if anything else reads that input.
     """
+    found = None if contraction.a == contraction.b else constant_behind(graph, contraction.b)
+    if found is None or contraction.form != "conv_phases":
+        return found
+    index, view = found
+    builder = GraphBuilder()
+    x = 0
+    for node in view.nodes:
+        x = builder.again(node, node.inputs)
+    return index, builder.finish([_by_phase(builder, x, contraction)])
+
+
+def constant_behind(graph: Graph, operand: int) -> tuple[int, Graph] | None:
+    """(input index, view graph) when ``operand`` is only views of one static input.
+
+    None if anything else reads that input.
+    """
     chain: list[int] = []
-    at = contraction.b
+    at = operand
     users = graph.users()
     while graph.nodes[at].kind is OpKind.VIEW and graph.nodes[at].op != "broadcast":
         if len(users[at]) != 1:
@@ -311,20 +327,13 @@ def constant_operand(graph: Graph, contraction: Contraction) -> tuple[int, Graph
         chain.append(at)
         at = graph.nodes[at].inputs[0]
     node = graph.nodes[at]
-    if (
-        node.op != "input"
-        or not node.attr("static")
-        or len(users[at]) != 1
-        or contraction.a == contraction.b
-    ):
+    if node.op != "input" or not node.attr("static") or len(users[at]) != 1:
         return None
     builder = GraphBuilder()
     x = builder.input(0, node.shape, node.dtype)
     for step in reversed(chain):
         view = graph.nodes[step]
         x = builder.again(view, (x,))
-    if contraction.form == "conv_phases":
-        x = _by_phase(builder, x, contraction)
     return node.attr("index"), builder.finish([x])
 
 

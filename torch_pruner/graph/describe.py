@@ -11,7 +11,18 @@ from torch_pruner.graph.contraction import contraction_at
 from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.ir import Graph, Node
+
+
+_ANCHORS = (
+    OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW, OpKind.UPDATE, OpKind.RECURRENCE,
+)  # fmt: skip
+
+
+def recurrence_flops(node: Node, weights: Node) -> int:
+    """Two per multiply-add of states and the weights of a recurrence."""
+    steps, rows = node.shape[:2]
+    return 2 * steps * rows * weights.numel
 
 
 def flops_of(spec: Graph) -> float:
@@ -20,6 +31,8 @@ def flops_of(spec: Graph) -> float:
     for i, node in enumerate(spec.nodes):
         if node.kind is OpKind.CONTRACT:
             total += contraction_at(spec, i).flops
+        elif node.kind is OpKind.RECURRENCE:
+            total += recurrence_flops(node, spec.nodes[node.inputs[1]])
         elif node.kind is OpKind.POINTWISE and node.dtype in FLOATS:
             total += node.numel
         elif node.kind is OpKind.REDUCE:
@@ -31,11 +44,7 @@ def flops_of(spec: Graph) -> float:
 
 def name_of(spec: Graph) -> str:
     """A name for people: the operators that characterise the kernel and its largest output."""
-    anchors = [
-        n.op
-        for n in spec.nodes
-        if n.kind in (OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW, OpKind.UPDATE)
-    ]
+    anchors = [n.op for n in spec.nodes if n.kind in _ANCHORS]
     rest = [
         n.op
         for n in spec.nodes

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Orders = Mapping[int, Order]
 
 _MAX_INLINE = 48  # operators of one expression before it is cut
+# What reads elements of its operands more than once.
+_REREADING = (OpKind.CONTRACT, OpKind.WINDOW, OpKind.RECURRENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ def fuse(
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.UPDATE:
             _add_group(state, Group({i}, (i,)))
+        elif node.kind is OpKind.RECURRENCE:
+            _add_group(state, _with_views(state, i))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.REDUCE and i not in state.group_of:
             _add_group(state, rows_group(state, i))
@@ -169,6 +173,19 @@ def _with_epilogue(state: State, anchor: int, *, views: bool) -> Group:
     return Group({anchor}, (anchor,))
 
 
+def _with_views(state: State, anchor: int) -> Group:
+    """The anchor and the views after it, if a view is all that is made of it and leaves the graph:
+    it is written as it leaves."""
+    end, members = anchor, {anchor}
+    while end not in state.graph.outputs and len(state.users[end]) == 1:
+        (user,) = state.users[end]
+        if state.node(user).op not in ("reshape", "permute"):
+            break
+        end = user
+        members.add(end)
+    return Group(members, (end,)) if end in state.graph.outputs else Group({anchor}, (anchor,))
+
+
 def _choose_buffers(state: State) -> None:
     """Decide which operators outside groups are computed once into a buffer; others are inlined."""
     size: dict[int, int] = {}
@@ -182,7 +199,7 @@ def _choose_buffers(state: State) -> None:
         if node.kind is OpKind.VIEW:
             continue
         read_by = _readers_of_value(state, i)
-        anchors = [r for r in read_by if state.node(r).kind in (OpKind.CONTRACT, OpKind.WINDOW)]
+        anchors = [r for r in read_by if state.node(r).kind in _REREADING]
         costly = heavy[i] or size[i] > 3 or node.kind is OpKind.INJECTIVE
         shared = len(read_by) > 1 and costly and not _meet(state, i, read_by)
         repeated = heavy[i] and any(_repeats(state, i, r) for r in read_by)

@@ -1,10 +1,11 @@
 """The operators of the graph IR: a closed table that importers target and emitters implement.
 
-Every operator is one of nine kinds. ``POINTWISE`` reads its operands at the output's own index;
+Every operator is one of ten kinds. ``POINTWISE`` reads its operands at the output's own index;
 ``VIEW`` reads one operand at a permuted or affine index; ``INJECTIVE`` reads at computed indices;
 ``REDUCE``, ``WINDOW`` and ``CONTRACT`` sum or select over axes that the output lacks; ``UPDATE``
-replaces a part of one operand; ``LEAF`` has no operand; ``PREPARED`` is never part of a kernel: it
-is computed ahead, of parameters.
+replaces a part of one operand; ``RECURRENCE`` goes along an axis, each step from the one before;
+``LEAF`` has no operand; ``PREPARED`` is never part of a kernel: it is computed ahead, of
+parameters.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class OpKind(StrEnum):
     CONTRACT = "contract"
     PREPARED = "prepared"
     UPDATE = "update"
+    RECURRENCE = "recurrence"
 
 
 # Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes) and perhaps
@@ -114,6 +116,16 @@ PREPARED = ("group_scales", "group_words", "byte_words", "torch_words", "plane",
 # accumulate: the same operands, attr dim: rows are added to x, in their order.
 UPDATE = ("update", "accumulate")
 
+# Recurrence: what a recurrent layer does step by step, after its input was multiplied. Operands
+#   are what inputs give each gate, (steps T, N, directions D, gates, H), biases included; weights
+#   (D, H, gates H); the state before the first step, (D, N, H); and another one. The result is the
+#   state after each step, (T, N, D, H). Attr reverse: for each direction 1 if it begins at the end.
+#   lstm: gates i, f, g, o; the fourth operand are the cells before the first step, and attr cells
+#     (0 or 1) says how many entries behind the last step have those after it
+#   gru: gates r, z, n; the fourth operand (D, H) is what r multiplies with the state's share of n
+#   rnn_tanh, rnn_relu: one gate, three operands
+RECURRENCE = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
 KINDS: dict[str, OpKind] = {
     **dict.fromkeys(LEAVES, OpKind.LEAF),
     **dict.fromkeys((*UNARY, *BINARY, *TERNARY, *PARTIAL), OpKind.POINTWISE),
@@ -124,6 +136,7 @@ KINDS: dict[str, OpKind] = {
     **dict.fromkeys(CONTRACT, OpKind.CONTRACT),
     **dict.fromkeys(PREPARED, OpKind.PREPARED),
     **dict.fromkeys(UPDATE, OpKind.UPDATE),
+    **dict.fromkeys(RECURRENCE, OpKind.RECURRENCE),
 }
 
 # Pointwise operators that cost more than a few instructions: not worth computing twice.

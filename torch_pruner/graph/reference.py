@@ -13,6 +13,7 @@ import numpy as np
 
 from torch_pruner.graph import _reference_contract as contract
 from torch_pruner.graph import _reference_pointwise as pointwise
+from torch_pruner.graph import _reference_recurrence as recurrence
 from torch_pruner.graph import nibbles
 from torch_pruner.graph.ir import Graph, Node, const_value
 from torch_pruner.graph.ops import OpKind
@@ -83,6 +84,8 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
             wide = [a.astype(dtype) if dtype.kind in "iu" else widen(a) for a in args]
             result = contract.contract(node, *wide)
             return pointwise.convert(result, dtype)
+        case OpKind.RECURRENCE:
+            return pointwise.convert(recurrence.states(node, *args), dtype)
         case OpKind.UPDATE:
             x, rows, *index = args
             updated = x.copy()

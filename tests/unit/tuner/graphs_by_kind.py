@@ -112,6 +112,29 @@ def update(*, in_place: bool = True) -> Graph:
     return b.finish([b.append("update", put, (2, 40, 24), "float32", dim=1, in_place=in_place)])
 
 
+def recurrence(
+    op: str = "lstm",
+    units: int = 20,
+    *,
+    rows: int = 4,
+    steps: int = 3,
+    directions: int = 2,
+    static: bool = True,
+) -> Graph:
+    """The steps of a recurrent layer, its last direction backwards."""
+    b, gates = GraphBuilder(), {"lstm": 4, "gru": 3}.get(op, 1)
+    given = b.input(0, (steps, rows, directions, gates, units), "float32")
+    weights = b.input(1, (directions, units, gates * units), "float32", static=static)
+    operands = [given, weights, b.input(2, (directions, rows, units), "float32")]
+    if gates > 1:
+        shape = (directions, rows, units) if op == "lstm" else (directions, units)
+        operands.append(b.input(3, shape, "float32"))
+    reverse = (0, 1)[-directions:]
+    more = {"cells": 1} if op == "lstm" else {}
+    shape = (steps + sum(more.values()), rows, directions, units)
+    return b.finish([b.append(op, operands, shape, "float32", reverse=reverse, **more)])
+
+
 def turned() -> Graph:
     """As in the gradient of a linear layer's weights."""
     b = GraphBuilder()

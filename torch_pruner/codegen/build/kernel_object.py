@@ -17,11 +17,16 @@ class Division:
     """How a part of a kernel is divided among threads.
 
     It does one of ``tasks`` tasks and takes its number as well; all of the work where that is None.
-    ``alone``: it launches threads by itself.
+    ``alone``: it launches threads by itself. ``steps``: it is done so many times, all tasks of a
+    step before those of the next, and takes the step's number as well.
     """
 
     tasks: int | None = None
     alone: bool = False
+    steps: int | None = None
+
+    def to_json(self) -> list[int | bool | None]:
+        return [self.tasks, self.alone, *(() if self.steps is None else (self.steps,))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class KernelObject:
 
     def to_bytes(self) -> bytes:
         """As a file; ``from_bytes`` is the inverse."""
-        head = json.dumps([[part.tasks, part.alone] for part in self.parts]).encode()
+        head = json.dumps([part.to_json() for part in self.parts]).encode()
         return b"".join((_MAGIC, _LENGTH.pack(len(head)), head, self.code))
 
     @staticmethod
@@ -47,9 +52,10 @@ class KernelObject:
 
 
 def divisions(listed: list[list[int | bool | None]]) -> tuple[Division, ...]:
-    """The parts of a kernel from what JSON has of them, pairs of tasks and ``alone``."""
+    """The parts of a kernel from what JSON has of them: tasks, ``alone`` and perhaps steps."""
     return tuple(
-        Division(None if tasks is None else int(tasks), bool(alone)) for tasks, alone in listed
+        Division(None if tasks is None else int(tasks), bool(alone), *(int(s or 0) for s in steps))
+        for tasks, alone, *steps in listed
     )
 
 

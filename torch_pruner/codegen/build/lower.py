@@ -19,7 +19,7 @@ from torch_pruner.codegen.build.kernel_object import Division, function_name
 from torch_pruner.codegen.build.link import make_room
 from torch_pruner.codegen.build.load import bound
 from torch_pruner.codegen.build.passes import PLAIN
-from torch_pruner.codegen.build.region import Step, parts_of, region
+from torch_pruner.codegen.build.region import Called, Step, parts_of, region
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.tir.builders import (
     Buffer,
@@ -176,15 +176,12 @@ def _steps(
     return steps
 
 
-def _called(
-    table: Buffer, call: KernelCall, function: Function
-) -> Callable[[Expr | None, Expr | None], Stmt]:
+def _called(table: Buffer, call: KernelCall, function: Function) -> Called:
     """The call of a part by a thread, whose number says which copies are its own."""
 
-    def statement(thread: Expr | None, number: Expr | None) -> Stmt:
+    def statement(thread: Expr | None, *numbers: Expr | None) -> Stmt:
         pointers = [_pointer(table, place, thread) for place in call.args]
-        given = pointers if number is None else [*pointers, number]
-        return S.Evaluate(function(given))
+        return S.Evaluate(function([*pointers, *(n for n in numbers if n is not None)]))
 
     return statement
 

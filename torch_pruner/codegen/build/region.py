@@ -4,7 +4,8 @@ A kernel is a sequence of parts: parallel loops, and what one thread does. Each 
 The parts of consecutive kernels run within one launch, with barriers in between; what follows one
 another on one thread needs none, nor do kernels of one phase (``graph/phases.py``). A launch and
 its join cost 4 to 5 us, a barrier less than 0.1. How many threads there are is known when the
-launch runs: each takes its share of every loop.
+launch runs: each takes its share of every loop. A serial loop around one parallel loop is a part
+with steps: the threads meet after each.
 """
 
 from __future__ import annotations
@@ -42,20 +43,25 @@ _LAUNCH, _BARRIER = "pragma_parallel_launch_point", "pragma_parallel_barrier_whe
 def parts_of(kernel: ScheduledKernel) -> list[tuple[PrimFunc, Division]]:
     """The parts of a kernel in order; a kernel that cannot be divided is one part, alone.
 
-    Each is a function of the kernel's pointers, and of a task's number, that returns a status.
+    Each is a function of the kernel's pointers, and of a task's number and a step's, that returns a
+    status.
     """
     pieces = _pieces(kernel.func.body, lambda body: body)
     if pieces is None:
         return [(_function(kernel, kernel.func.body), Division(alone=True))]
     return [
-        (_function(kernel, piece), Division())
-        if loop is None
-        else (_function(kernel, piece, loop.loop_var), Division(int(loop.extent)))
-        for piece, loop in pieces
+        (_function(kernel, piece, *(around.loop_var for around in loops)), _division(loops))
+        for piece, loops in pieces
     ]
 
 
-_Piece = tuple[Stmt, S.For | None]  # a body, and the parallel loop around it or None
+def _division(loops: Sequence[S.For]) -> Division:
+    tasks, steps = (int(loops[k].extent) if k < len(loops) else None for k in (0, 1))
+    return Division(tasks, steps=steps)
+
+
+# A body, and around it the parallel loop, if there is one, and the loop over its steps.
+_Piece = tuple[Stmt, tuple[S.For, ...]]
 
 
 def _pieces(body: Stmt, wrap: Callable[[Stmt], Stmt]) -> list[_Piece] | None:
@@ -66,16 +72,28 @@ def _pieces(body: Stmt, wrap: Callable[[Stmt], Stmt]) -> list[_Piece] | None:
     statements = list(body.seq) if isinstance(body, S.SeqStmt) else [body]
     for stmt in statements:
         if isinstance(stmt, S.For) and stmt.kind == PARALLEL:
-            found.append((wrap(stmt.body), stmt))
+            found.append((wrap(stmt.body), (stmt,)))
+        elif (steps := _steps(stmt)) is not None:
+            found.append((wrap(steps[0].body), steps))
         elif _parallel_inside(stmt):
             return None
         else:
-            found.append((wrap(stmt), None))
+            found.append((wrap(stmt), ()))
     defines = any(isinstance(s, (S.Bind, S.AllocBuffer, S.DeclBuffer)) for s in statements)
     if not defines:
         return found
-    parallel = any(loop is not None for _, loop in found)
-    return None if parallel else [(wrap(body), None)]
+    parallel = any(loops for _, loops in found)
+    return None if parallel else [(wrap(body), ())]
+
+
+def _steps(stmt: Stmt) -> tuple[S.For, S.For] | None:
+    """A parallel loop and the loop around it, where ``stmt`` is nothing but these."""
+    if not isinstance(stmt, S.For) or stmt.kind != SERIAL or str(stmt.loop_var.ty.dtype) != "int32":
+        return None
+    inner = stmt.body
+    if not isinstance(inner, S.For) or inner.kind != PARALLEL or _parallel_inside(inner.body):
+        return None
+    return inner, stmt
 
 
 def _again(around: S.AttrStmt, body: Stmt) -> Stmt:
@@ -97,19 +115,20 @@ def _parallel_inside(stmt: Stmt) -> bool:
     return tvm_ffi.structural_visit(stmt, [(S.For, visit)]) is not None
 
 
-def _function(kernel: ScheduledKernel, body: Stmt, number: Var | None = None) -> PrimFunc:
+def _function(kernel: ScheduledKernel, body: Stmt, *numbers: Var) -> PrimFunc:
     handles, binds = [], []
     for buf in kernel.func.params:
         var = pointer(f"{buf.name}_ptr", str(buf.dtype))
         handles.append(var)
         binds.append(S.DeclBuffer(buf, data=var))
     done = S.Return(T.const(0, "int32"))
-    params = handles if number is None else [*handles, number]
-    func = T.PrimFunc(params, S.SeqStmt([*binds, body, done]), ret_type=tvm.ir.PrimType("int32"))
+    func = T.PrimFunc(
+        [*handles, *numbers], S.SeqStmt([*binds, body, done]), ret_type=tvm.ir.PrimType("int32")
+    )
     return func.with_attr({"tirx.noalias": True})
 
 
-Called = Callable[[Expr | None, Expr | None], Stmt]  # of a thread's number and a task's
+Called = Callable[..., Stmt]  # of a thread's number, a task's, and a step's
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +167,8 @@ class _Round:
 
     def takes(self, step: Step) -> bool:
         """Whether nothing that the step waits for is made here by another thread."""
+        if step.part.steps is not None or any(s.part.steps is not None for s in self.steps):
+            return False
         if step.single and self.single:
             return True
         return step.joins and step.phase is not None and step.phase == self.phase
@@ -176,8 +197,14 @@ def region(steps: Sequence[Step], threads: int = 1) -> Stmt:
 def _launched(rounds: Sequence[_Round], threads: int) -> list[Stmt]:
     if all(r.single for r in rounds):
         return [step.call(None, None) for r in rounds for step in r.steps]
-    body = [_barrier(_round(r, threads)) for r in rounds[:-1]]
+    body = [_met(r, threads) for r in rounds[:-1]]
     return [_attribute(_LAUNCH, seq([*body, _round(rounds[-1], threads)]))]
+
+
+def _met(of: _Round, threads: int) -> Stmt:
+    """A round after which the threads meet."""
+    around = _round(of, threads)
+    return around if of.steps[0].part.steps is not None else _barrier(around)
 
 
 def _round(of: _Round, threads: int) -> Stmt:
@@ -187,6 +214,10 @@ def _round(of: _Round, threads: int) -> Stmt:
         first = T.EQ(var, T.const(0, "int32"))
         return S.For(var, 0, 2, PARALLEL, when(first, seq([s.call(None, None) for s in of.steps])))
     tasks = step.part.tasks
+    if tasks is not None and step.part.steps is not None:  # with a meeting after each
+        at = T.Var("t", "int32")
+        body = S.For(var, 0, tasks, PARALLEL, step.call(None, var, at))
+        return S.For(at, 0, step.part.steps, SERIAL, _barrier(body))
     if not more and not step.own and not step.everywhere and tasks is not None:
         return S.For(var, 0, tasks, PARALLEL, step.call(None, var))
     # As many iterations as threads were planned for: however many there are, what belongs to one

@@ -42,8 +42,8 @@ __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind",
     "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "Var", "as_pointer", "buffer", "imm",
     "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu", "pointer",
-    "prefetch", "seq", "simplified", "stack", "streaming", "tvm", "vector", "when", "widened",
-    "workspace",
+    "prefetch", "seq", "simplified", "stack", "stepped", "streaming", "tvm", "vector", "when",
+    "widened", "workspace",
 ]  # fmt: skip
 
 _index_dtype: ContextVar[str] = ContextVar("index_dtype", default="int32")
@@ -112,6 +112,12 @@ def loop(
         return S.For(task, 0, extent, kind, body(widened(task)))
     var = index_var(name)
     return S.For(var, imm(0), imm(extent) if isinstance(extent, int) else extent, kind, body(var))
+
+
+def stepped(extent: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """A loop around one parallel loop, ``body(step)``: threads meet after each of its steps."""
+    step = T.Var("step", "int32")
+    return S.For(step, 0, extent, SERIAL, body(widened(step)))
 
 
 def enclosed(body: Stmt) -> Stmt:

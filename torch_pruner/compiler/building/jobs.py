@@ -56,7 +56,7 @@ def entries_job(
         ]
         for entry, sequence in programs.items()
     }  # fmt: skip
-    parts = {name: [[part.tasks, part.alone] for part in of] for name, of in kernels.items()}
+    parts = {name: [part.to_json() for part in of] for name, of in kernels.items()}
     return {
         "cmd": "entries", "kernels": parts, "programs": calls, "slots": slots, "threads": threads,
         "target": target.to_json(), "path": str(path),
@@ -96,7 +96,7 @@ def _built(message: Message) -> list[list[int | bool | None]]:
     spec, candidate = Graph.from_json(message["spec"]), Candidate.from_json(message["candidate"])
     kernel = Scheduled(spec, candidate, message["past_caches"])
     parts = write_kernel(message["name"], kernel, target, path)
-    return [[part.tasks, part.alone] for part in parts]
+    return [part.to_json() for part in parts]
 
 
 def _calls(listed: list[list[Any]]) -> list[KernelCall]:

@@ -22,7 +22,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_pruner import devices
-from torch_pruner.dynamo.lower import serialization
+from torch_pruner.dynamo.lower import recurrent_ops, serialization
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,7 +130,7 @@ def _tensor(value: RuntimeValue, memory: set[int]) -> list[Json]:
 def _function(target: Target) -> str:
     """The name of one of torch's or Python's own functions."""
     if isinstance(target, torch._ops.OpOverload):
-        if target.namespace not in ("aten", "prims"):
+        if target.namespace not in ("aten", "prims", recurrent_ops.NAMESPACE):
             raise _NoTextError(str(target))
         return str(target)
     module, name = getattr(target, "__module__", None), getattr(target, "__name__", "")

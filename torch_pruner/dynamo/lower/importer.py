@@ -29,6 +29,7 @@ from torch_pruner.dynamo.lower.aten.registry import VARIES
 from torch_pruner.dynamo.lower.aten.value import DTYPE_NAMES, Number
 from torch_pruner.dynamo.lower.bounds import watched
 from torch_pruner.dynamo.lower.importable import check, output_fakes, used_outputs
+from torch_pruner.graph.describe import recurrence_flops
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import FLOATS, OpKind
 
@@ -309,6 +310,8 @@ def _flops(builder: GraphBuilder, nodes: Sequence[Node], results: Sequence[Value
     for node in nodes:
         if node.kind is OpKind.CONTRACT:
             total += contraction_flops(node, [builder.nodes[i] for i in node.inputs])
+        elif node.kind is OpKind.RECURRENCE:
+            total += recurrence_flops(node, builder.nodes[node.inputs[1]])
     return total + sum(v.builder.nodes[v.id].numel for v in results if v and v.dtype in FLOATS)
 
 

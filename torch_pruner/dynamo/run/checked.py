@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from torch_pruner import exc
+from torch_pruner.dynamo.lower import recurrent_ops
 from torch_pruner.dynamo.run.differences import Kept, differences, parts_for
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.log import logger
@@ -192,7 +193,7 @@ def _may_draw(op: Target) -> bool:
     """Whether an operator may use the random number generator; another thread may be using it."""
     if not isinstance(op, torch._ops.OpOverload):
         return isinstance(op, torch._ops.OperatorBase)
-    return op.namespace != "aten" or _draws(op)
+    return op.namespace not in ("aten", recurrent_ops.NAMESPACE) or _draws(op)
 
 
 def _draws(op: torch._ops.OpOverload) -> bool:

@@ -80,6 +80,7 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
     positive = set(_sources(spec, (n.inputs[0] for n in spec.nodes if n.op in _POSITIVE)))
     positive |= set(_sources(spec, (n.inputs[1] for n in spec.nodes if n.op == "div")))
     counts = counted(spec)
+    shares = _shares(spec)
     words = {n.inputs[1] for n in spec.nodes if n.op == "matmul_grouped"}
     arrays = []
     for position in spec.inputs:
@@ -90,6 +91,7 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
             value = rng.standard_normal(node.shape, dtype=np.float32)
             if position in positive:
                 value = np.abs(value) + np.float32(0.1)
+            value *= np.float32(shares.get(position, 1.0))
         elif position in counts:
             value = np.full(node.shape, counts[position])
         elif position in words:
@@ -100,6 +102,17 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
             np.ascontiguousarray(value, dtype=numpy_dtype(node.dtype)).reshape(node.shape)
         )
     return arrays
+
+
+def _shares(spec: Graph) -> dict[int, float]:
+    """By input that holds weights of a recurrence what they are multiplied by: so small that states
+    forget where they began, else differences of rounding would grow from step to step."""
+    weights = [n.inputs[1] for n in spec.nodes if n.kind is OpKind.RECURRENCE]
+    return {
+        source: 0.5 / math.sqrt(spec.nodes[w].shape[1])
+        for w in weights
+        for source in _sources(spec, (w,))
+    }
 
 
 def counted(spec: Graph) -> dict[int, int]:
@@ -170,6 +183,8 @@ def _terms(spec: Graph, node: Node) -> int:
         weight = spec.nodes[node.inputs[1]].shape
         channels = weight[1] if node.op == "conv" else weight[0]
         return channels * math.prod(weight[2:])
+    if node.kind is OpKind.RECURRENCE:
+        return spec.nodes[node.inputs[1]].shape[1]
     if node.op in ("sum", "prod"):
         return max(1, spec.nodes[node.inputs[0]].numel // max(1, node.numel))
     if node.op == "window_sum":

@@ -14,6 +14,7 @@ from torch_pruner.dynamo.lower.aten import (
     pooling,
     pooling_gradients,
     quantized,
+    recurrent,
     reductions,
     resampling,
     views,
@@ -25,6 +26,6 @@ from torch_pruner.dynamo.lower.aten.value import Value
 __all__ = [
     "TABLE", "OpCall", "Rejection", "RejectionKind", "Unsupported", "Value", "activations",
     "attention", "contractions", "creation", "dtype_name", "indexing", "losses",
-    "normalization", "pointwise", "pooling", "pooling_gradients", "quantized", "reductions",
-    "resampling", "views",
+    "normalization", "pointwise", "pooling", "pooling_gradients", "quantized", "recurrent",
+    "reductions", "resampling", "views",
 ]  # fmt: skip

@@ -1,0 +1,381 @@
+"""Emits recurrences: for each step products of few rows with panels of weights, and the gates.
+
+A panel holds some units of every gate, so that what a tile sums becomes states at once. The state
+lies twice in scratch, before and after a step: tasks of a step read the one and write the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.tir.builders import (
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    Stmt,
+    T,
+    buffer,
+    loop,
+    seq,
+    stack,
+    stepped,
+    when,
+)
+from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
+from torch_pruner.codegen.tir.scalar import apply
+from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.recurrence.form import (
+    Recurrence,
+    constant_weights,
+    panels,
+    recurrence_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.families.recurrence.form import RecurrenceDecisions
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.signature import Signature
+
+
+@dataclass(slots=True)
+class Nest:
+    """What the parts of one emission share."""
+
+    spec: Graph
+    found: Recurrence
+    chosen: RecurrenceDecisions[int]
+    reader: Reader
+    out: Buffer
+    state: Buffer  # [before or after][direction][row][unit]
+    cells: Buffer | None  # [direction][row][unit]
+    weights: Buffer  # [direction][panel][k][gate][unit]
+    path: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        return self.found.node.dtype
+
+    @property
+    def vl(self) -> int:
+        return self.chosen.vl
+
+    @property
+    def width(self) -> int:
+        """Units of a panel."""
+        return self.chosen.vl * self.chosen.nv
+
+    @property
+    def panels(self) -> int:
+        return panels(self.found, self.chosen)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a task."""
+        return self.found.rows // self.chosen.rows
+
+    def kept(self, d: Expr, row: Expr, unit: Expr) -> Expr:
+        """Where a unit lies in cells, and in each of the two states."""
+        return linear((d, row, unit), (self.found.directions, self.found.rows, self.found.units))
+
+    def before(self, t: Expr) -> Expr:
+        """Where the states before a step begin: those before even steps come first."""
+        return T.truncmod(t, imm(2)) * (self.found.directions * self.found.rows * self.found.units)
+
+    def after(self, t: Expr) -> Expr:
+        """Where the states after a step begin."""
+        return self.before(t + 1)
+
+    def stored(self, place: Expr, d: Expr, row: Expr, unit: Expr, value: Expr) -> Stmt:
+        """The state at a place of the result."""
+        index = along(self.spec, self.path, (place, row, d, unit))
+        return store(self.out, linear(index, self.spec.nodes[self.spec.outputs[0]].shape), value)
+
+
+def emit(spec: Graph, decisions: RecurrenceDecisions[int], signature: Signature) -> Emitted:
+    """TIR for a recurrence."""
+    inputs, (out,), scratch = parameters(signature)
+    found = recurrence_of(spec)
+    constant = constant_weights(spec, found)
+    nest = Nest(
+        spec=spec,
+        found=found,
+        chosen=decisions,
+        reader=Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
+        out=out,
+        state=scratch[0],
+        cells=scratch[1] if found.has_cells else None,
+        weights=scratch[-1] if constant is None else inputs[constant[0]],
+        path=output_path(spec, found.at),
+    )
+    packed = _packed(nest) if constant is None else None
+    return Emitted(seq([packed, *_tasks(nest)]), inputs, [out], scratch)
+
+
+def _tasks(nest: Nest) -> list[Stmt]:
+    """All steps by each task, or a step by all tasks after another."""
+    found, chosen = nest.found, nest.chosen
+    kind = PARALLEL if chosen.spread else SERIAL
+    shape = (found.directions, chosen.rows)
+
+    def begun(p: Expr) -> Stmt:
+        d, chunk = unlinear(p, shape)
+        return _before(nest, d, chunk * nest.rows)
+
+    if chosen.units == 1:
+
+        def task(p: Expr) -> Stmt:
+            d, chunk = unlinear(p, shape)
+            steps = loop(
+                found.steps, lambda t: _step(nest, t, d, chunk * nest.rows, imm(0)), name="t"
+            )
+            return seq([begun(p), steps])
+
+        return [loop(found.directions * chosen.rows, task, kind, "p")]
+
+    def part(t: Expr, p: Expr) -> Stmt:
+        d, chunk, unit = unlinear(p, (*shape, chosen.units))
+        return _step(nest, t, d, chunk * nest.rows, unit)
+
+    count = found.directions * chosen.rows
+    each = stepped(
+        found.steps, lambda t: loop(count * chosen.units, lambda p: part(t, p), PARALLEL, "p")
+    )
+    return [loop(count, begun, PARALLEL, "p"), each]
+
+
+def _packed(nest: Nest) -> Stmt:
+    """Weights that are no constants as panels; behind the last unit it is repeated."""
+    found, width = nest.found, nest.width
+    kind = PARALLEL if nest.chosen.spread else SERIAL
+
+    def panel(p: Expr) -> Stmt:
+        d, number = unlinear(p, (found.directions, nest.panels))
+
+        def gate(k: Expr, g: Expr) -> Stmt:
+            at = ((p * found.units + k) * found.gates + g) * width
+
+            def unit(e: Expr) -> Stmt:
+                column = g * found.units + T.min(number * width + e, imm(found.units - 1))
+                value = nest.reader.at(found.weights, (d, k, column))
+                return store(nest.weights, at + e, value)
+
+            return loop(width, lambda e: nest.reader.scope(lambda: [unit(e)]), name="e")
+
+        gates = lambda k: loop(found.gates, lambda g: gate(k, g), name="g")  # noqa: E731
+        return loop(found.units, gates, name="k")
+
+    return loop(found.directions * nest.panels, panel, kind, "p")
+
+
+def _before(nest: Nest, d: Expr, first: Expr) -> Stmt:
+    """States, and cells, before the first step."""
+    found = nest.found
+
+    def unit(row: Expr, unit: Expr) -> Stmt:
+        def stores() -> list[Stmt]:
+            at, index = nest.kept(d, row, unit), (d, row, unit)
+            made = [store(nest.state, at, nest.reader.at(found.state, index))]
+            if nest.cells is not None:
+                made.append(store(nest.cells, at, nest.reader.at(found.other, index)))
+            return made
+
+        return nest.reader.scope(stores)
+
+    def row(r: Expr) -> Stmt:
+        return loop(found.units, lambda j: unit(first + r, j), name="j")
+
+    return loop(nest.rows, row, name="r")
+
+
+def _step(nest: Nest, t: Expr, d: Expr, first: Expr, chunk: Expr) -> Stmt:
+    """A step of some rows and of the panels of a chunk."""
+    count, chunks = nest.panels, nest.chosen.units
+    each = -(-count // chunks)
+    whole, rest = divmod(nest.found.units, nest.width)
+
+    def panel(i: Expr) -> Stmt:
+        p = chunk * each + i
+        full = _rows(nest, t, d, first, (p, nest.width)) if whole else None
+        if not rest:
+            body = full
+        else:
+            last = _rows(nest, t, d, first, (imm(whole), rest))
+            last = when(T.EQ(p, imm(whole)), last)
+            body = last if full is None else when(p < imm(whole), full, last)
+        assert body is not None
+        return when(p < imm(count), body) if count % chunks and not rest else body
+
+    return loop(each, panel, name="panel")
+
+
+def _rows(nest: Nest, t: Expr, d: Expr, first: Expr, panel: tuple[Expr, int]) -> Stmt:
+    """Tiles of all rows of a task with a panel, of which so many units count."""
+    whole, rest = divmod(nest.rows, nest.chosen.tm)
+    parts = []
+    if whole:
+        tm = nest.chosen.tm
+        parts.append(
+            loop(whole, lambda i: _tile(nest, t, d, (first + i * tm, tm), panel), name="tile")
+        )
+    if rest:
+        start = first + whole * nest.chosen.tm
+        parts.append(_tile(nest, t, d, (start, rest), panel))
+    return seq(parts)
+
+
+def _tile(nest: Nest, t: Expr, d: Expr, rows: tuple[Expr, int], panel: tuple[Expr, int]) -> Stmt:
+    """States of some rows and of the units of a panel after a step."""
+    found, nv, vl = nest.found, nest.chosen.nv, nest.vl
+    (row, many), (number, units) = rows, panel
+    vectors = found.gates * nv
+    acc = buffer(many * vectors * vl, nest.dtype, "acc", scope="local")
+    before = nest.before(t)
+
+    def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+        """``body(i, j, v)`` for rows, vectors and lanes: a vector of weights is loaded once."""
+
+        def vector(j: Expr, i: Expr) -> Stmt:
+            return loop(vl, lambda v: body(i, j, v), VECTORIZED, "v")
+
+        return loop(
+            vectors, lambda j: loop(many, lambda i: vector(j, i), UNROLLED, "i"), UNROLLED, "j"
+        )
+
+    def clear(i: Expr, j: Expr, v: Expr) -> Stmt:
+        return store(acc, (i * vectors + j) * vl + v, T.const(0, nest.dtype))
+
+    def position(k: Expr) -> Stmt:
+        base = ((d * nest.panels + number) * found.units + k) * (vectors * vl)
+
+        def update(i: Expr, j: Expr, v: Expr) -> Stmt:
+            state = nest.state[before + nest.kept(d, row + i, k)]
+            to = (i * vectors + j) * vl + v
+            return store(acc, to, acc[to] + state * nest.weights[base + j * vl + v])
+
+        return each(update)
+
+    ku = nest.chosen.ku
+    whole, rest = divmod(found.units, ku)
+    parts: list[Stmt] = [stack(acc), each(clear)]
+    if whole:
+        parts.append(
+            loop(whole, lambda o: loop(ku, lambda e: position(o * ku + e), UNROLLED, "e"), name="k")
+        )
+    parts += [position(imm(whole * ku + e)) for e in range(rest)]
+
+    def ends(i: Expr) -> Stmt:
+        pieces = _pieces(units, vl)
+        return seq([_states(nest, t, d, row + i, (number, i, acc), piece) for piece in pieces])
+
+    return seq([*parts, loop(many, ends, UNROLLED, "i")])
+
+
+def _pieces(units: int, vl: int) -> list[tuple[int, int]]:
+    """(first, lanes) of vectors for so many units: whole ones and then powers of two."""
+    pieces, first = [], 0
+    while first < units:
+        lanes = vl
+        while lanes > units - first:
+            lanes //= 2
+        pieces.append((first, lanes))
+        first += lanes
+    return pieces
+
+
+def _states(
+    nest: Nest,
+    t: Expr,
+    d: Expr,
+    row: Expr,
+    sums: tuple[Expr, Expr, Buffer],
+    piece: tuple[int, int],
+) -> Stmt:
+    """States of some units of a row, of what was summed for them."""
+    found = nest.found
+    (panel, i, acc), (begin, lanes) = sums, piece
+    unit = panel * nest.width + begin
+    place = _place(found, t, d)
+    after = nest.after(t)
+
+    def summed(g: int, v: Expr) -> Expr:
+        return (i * found.gates + g) * nest.width + begin + v
+
+    def given(g: int, v: Expr) -> Expr:
+        return nest.reader.at(found.given, (place, row, d, imm(g), unit + v))
+
+    def of(op: str, *args: Expr) -> Expr:
+        return apply(op, list(args), nest.dtype)
+
+    def over(body: Callable[[Expr], list[Stmt]]) -> Stmt:
+        return loop(lanes, lambda v: nest.reader.scope(lambda: body(v)), VECTORIZED, "v")
+
+    def gate(g: int, op: str) -> Stmt:
+        return over(lambda v: [store(acc, summed(g, v), of(op, acc[summed(g, v)] + given(g, v)))])
+
+    def finished(v: Expr, value: Expr) -> list[Stmt]:
+        kept = store(nest.state, after + nest.kept(d, row, unit + v), value)
+        return [kept, nest.stored(place, d, row, unit + v, value)]
+
+    if found.op in ("rnn_tanh", "rnn_relu"):
+        op = found.op.removeprefix("rnn_")
+        return seq([gate(0, op), over(lambda v: finished(v, acc[summed(0, v)]))])
+
+    if found.op == "gru":
+
+        def new(v: Expr) -> list[Stmt]:
+            share = acc[summed(2, v)] + nest.reader.at(found.other, (d, unit + v))
+            value = of("tanh", given(2, v) + acc[summed(0, v)] * share)
+            return [store(acc, summed(2, v), value)]
+
+        def mixed(v: Expr) -> list[Stmt]:
+            old = nest.state[nest.before(t) + nest.kept(d, row, unit + v)]
+            made = acc[summed(2, v)]
+            return finished(v, made + acc[summed(1, v)] * (old - made))
+
+        return seq([gate(0, "sigmoid"), gate(1, "sigmoid"), over(new), over(mixed)])
+
+    assert nest.cells is not None
+    cells = nest.cells
+
+    def cell(v: Expr) -> list[Stmt]:
+        at = nest.kept(d, row, unit + v)
+        value = acc[summed(1, v)] * cells[at] + acc[summed(0, v)] * acc[summed(2, v)]
+        return [store(cells, at, value)]
+
+    def state(v: Expr) -> list[Stmt]:
+        value = acc[summed(3, v)] * of("tanh", cells[nest.kept(d, row, unit + v)])
+        return finished(v, value)
+
+    parts = [
+        *(gate(g, op) for g, op in enumerate(("sigmoid", "sigmoid", "tanh", "sigmoid"))),
+        over(cell),
+        over(state),
+    ]
+    if found.keeps_cells:
+
+        def last(v: Expr) -> list[Stmt]:
+            value = cells[nest.kept(d, row, unit + v)]
+            return [nest.stored(imm(found.steps), d, row, unit + v, value)]
+
+        parts.append(when(T.EQ(t, imm(found.steps - 1)), over(last)))
+    return seq(parts)
+
+
+def _place(found: Recurrence, t: Expr, d: Expr) -> Expr:
+    """Which entry of the sequence a step of a direction takes."""
+    backwards = found.steps - 1 - t
+    reverse: Index | tuple[int, ...] = found.node.attr("reverse")
+    if reverse == (0,):
+        return t
+    if reverse == (1,):
+        return backwards
+    assert reverse == (0, 1)
+    return t + d * (backwards - t)
