@@ -11,19 +11,26 @@ CONSTRAINTS := torch_pruner/constraints.txt
 # One more than there are cores: tests wait for the processes that they start.
 WORKERS := $(shell $(BASE_PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) + 1))')
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint style clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
 	$(PYTHON) -m benchmarks.demo
 
-test: lint
-	$(PYTHON) -m pytest --numprocesses $(WORKERS)
+# mypy, which has one thread, runs beside the tests; either may fail. The package is compiled first:
+# where PYTHONDONTWRITEBYTECODE is set, each of the tests' processes would do that for itself.
+test: style
+	$(PYTHON) -m compileall -q torch_pruner
+	@$(PYTHON) -m mypy & types=$$!; \
+	$(PYTHON) -m pytest --numprocesses $(WORKERS); tests=$$?; \
+	wait $$types && exit $$tests
 
-lint: $(STAMP)
+lint: style
+	$(PYTHON) -m mypy
+
+style: $(STAMP)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
 
 # torch first and alone: with the pin in place, nothing that follows can choose another build of it.
 $(STAMP): setup.py pyproject.toml $(CONSTRAINTS)

@@ -328,6 +328,7 @@ def test_a_forked_child_compiles_for_itself(tmp_path):
     assert done.stdout == "done\n"
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("after_s", [0.0, 1.0])
 def test_an_interpreter_that_ends_in_the_middle(tmp_path, after_s):
     begin = time.monotonic()

@@ -63,7 +63,10 @@ def test_a_convolution_is_searched_with_its_epilogue_and_its_weights_are_packed(
     assert odd.status is MeasureStatus.BUILD_ERROR
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int32"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", *(pytest.param(d, marks=pytest.mark.rotated(3)) for d in ("float64", "int32"))],
+)
 def test_arithmetic_without_a_plain_form_is_searched_too(dtype) -> None:
     from torch_pruner.tuner import make_cost_model, make_strategy
 
