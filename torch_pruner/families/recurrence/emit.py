@@ -7,7 +7,7 @@ lies twice in scratch, before and after a step: tasks of a step read the one and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
@@ -22,6 +22,7 @@ from torch_pruner.codegen.tir.builders import (
     T,
     buffer,
     loop,
+    prefetch,
     seq,
     stack,
     stepped,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from torch_pruner.families.recurrence.form import RecurrenceDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
+
+
+_LINE = 16  # floats
 
 
 @dataclass(slots=True)
@@ -203,11 +207,12 @@ def _step(nest: Nest, t: Expr, d: Expr, first: Expr, chunk: Expr) -> Stmt:
 
     def panel(i: Expr) -> Stmt:
         p = chunk * each + i
-        full = _rows(nest, t, d, first, (p, nest.width)) if whole else None
+        following = T.Select(T.EQ(i, imm(each - 1)), chunk * each, p + 1)
+        full = _rows(nest, t, d, first, _Panel(p, nest.width, following)) if whole else None
         if not rest:
             body = full
         else:
-            last = _rows(nest, t, d, first, (imm(whole), rest))
+            last = _rows(nest, t, d, first, _Panel(imm(whole), rest, chunk * each))
             last = when(T.EQ(p, imm(whole)), last)
             body = last if full is None else when(p < imm(whole), full, last)
         assert body is not None
@@ -216,25 +221,60 @@ def _step(nest: Nest, t: Expr, d: Expr, first: Expr, chunk: Expr) -> Stmt:
     return loop(each, panel, name="panel")
 
 
-def _rows(nest: Nest, t: Expr, d: Expr, first: Expr, panel: tuple[Expr, int]) -> Stmt:
-    """Tiles of all rows of a task with a panel, of which so many units count."""
-    whole, rest = divmod(nest.rows, nest.chosen.tm)
-    parts = []
-    if whole:
-        tm = nest.chosen.tm
-        parts.append(
-            loop(whole, lambda i: _tile(nest, t, d, (first + i * tm, tm), panel), name="tile")
-        )
+class _Panel(NamedTuple):
+    """A panel of a direction, how many of its units there are, and which comes next."""
+
+    number: Expr
+    units: int
+    following: Expr
+
+
+class _Rows(NamedTuple):
+    """The rows of a tile, and which of all tiles that pass by a panel it is."""
+
+    first: Expr
+    many: int
+    turn: Expr
+    turns: int
+
+
+def _rows(nest: Nest, t: Expr, d: Expr, first: Expr, panel: _Panel) -> Stmt:
+    """Tiles of all rows of a task with a panel."""
+    tm = nest.chosen.tm
+    whole, rest = divmod(nest.rows, tm)
+    turns = whole + bool(rest)
+
+    def tile(i: Expr) -> Stmt:
+        return _tile(nest, t, d, _Rows(first + i * tm, tm, i, turns), panel)
+
+    parts = [loop(whole, tile, name="tile")] if whole else []
     if rest:
-        start = first + whole * nest.chosen.tm
-        parts.append(_tile(nest, t, d, (start, rest), panel))
+        last = _Rows(first + whole * tm, rest, imm(whole), turns)
+        parts.append(_tile(nest, t, d, last, panel))
     return seq(parts)
 
 
-def _tile(nest: Nest, t: Expr, d: Expr, rows: tuple[Expr, int], panel: tuple[Expr, int]) -> Stmt:
+def _fetched(
+    nest: Nest, d: Expr, rows: _Rows, panel: _Panel, block: Expr, count: int
+) -> list[Stmt]:
+    """Fetches a share of the lines of ``count`` positions, all of which the turns fetch.
+
+    They are those of the next panel.
+    """
+    found = nest.found
+    each = found.gates * nest.width
+    size = count * each
+    begin = (d * nest.panels + panel.following) * (found.units * each)
+    lines = -(-size // _LINE)
+    share = -(-lines // rows.turns)
+    at = begin + block * size + rows.turn * (share * _LINE)
+    return [prefetch(nest.weights, at + e * _LINE) for e in range(share)]
+
+
+def _tile(nest: Nest, t: Expr, d: Expr, rows: _Rows, panel: _Panel) -> Stmt:
     """States of some rows and of the units of a panel after a step."""
     found, nv, vl = nest.found, nest.chosen.nv, nest.vl
-    (row, many), (number, units) = rows, panel
+    row, many, number = rows.first, rows.many, panel.number
     vectors = found.gates * nv
     acc = buffer(many * vectors * vl, nest.dtype, "acc", scope="local")
     before = nest.before(t)
@@ -265,14 +305,17 @@ def _tile(nest: Nest, t: Expr, d: Expr, rows: tuple[Expr, int], panel: tuple[Exp
     ku = nest.chosen.ku
     whole, rest = divmod(found.units, ku)
     parts: list[Stmt] = [stack(acc), each(clear)]
+
+    def block(o: Expr) -> Stmt:
+        fetches = _fetched(nest, d, rows, panel, o, ku) if nest.chosen.ahead else []
+        return seq([*fetches, loop(ku, lambda e: position(o * ku + e), UNROLLED, "e")])
+
     if whole:
-        parts.append(
-            loop(whole, lambda o: loop(ku, lambda e: position(o * ku + e), UNROLLED, "e"), name="k")
-        )
+        parts.append(loop(whole, block, name="k"))
     parts += [position(imm(whole * ku + e)) for e in range(rest)]
 
     def ends(i: Expr) -> Stmt:
-        pieces = _pieces(units, vl)
+        pieces = _pieces(panel.units, vl)
         return seq([_states(nest, t, d, row + i, (number, i, acc), piece) for piece in pieces])
 
     return seq([*parts, loop(many, ends, UNROLLED, "i")])

@@ -29,6 +29,7 @@ class RecurrenceDecisions(NamedTuple, Generic[N]):
     nv: N  # vectors of units of a panel, for every gate
     tm: N  # rows of a register tile
     ku: N  # unrolled positions of the state
+    ahead: N  # 1: weights of the next panel are fetched while tiles pass by this one
     rows: N  # chunks of the rows
     units: N  # chunks of the units, in panels
     spread: N  # 1: tasks on several threads; 0: one after another on one

@@ -22,6 +22,7 @@ _PER_THREAD = (1, 2, 4)
 # Vectors' worth of instructions behind the sums of a vector of units.
 _GATE_CYCLES = {"lstm": 5 * machine.EXPENSIVE_CYCLES, "gru": 3 * machine.EXPENSIVE_CYCLES}
 _BESIDES = 12.0  # cycles of a tile beside its sums
+_FETCHED = 200.0  # cycles of a panel that fetching the next one takes
 
 
 class RecurrenceSketch(Sketch[RecurrenceDecisions[Array]]):
@@ -49,6 +50,7 @@ class RecurrenceSketch(Sketch[RecurrenceDecisions[Array]]):
             [n for n in _VECTORS if n <= vectors],
             [n for n in _ROWS if n <= found.rows],
             [n for n in _UNROLLED if n <= found.units],
+            [0, 1],
             rows if threads > 1 else [1],
             sorted({1, *many}) if threads > 1 else [1],
             [0, 1] if threads > 1 else [0],
@@ -62,6 +64,7 @@ class RecurrenceSketch(Sketch[RecurrenceDecisions[Array]]):
         result: Mask = np.where(c.spread == 1, tasks > 1, (c.rows == 1) & (c.units == 1))
         result &= registers <= self.task.target.vector_registers
         result &= (c.units <= np.ceil(found.units / (c.vl * c.nv))) & (c.tm <= found.rows / c.rows)
+        result &= (c.ahead == 0) | (c.tm < found.rows / c.rows)
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -82,7 +85,12 @@ class RecurrenceSketch(Sketch[RecurrenceDecisions[Array]]):
         streamed = bytes_of_panel * panels * np.where(c.units > 1, rounds, 1.0)
         read = bytes_of_panel / machine.bytes_per_cycle(streamed, target)
         near = bytes_of_panel / machine.bytes_per_cycle(bytes_of_panel, target)
-        cycles = np.maximum(summed, read) + (tiles - 1) * np.maximum(summed, near)
+        each = np.maximum(summed, near)
+        cycles = np.where(
+            c.ahead == 1,
+            np.maximum(tiles * each + _FETCHED, read),
+            np.maximum(summed, read) + (tiles - 1) * each,
+        )
         step_s = panels * cycles / target.frequency_hz
         meeting = np.where(c.units > 1, machine.BARRIER_S, 0.0)
         begun = np.where(c.spread == 1, machine.LAUNCH_S, 0.0)
