@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.families.contraction import emit as contraction
 from torch_pruner.families.contraction.form import ContractionDecisions
@@ -241,3 +242,47 @@ def test_long_sums_keep_their_digits(
         monkeypatch.setattr(contraction, "_LONG", long)
         errors.append(K.error(K.run(spec, "contraction", TILE | changes)[0], expected))
     assert errors[1] < 0.75 * errors[0]
+
+
+def _resized(width: int) -> Graph:
+    """Rows of a table between two others, at positions that are computed of floats."""
+    b = GraphBuilder()
+    x, near = b.input(0, (9, width), "float32"), b.input(1, (14,), "float32")
+    at = b.pointwise("maximum", near, b.const(0.0, "float32"))
+    at = b.pointwise("minimum", b.pointwise("mul", at, at), b.const(8.0, "float32"))
+    first = b.append("cast", (at,), (14,), "int64")
+    last = b.pointwise(
+        "minimum", b.pointwise("add", first, b.const(1, "int64")), b.const(8, "int64")
+    )
+    part = b.pointwise("sub", at, b.append("cast", (first,), (14,), "float32"))
+    low, high = (b.append("take", (x, i), (14, width), "float32", dim=0) for i in (first, last))
+    wide = b.broadcast(b.reshape(part, (14, 1)), (14, width))
+    step = b.pointwise("mul", b.pointwise("sub", high, low), wide)
+    return b.finish([b.pointwise("add", low, step)])
+
+
+@pytest.mark.parametrize("width", [32, 45])
+def test_what_a_line_has_in_common_is_computed_before_it(width: int) -> None:
+    decisions = {"chunk": 2, "par": 1, "vl": 8}
+    text = schedule(_resized(width), "elementwise", decisions).func.script(show_meta=False)
+    before, along = text.split("for o in", 1)
+    assert "int64" in before
+    assert "int64" not in along
+    outputs, expected, _ = K.run(_resized(width), "elementwise", decisions)
+    assert K.error(outputs, expected) < 1e-6
+
+
+def test_an_index_that_views_joined_is_taken_apart_without_divisions() -> None:
+    """Heads become columns behind a product, and what is added there is one of heads again."""
+    b = GraphBuilder()
+    left, right = b.input(0, (3, 8, 16), "float32"), b.input(1, (3, 16, 24), "float32")
+    heads = b.append("matmul", (left, right), (3, 8, 24), "float32")
+    joined = b.reshape(b.permute(heads, (1, 0, 2)), (8, 72))
+    other = b.permute(b.input(2, (3, 8, 24), "float32"), (1, 0, 2))
+    spec = b.finish([b.pointwise("add", joined, b.reshape(other, (8, 72)))])
+    decisions = {**TILE, "vl": 8, "tm": 4, "nv": 3, "pack": 0}
+    text = schedule(spec, "contraction", decisions).func.script(show_meta=False)
+    (read,) = {r for r in re.findall(r"in2\[[^]]*\]", text) if "v" in r}
+    assert "//" not in read.split("v")[0].rsplit("*", 1)[-1]
+    outputs, expected, _ = K.run(spec, "contraction", decisions)
+    assert K.error(outputs, expected) < 1e-5

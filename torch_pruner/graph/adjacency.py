@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
-from torch_pruner.graph.strided import strided
+from torch_pruner.graph.strided import matrix_strides, strided
 
 if TYPE_CHECKING:
     from torch_pruner.graph.contraction import Contraction
@@ -20,10 +20,11 @@ def columns_adjacent(graph: Graph, con: Contraction) -> bool:
     axis = {"matmul": -1, "conv": 0}.get(con.form)
     if axis is None:
         return False
+    if con.form == "matmul":
+        strides = matrix_strides(graph, con.b)
+        return graph.nodes[con.b].kind is not OpKind.VIEW if strides is None else strides[1] == 1
     place = strided(graph, con.b)
-    if place is None:
-        return con.form == "matmul" and graph.nodes[con.b].kind is not OpKind.VIEW
-    return place.strides[axis] == 1
+    return place is not None and place.strides[axis] == 1
 
 
 def rows_adjacent(graph: Graph, con: Contraction) -> bool:
@@ -32,16 +33,17 @@ def rows_adjacent(graph: Graph, con: Contraction) -> bool:
     A view that no strides describe is taken to be turned as a whole, as one with two axes in each
     of its own is.
     """
-    node, place = graph.nodes[con.a], strided(graph, con.a)
+    node = graph.nodes[con.a]
     if con.form != "matmul" or node.kind is not OpKind.VIEW:
         return False
-    return place is None or (place.strides[-1] > 1 and place.strides[-2] == 1)
+    strides = matrix_strides(graph, con.a)
+    return strides is None or (strides[1] > 1 and strides[0] == 1)
 
 
 def reduction_stride(graph: Graph, con: Contraction) -> int:
     """Bytes between positions of a matmul's reduction in the first operand; 0: unknown."""
-    place = strided(graph, con.a) if con.form == "matmul" else None
-    return place.strides[-1] * ITEMSIZE[graph.nodes[con.a].dtype] if place else 0
+    strides = matrix_strides(graph, con.a) if con.form == "matmul" else None
+    return strides[1] * ITEMSIZE[graph.nodes[con.a].dtype] if strides else 0
 
 
 def columns_apart(spec: Graph, con: Contraction) -> bool:
@@ -51,8 +53,8 @@ def columns_apart(spec: Graph, con: Contraction) -> bool:
     """
     if con.form != "matmul":
         return False
-    place = strided(spec, con.b)
-    return place is not None and place.strides[-2] == 1 and place.strides[-1] != 1
+    strides = matrix_strides(spec, con.b)
+    return strides is not None and strides[0] == 1 and strides[1] != 1
 
 
 def rows_together(spec: Graph, con: Contraction) -> bool:

@@ -30,30 +30,65 @@ class Strided:
 
 def strided(graph: Graph, at: int) -> Strided | None:
     """The node's place in an input, or None: it is computed, or no strides describe the view."""
+    found = _partly(graph, at)
+    if found is None:
+        return None
+    strides = tuple(s for s in found.strides if s is not None)
+    whole = len(strides) == len(found.strides) and found.offset is not None
+    return Strided(found.source, found.offset or 0, strides) if whole else None
+
+
+def matrix_strides(graph: Graph, at: int) -> tuple[int, int] | None:
+    """Strides of the last two axes of what is only views of an input, or None: there are none.
+
+    Strides need not describe the axes before, as where heads and chunks of a sequence became one.
+    """
+    found = _partly(graph, at)
+    if found is None or len(found.strides) < 2:
+        return None
+    rows, columns = found.strides[-2:]
+    return None if rows is None or columns is None else (rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Partly:
+    """``Strided``, of which strides of some axes and the offset may not exist (None)."""
+
+    source: int
+    offset: int | None
+    strides: tuple[int | None, ...]
+
+
+def _partly(graph: Graph, at: int) -> _Partly | None:
     node = graph.nodes[at]
     if node.op == "input":
-        return Strided(at, 0, _dense(node.shape))
+        return _Partly(at, 0, _dense(node.shape))
     if node.kind is not OpKind.VIEW:
         return None
-    inner = strided(graph, node.inputs[0])
+    inner = _partly(graph, node.inputs[0])
     return None if inner is None else _viewed(node, graph.nodes[node.inputs[0]].shape, inner)
 
 
-def _viewed(node: Node, shape: Shape, inner: Strided) -> Strided | None:
+def _viewed(node: Node, shape: Shape, inner: _Partly) -> _Partly | None:
     strides, offset = inner.strides, inner.offset
     if node.op == "permute":
-        return Strided(inner.source, offset, tuple(strides[p] for p in node.attr("perm")))
+        return _Partly(inner.source, offset, tuple(strides[p] for p in node.attr("perm")))
     if node.op == "broadcast":
         kept = tuple(0 if d == 1 else s for d, s in zip(shape, strides, strict=True))
-        return Strided(inner.source, offset, (0,) * (len(node.shape) - len(shape)) + kept)
+        return _Partly(inner.source, offset, (0,) * (len(node.shape) - len(shape)) + kept)
     if node.op == "slice":
-        starts, steps = node.attr("starts"), node.attr("steps")
-        offset += sum(b * s for b, s in zip(starts, strides, strict=True))
-        stepped = tuple(h * s for h, s in zip(steps, strides, strict=True))
-        return Strided(inner.source, offset, stepped)
+        stepped: list[int | None] = []
+        for begin, step, stride in zip(
+            node.attr("starts"), node.attr("steps"), strides, strict=True
+        ):
+            if stride is None:
+                offset = offset if begin == 0 else None
+            elif offset is not None:
+                offset += begin * stride
+            stepped.append(None if stride is None else step * stride)
+        return _Partly(inner.source, offset, tuple(stepped))
     if node.op == "reshape":
-        split = _reshaped(shape, strides, node.shape)
-        return None if split is None else Strided(inner.source, offset, split)
+        return _Partly(inner.source, offset, _reshaped(shape, strides, node.shape))
     return None
 
 
@@ -65,13 +100,16 @@ def _dense(shape: Shape) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _reshaped(shape: Shape, strides: Sequence[int], target: Shape) -> tuple[int, ...] | None:
-    """Strides of ``target`` over the same elements, or None where merged dims are not adjacent."""
+def _reshaped(shape: Shape, strides: Sequence[int | None], target: Shape) -> tuple[int | None, ...]:
+    """Strides of ``target`` over the same elements; None for axes of which merged ones lie apart.
+
+    The inner part of an axis lies as that does, whatever its outer part was merged with.
+    """
     if 0 in shape:
         return _dense(target)
     old = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
     new = [k for k, d in enumerate(target) if d != 1]
-    result = [0] * len(target)
+    result: list[int | None] = [0] * len(target)
     i = j = 0
     while i < len(old):
         i0, j0, a, b = i, j, old[i][0], target[new[j]]
@@ -81,12 +119,16 @@ def _reshaped(shape: Shape, strides: Sequence[int], target: Shape) -> tuple[int,
                 a, i = a * old[i][0], i + 1
             else:
                 b, j = b * target[new[j]], j + 1
-        merged = zip(old[i0:i], old[i0 + 1 : i], strict=False)
-        if any(outer != inner * extent for (_, outer), (extent, inner) in merged):
-            return None
-        step = old[i - 1][1]
+        below, reach = old[i - 1][1], 1  # how far the elements lie ``below`` apart
+        for extent, stride in reversed(old[i0:i]):
+            if stride is None or below is None or stride != below * reach:
+                break
+            reach *= extent
+        covered = 1
         for k in reversed(new[j0:j]):
-            result[k], step = step, step * target[k]
+            covered *= target[k]
+            alike = below is not None and reach % covered == 0  # wherever the outer axes are
+            result[k] = below * (covered // target[k]) if alike and below is not None else None
     return tuple(result)
 
 

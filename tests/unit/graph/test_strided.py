@@ -9,7 +9,7 @@ import pytest
 
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
-from torch_pruner.graph.strided import strided
+from torch_pruner.graph.strided import matrix_strides, strided
 
 
 def heads() -> Graph:
@@ -61,3 +61,33 @@ def test_what_no_strides_describe() -> None:
     computed = b.pointwise("neg", x)
     graph = b.finish([turned, computed, b.permute(computed, (1, 0))])
     assert [strided(graph, o) for o in graph.outputs] == [None] * 3
+
+
+def chunks() -> Graph:
+    """Heads and chunks of a sequence in one axis, which has no stride; the others have."""
+    b = GraphBuilder()
+    x = b.reshape(b.input(0, (6, 3, 4), "int64"), (2, 3, 3, 4))
+    return b.finish([b.reshape(b.permute(x, (2, 0, 1, 3)), (6, 3, 4))])
+
+
+def inner_half() -> Graph:
+    """Columns that are the inner part of an axis whose outer part was merged with another."""
+    b = GraphBuilder()
+    x = b.permute(b.input(0, (3, 5, 8), "int64"), (1, 0, 2))
+    return b.finish([b.reshape(x, (5, 6, 4))])
+
+
+@pytest.mark.parametrize("make", [heads, merged, chunks, inner_half, spread])
+def test_the_last_two_axes_lie_as_their_strides_say_whatever_the_others_do(make) -> None:
+    graph = make()
+    source = np.arange(graph.nodes[graph.inputs[0]].numel)
+    values = evaluate(graph, [source.reshape(graph.nodes[graph.inputs[0]].shape)])[0]
+    found = matrix_strides(graph, graph.outputs[0])
+    if make is inner_half:  # rows of two former axes
+        assert found is None
+        return
+    assert found is not None
+    rows, columns = values.shape[-2:]
+    expected = np.arange(rows)[:, None] * found[0] + np.arange(columns) * found[1]
+    for matrix in values.reshape(-1, rows, columns):
+        assert (matrix - matrix[0, 0] == expected).all()

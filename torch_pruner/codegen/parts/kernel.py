@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import Buffer, PrimFunc, Stmt, T, buffer, indexing, streaming
+from torch_pruner.codegen.tir.indices import remembering
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,8 @@ def as_kernel(
     spec: Graph, signature: Signature, emit: Callable[[], Emitted], *, past_caches: bool = False
 ) -> ScheduledKernel:
     """What ``emit`` returns as a function, its indices as wide as ``spec`` needs them."""
-    with indexing(index_dtype_of(spec, signature)), streaming(past_caches=past_caches):
+    width = index_dtype_of(spec, signature)
+    with indexing(width), streaming(past_caches=past_caches), remembering():
         emitted = emit()
     buffers = [*emitted.inputs, *emitted.outputs, *emitted.scratch]
     func = T.PrimFunc(buffers, emitted.body).with_attr(

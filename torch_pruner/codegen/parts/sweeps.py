@@ -40,12 +40,19 @@ Around = Callable[[Index, Stmt], Stmt]
 
 
 def over_blocks(
-    shape: Shape, vl: int, chunk: int, parallel: int, block: Block, around: Around | None = None
+    shape: Shape,
+    vl: int,
+    chunk: int,
+    parallel: int,
+    block: Block,
+    around: Around | None = None,
+    reader: Reader | None = None,
 ) -> Stmt:
     """Loops over ``shape`` in vectors of ``vl`` elements along the innermost axis.
 
     ``chunk`` vectors make a task, where tasks are ``parallel``. ``around`` puts a condition around
-    a line, by the position of its first element; lines are dealt in turns then.
+    a line, by the position of its first element; lines are dealt in turns then. What ``reader``
+    reads and a line has in common is computed once a line.
 
     ``block(index, lanes)`` emits one vector: ``index(v)`` is the position of lane v. Remainders are
     blocks of one lane.
@@ -75,9 +82,12 @@ def over_blocks(
 
     def one_line(p: Expr) -> Stmt:
         line = unlinear(p, lead)
-        body = seq(
-            [loop(whole, lambda o: vector(line, o), name="o") if whole else None, tail(line)]
-        )
+
+        def along() -> Stmt:
+            vectors = loop(whole, lambda o: vector(line, o), name="o") if whole else None
+            return seq([vectors, tail(line)])
+
+        body = along() if reader is None else reader.line(line, along)
         return body if around is None else around((*line, imm(0)), body)
 
     lines = max(1, chunk // max(whole, 1))

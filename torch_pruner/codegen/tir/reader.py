@@ -9,20 +9,25 @@ decide what gets a buffer.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, imm, index_dtype, index_var
+from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, Var, imm, index_var, tvm
+from torch_pruner.codegen.tir.indices import (
+    Index,
+    linear,
+    reshape_index,
+    safe_position,
+    unlinear,
+    view_index,
+)
 from torch_pruner.codegen.tir.scalar import EXP_AT_MOST_ONE, EXP_BESIDE_ONE, apply
 from torch_pruner.codegen.tir.values import load, round_bfloat16, value_dtype
-from torch_pruner.graph.ir import Graph, Shape, const_value
+from torch_pruner.graph.ir import Graph, const_value
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.powers import is_at_most_one, is_beside_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-Index = tuple[Expr, ...]
 
 __all__ = [
     "POSITION",
@@ -32,54 +37,15 @@ __all__ = [
     "imm",
     "linear",
     "reshape_index",
+    "safe_position",
     "unlinear",
     "view_index",
 ]
 
+_Key = tuple[int, tuple[int, ...]]
+_Memo = dict[_Key, tuple[Index, Expr]]
+
 POSITION = "pos"  # the name of variables that hold positions, which analysis of indices has to see
-
-
-def linear(index: Sequence[Expr], shape: Shape) -> Expr:
-    """Row-major offset of ``index`` in ``shape``."""
-    offset: Expr = imm(0)
-    for i, extent in zip(index, shape, strict=True):
-        offset = offset * extent + i if extent != 1 else offset
-    return offset
-
-
-def unlinear(offset: Expr, shape: Shape) -> Index:
-    """Inverse of ``linear``."""
-    result: list[Expr] = [imm(0)] * len(shape)
-    _split(offset, shape, result, 0)
-    return tuple(result)
-
-
-def reshape_index(index: Sequence[Expr], target: Shape, source: Shape) -> Index:
-    """Map an index of ``target`` to ``source``, which has as many elements.
-
-    Divides only where dimensions really mix.
-    """
-    result: list[Expr] = [imm(0)] * len(source)
-    i = j = 0
-    while i < len(target) or j < len(source):
-        i0, j0, a, b = i, j, 1, 1
-        while True:
-            if a == b and (i > i0 or j > j0):
-                break
-            if (a <= b and i < len(target)) or j >= len(source):
-                a, i = a * target[i], i + 1
-            else:
-                b, j = b * source[j], j + 1
-        _split(linear(index[i0:i], target[i0:i]), source[j0:j], result, j0)
-    return tuple(result)
-
-
-def safe_position(position: Expr, extent: int) -> Expr:
-    """A position that data gave: negative counts from the end, none is outside."""
-    wide = position.astype("int64")
-    wrapped = T.Select(wide < T.const(0, "int64"), wide + T.const(extent, "int64"), wide)
-    low = T.max(wrapped, T.const(0, "int64"))
-    return T.min(low, T.const(extent - 1, "int64")).astype(index_dtype())
 
 
 def held(buf: Buffer, at: Expr | int, dtype: str) -> Callable[[Index], Expr]:
@@ -91,13 +57,25 @@ def _element(buf: Buffer, index: Expr) -> Expr:
     return buf[index]
 
 
-def _split(offset: Expr, source: Shape, result: list[Expr], at: int) -> None:
-    """Write the row-major digits of ``offset`` in ``source`` to ``result[at:]``."""
-    real = [k for k, d in enumerate(source) if d != 1]
-    for pos, k in enumerate(real):
-        inner = math.prod(source[m] for m in real[pos + 1 :])
-        digit = T.floordiv(offset, inner) if inner != 1 else offset
-        result[at + k] = T.floormod(digit, source[k]) if pos else digit
+def _variables(exprs: Sequence[Expr]) -> set[int]:
+    return {v.id_ for e in exprs for v in tvm.tirx.analysis.undefined_vars(e)}
+
+
+class _Line:
+    """What does not change along a line: variables, those bound before it among them."""
+
+    def __init__(self, variables: set[int]) -> None:
+        self._known = variables
+        self.binds: list[Stmt] = []
+        self.memo: _Memo = {}
+
+    def knows(self, *exprs: Expr) -> bool:
+        return _variables(exprs) <= self._known
+
+    def bind(self, var: Var, value: Expr) -> Var:
+        self.binds.append(S.Bind(var, value))
+        self._known.add(var.id_)
+        return var
 
 
 class Reader:
@@ -124,7 +102,8 @@ class Reader:
             for i in node.inputs:
                 self._n_users[i] += 1
         self._binds: list[Stmt] | None = None  # no scope is open: nothing can be bound
-        self._memo: dict[tuple[int, tuple[int, ...]], tuple[Index, Expr]] = {}
+        self._memo: _Memo = {}
+        self._line: _Line | None = None
 
     def scope(self, emit: Callable[[], Sequence[Stmt]]) -> Stmt:
         """Run ``emit`` and put the variables it needed before the statements it returns."""
@@ -137,6 +116,19 @@ class Reader:
             self._binds, self._memo = outer_binds, outer_memo
         return everything[0] if len(everything) == 1 else S.SeqStmt(everything)
 
+    def line(self, index: Index, emit: Callable[[], Stmt]) -> Stmt:
+        """What ``emit`` returns, a loop along a line whose first axes are at ``index``.
+
+        What is the same all along, as the positions that rows are taken from, is computed before
+        the loop: behind the analyzer's back (``vmath.KEEP``) it cannot be moved there later.
+        """
+        self._line = line = _Line(_variables(index))
+        try:
+            body = emit()
+        finally:
+            self._line = None
+        return S.SeqStmt([*line.binds, body]) if line.binds else body
+
     def at(self, node: int, index: Index) -> Expr:
         """The value of ``node`` at ``index`` (of the node's own rank)."""
         if self._binds is None:
@@ -144,6 +136,8 @@ class Reader:
         key = (node, tuple(id(e) for e in index))
         if (known := self._memo.get(key)) is not None:
             return known[1]
+        if (value := self._along(node, index, key)) is not None:
+            return value
         value = self._compute(node, index)
         shared = self._n_users[node] > 1 and self.graph.nodes[node].kind is OpKind.POINTWISE
         if shared:
@@ -152,6 +146,23 @@ class Reader:
             value = var
         self._memo[key] = (index, value)  # the index is kept alive: its identity is the key
         return value
+
+    def _along(self, node: int, index: Index, key: _Key) -> Expr | None:
+        """A variable for a value that is the same all along the line, or None: it is not."""
+        n, line = self.graph.nodes[node], self._line
+        computed = n.op == "input" or (n.kind is OpKind.POINTWISE and n.op != "const")
+        if line is None or not computed or node in self.overrides or not line.knows(*index):
+            return None
+        if (known := line.memo.get(key)) is not None:
+            return known[1]
+        inner, self._binds, self._memo = (self._binds, self._memo), line.binds, line.memo
+        try:
+            value = self._compute(node, index)
+        finally:
+            self._binds, self._memo = inner
+        var = line.bind(T.Var(f"t{node}", value_dtype(n.dtype)), value)
+        line.memo[key] = (index, var)
+        return var
 
     def places(self, node: int, index: Index) -> list[tuple[Buffer, Expr]]:
         """Where in which buffers ``at`` would read inputs, of nodes that read no positions."""
@@ -272,28 +283,7 @@ class Reader:
         if self._binds is None:
             return safe
         var = index_var(POSITION)
+        if self._line is not None and self._line.knows(position):
+            return self._line.bind(var, safe)
         self._binds.append(S.Bind(var, safe))
         return var
-
-
-def view_index(op: str, attrs: Mapping[str, object], index: Index, source: Shape) -> Index:
-    """Index of a view's operand for an index of the view (all views but reshape)."""
-    if op == "permute":
-        perm: Sequence[int] = attrs["perm"]  # type: ignore[assignment]
-        out: list[Expr] = [imm(0)] * len(perm)
-        for k, p in enumerate(perm):
-            out[p] = index[k]
-        return tuple(out)
-    if op == "broadcast":
-        tail = index[len(index) - len(source) :]
-        return tuple(imm(0) if extent == 1 else e for e, extent in zip(tail, source, strict=True))
-    if op == "slice":
-        starts: Sequence[int] = attrs["starts"]  # type: ignore[assignment]
-        steps: Sequence[int] = attrs["steps"]  # type: ignore[assignment]
-        return tuple(
-            e * h + s if h != 1 or s else e for e, s, h in zip(index, starts, steps, strict=True)
-        )
-    if op == "flip":
-        dims: Sequence[int] = attrs["dims"]  # type: ignore[assignment]
-        return tuple(source[k] - 1 - e if k in dims else e for k, e in enumerate(index))
-    raise AssertionError(op)

@@ -26,7 +26,7 @@ from torch_pruner.graph.contraction import (
     is_widened,
 )
 from torch_pruner.graph.ops import ITEMSIZE
-from torch_pruner.graph.strided import strided
+from torch_pruner.graph.strided import matrix_strides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -350,8 +350,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
     def _second_stride(self) -> int:
         """Bytes between positions of the reduction in the second operand, as it lies."""
         spec, con = self.task.spec, self.con
-        place = strided(spec, con.b) if con.form == "matmul" else None
-        return (place.strides[-2] if place else con.n) * ITEMSIZE[spec.nodes[con.b].dtype]
+        strides = matrix_strides(spec, con.b) if con.form == "matmul" else None
+        return (strides[0] if strides else con.n) * ITEMSIZE[spec.nodes[con.b].dtype]
 
     def _far_rows(self, c: ContractionDecisions[Array]) -> Array:
         """Cycles of a step whose numbers of the first operand lie far from the last ones."""

@@ -58,5 +58,5 @@ def emit(spec: Graph, decisions: ElementwiseDecisions[int], signature: Signature
         return Emitted(
             over_parts(spec, reader, joined, decisions.vl, one, lines), inputs, outputs, scratch
         )
-    body = over_blocks(shape, decisions.vl, decisions.chunk, decisions.par, block, around)
+    body = over_blocks(shape, decisions.vl, decisions.chunk, decisions.par, block, around, reader)
     return Emitted(body, inputs, outputs, scratch)
