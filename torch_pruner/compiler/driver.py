@@ -28,7 +28,15 @@ from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
 from torch_pruner.graph.int4 import keep_groups, quantize_weights4
-from torch_pruner.graph.memory import CHECKSUMS, COPIES, KernelCall, MemoryPlan, Place, plan_memory
+from torch_pruner.graph.memory import (
+    CHECKSUMS,
+    COPIES,
+    MASKS,
+    KernelCall,
+    MemoryPlan,
+    Place,
+    plan_memory,
+)
 from torch_pruner.graph.narrow import keep_narrow
 from torch_pruner.graph.neighbours import calls_together
 from torch_pruner.graph.precision import allow_tf32
@@ -91,6 +99,7 @@ class CompiledGraph:
     keep: Any = None  # the library, where it was never written to disk
     checksums: tuple[Entry, ...] = ()  # see ``graph.memory.CHECKSUMS``; none without a library
     copies: Entry | None = None  # see ``graph.memory.COPIES``
+    masks: Entry | None = None  # see ``graph.memory.MASKS``
     weights: str = "checked"  # the option
     library: str = ""  # the sha256 of its file; none without one
     barriers: int = 0  # between the phases of a call
@@ -229,6 +238,7 @@ class Compiler:
             keep,
             tuple(own[n] for n in CHECKSUMS if n in own),
             own.get(COPIES),
+            own.get(MASKS),
             self.config.weights,
             library,
             turns[-1].phase if turns else 0,

@@ -11,7 +11,7 @@ from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
 from torch_pruner.compiler.executors import build_pool, release_later
 from torch_pruner.compiler.toolchain import NOTHING, Kept, Library, Toolchain
 from torch_pruner.config import c_compiler
-from torch_pruner.graph.memory import CHECKSUMS, COPIES
+from torch_pruner.graph.memory import CHECKSUMS, COPIES, MASKS
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class HostToolchain(Toolchain):
 
     threads: int
     beside: bool = True
-    own: tuple[str, ...] = (*CHECKSUMS, COPIES)
+    own: tuple[str, ...] = (*CHECKSUMS, COPIES, MASKS)
 
     def prepare(self) -> None:
         set_threads(self.threads)

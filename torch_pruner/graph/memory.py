@@ -20,6 +20,8 @@ CHECKSUMS = ("sample", "samples")
 """Entries of a program that look at what parameters hold: on one thread, and on all of them."""
 COPIES = "copies"
 """The entry that copies rows: see ``codegen.build.row_copies``."""
+MASKS = "masks"
+"""The entry that draws masks of dropout: see ``codegen.build.masks``."""
 
 
 @dataclass(frozen=True, slots=True)

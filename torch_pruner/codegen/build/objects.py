@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner import families
 from torch_pruner.codegen.build.lower import entry_module, kernel_module, object_code
+from torch_pruner.codegen.build.masks import mask_functions
 from torch_pruner.codegen.build.row_copies import copy_functions
 from torch_pruner.codegen.build.weight_checksum import checksum_functions
 from torch_pruner.codegen.tir.builders import IRModule
@@ -37,7 +38,7 @@ def write_kernel(
 
 def write_own(target: TargetSpec, path: Path) -> None:
     """Write the object file of what every library has. Raises ``CompileError``, ``OSError``."""
-    object_code(IRModule(checksum_functions() | copy_functions()), target, path)
+    object_code(IRModule(checksum_functions() | copy_functions() | mask_functions()), target, path)
 
 
 def write_entries(

@@ -11,6 +11,7 @@ from torch_pruner.codegen.build.lower import (
     export_library,
     program_module,
 )
+from torch_pruner.codegen.build.masks import mask_functions
 from torch_pruner.codegen.build.row_copies import copy_functions
 from torch_pruner.codegen.build.weight_checksum import checksum_functions
 from torch_pruner.codegen.tir.builders import IRModule
@@ -32,7 +33,7 @@ def build_program(
     target: TargetSpec,
     threads: int = 1,
 ) -> Compiled:
-    """Machine code with one entry per key of ``calls``, ``CHECKSUMS`` and ``COPIES``.
+    """Machine code with one entry per key of ``calls``, ``CHECKSUMS``, ``COPIES`` and ``MASKS``.
 
     ``kernels`` by workload; ``threads``: for how many the calls were planned. Raises
     ``CompileError``.
@@ -48,7 +49,7 @@ def build_program(
         for entry, sequence in calls.items()
     }
     module = program_module(scheduled, programs, slots, threads)
-    module.update(IRModule(checksum_functions() | copy_functions()))
+    module.update(IRModule(checksum_functions() | copy_functions() | mask_functions()))
     return compile_module(module, target)
 
 

@@ -13,6 +13,7 @@ from torch_pruner import exc
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
 from torch_pruner.dynamo.run.failures import Fallback
+from torch_pruner.dynamo.run.masks import MaskDrawer, with_drawer
 from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
 from torch_pruner.dynamo.run.openmp import SmallOnOneThread, crowded, is_light
 from torch_pruner.dynamo.run.packed_inputs import layouts_held
@@ -103,14 +104,26 @@ def build_graph(
             mine = held_by(step.reads, holds)
             call = built_region(step.does, compiler, device, f"{name}.{len(regions)}", mine)
             regions.append(BuiltRegion(call, step.reads))
-            run, named = region_calls(call, step.does, device)
+    made = iter(regions)
+    drawer = _drawer(regions) if fallback == "eager" else None
+    for step in program.steps:
+        if isinstance(step.does, RegionStep):
+            run, named = region_calls(next(made).call, step.does, device)
         else:
-            run, named = eager_call(step.does, fallback), None
+            does = step.does if drawer is None else with_drawer(step.does, drawer)
+            run, named = eager_call(does, fallback), None
             if device.host_memory and program.regions and crowded() and is_light(step.does):
                 run = SmallOnOneThread(run)
         steps.append(GraphStep(run, step.reads, step.writes, step.dead, named))
     graph = GraphCall(steps, program.n_values, program.constants, program.outputs)
     return BuiltGraph(graph, program, tuple(regions))
+
+
+def _drawer(regions: Sequence[BuiltRegion]) -> MaskDrawer | None:
+    """What draws masks of dropout with the program of one of these regions."""
+    entries = (region.call.compiled.masks for region in regions)
+    entry = next((e for e in entries if e is not None), None)
+    return None if entry is None else MaskDrawer(entry)
 
 
 def region_calls(call: RegionCall, region: RegionStep, device: Device) -> tuple[StepCall, StepCall]:
