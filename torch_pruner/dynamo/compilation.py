@@ -66,6 +66,7 @@ class GraphCompilation:
         self._inputs = len(example_inputs)
         self._takeover = Takeover.of(gm.forward, len(example_inputs), self._config)
         self._key = capture_key.of(gm, example_inputs)
+        self._direct: BoxedCall | None = None
 
     def captured_before(
         self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]
@@ -110,7 +111,10 @@ class GraphCompilation:
                 decompositions=decomposition_table(),
                 keep_inference_input_mutations=not _learns(example_inputs),
             )(gm, list(example_inputs))
-        return compiled if self._takeover is None else self._takeover.around(compiled)
+        if self._takeover is not None:
+            return self._takeover.around(compiled)
+        direct, self._direct = self._direct, None
+        return compiled if direct is None else lambda *inputs: direct(list(inputs))
 
     def _expect_to_build(self, example_inputs: Sequence[RuntimeValue]) -> None:
         """Have who builds get ready meanwhile, where nothing is tuned before."""
@@ -136,6 +140,9 @@ class GraphCompilation:
         saved = self._lowered(gm, example_inputs, metadata, timer)
         assert saved.call is not None
         saved.call, saved.written = written_back(saved.call, written), written
+        if self._key and metadata.plain and saved.blob is not None:
+            # As for what was captured before: AOTAutograd would only pass arguments on.
+            self._direct = saved.call
         return saved
 
     def _lowered(

@@ -36,6 +36,24 @@ if TYPE_CHECKING:
 _profiler = torch.autograd.profiler
 
 
+def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
+    """``torch.empty_strided`` of (shape, strides, dtype) on a device.
+
+    On CPUs it is what Inductor's programs call, where torch has it: no parsing of arguments and no
+    dispatcher, whose code the caches have lost since the last call.
+    """
+    found = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
+    if device.type == "cpu" and found is not None:
+        return cast("Callable[..., torch.Tensor]", found)
+
+    def allocate(
+        shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    return allocate
+
+
 class _Local(threading.local):
     """What each calling thread has for itself: an address table and, in host memory, a workspace.
 
@@ -64,6 +82,7 @@ class RegionCall:
     ) -> None:
         """``narrow``: the dtypes in which the program reads parameters that are float32."""
         self.device = device.device
+        self._allocate = _allocator(device.device)
         self.name = f"## Call PrunerGraph {name} ##"
         self.compiled = compiled
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
@@ -148,7 +167,7 @@ class RegionCall:
             table[slot] = address
         results = cast("list[torch.Tensor]", [None] * len(self._outputs))
         for j, slot, shape, strides, dtype in self._made:
-            out = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            out = self._allocate(shape, strides, dtype)
             results[j] = out
             table[slot] = out.data_ptr()
         if self._simple:
