@@ -179,6 +179,18 @@ def weighted_share(tasks: Sequence[dict[str, Any]], flops_per_s: float) -> float
     return sum(t["calls"] * t["flops"] * share(t, flops_per_s) for t in known) / flops
 
 
+def in_turns(tasks: Sequence[dict[str, Any]]) -> float | None:
+    """Like ``weighted_share``, of what the loop reached in turns with each kernel.
+
+    A shared machine has minutes in which it does half of the work; only this share knows of them.
+    """
+    known = timed_tasks(tasks)
+    flops = sum(t["calls"] * t["flops"] for t in known)
+    if not flops:
+        return None
+    return sum(t["calls"] * t["flops"] * share(t, t["peak"]) for t in known) / flops
+
+
 def render(name: str, result: dict[str, Any]) -> str:
     """One network: a line for each task, then the mean and what falls short."""
     peak, read = result["flops_per_s"], result["bytes_per_s"]
@@ -198,11 +210,13 @@ def render(name: str, result: dict[str, Any]) -> str:
     ]
     header = ["task", "calls", "latency", "GFLOP/s", "of peak", "MB", "limit", "from"]
     mean = weighted_share(result["tasks"], peak)
-    shown = f"{100 * mean:.1f} %" if mean else "unknown"
+    beside = in_turns(result["tasks"])
+    shown, turns = (f"{100 * m:.1f} %" if m else "unknown" for m in (mean, beside))
     text = [
         f"{name}: FMA peak {peak / 1e9:.0f} GFLOP/s, streaming read {read / 1e9:.1f} GB/s",
         tables.plain(header, lines),
         f"mean share of the peak, weighted by FLOPs: {shown}",
+        f"of what the loop reached in turns with each kernel: {turns}",
     ]
     low = [t for t in known if share(t, peak) < LOW and limit(t, peak, read) == "arithmetic"]
     text += [f"below {100 * LOW:.0f} %: {t['name']}" for t in low]

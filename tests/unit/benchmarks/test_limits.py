@@ -18,6 +18,7 @@ def _task(name: str, calls: int, gflop: float, seconds: float | None, mb: float 
         "flops": gflop * GIGA,
         "bytes": mb * 1e6,
         "seconds": seconds,
+        "peak": 80 * GIGA if name == "matmul_b" else 125 * GIGA,  # a slow minute
         "source": "tuned",
         "sketch": "contraction",
     }
@@ -34,6 +35,8 @@ TASKS = [
 def test_the_mean_share_is_weighted_by_flops_of_all_calls() -> None:
     assert tasks.weighted_share(TASKS[:2], 100 * GIGA) == pytest.approx(0.75)
     assert tasks.weighted_share([TASKS[3]], 100 * GIGA) is None
+    assert tasks.in_turns(TASKS[:2]) == pytest.approx((100 / 125 + 50 / 80) / 2)
+    assert tasks.in_turns([TASKS[3]]) is None
 
 
 def test_the_limit_is_what_runs_out_first() -> None:
