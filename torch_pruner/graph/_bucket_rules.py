@@ -7,11 +7,8 @@ help: an axis that is reversed, or put together so that padding comes before wha
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from torch_pruner.graph._padding import (
     UNKNOWN,
@@ -21,6 +18,7 @@ from torch_pruner.graph._padding import (
     Pair,
     axis_of,
     broadcast,
+    neutral,
     permuted,
     pointwise,
     regrouped,
@@ -28,7 +26,6 @@ from torch_pruner.graph._padding import (
 from torch_pruner.graph.ops import (
     BINARY,
     CONTRACT,
-    FLOATS,
     INJECTIVE,
     PARTIAL,
     PREPARED,
@@ -341,33 +338,16 @@ class _MatmulGrouped(Rule):
         return Padding((rows.dims[0], axis_of(pairs[1])), facts)
 
 
-class _Prepared(Rule):
-    def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
-        varies = [p for p in pairs if p[0] != p[1]]
-        _refuse([*varies, *(f for o in operands for f in o.padding.facts)], "weights that vary")
-        return Padding(tuple(axis_of(p) for p in pairs))
+class _Fixed(Rule):
+    """Nothing may vary: prepared weights, and recurrent layers, a kernel for each size."""
 
-
-class _Recurrence(Rule):
-    """Sizes of recurrent layers do not vary: a kernel for each."""
+    def __init__(self, what: str) -> None:
+        self._what = what
 
     def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
         varies = [p for p in pairs if p[0] != p[1]]
-        _refuse([*varies, *(f for o in operands for f in o.padding.facts)], "steps that vary")
+        _refuse([*varies, *(f for o in operands for f in o.padding.facts)], self._what)
         return Padding(tuple(axis_of(p) for p in pairs))
-
-
-def neutral(op: str, dtype: str) -> float:
-    """What changes no reduction."""
-    if op in ("sum", "prod", "any", "all"):
-        return {"sum": 0, "prod": 1, "any": False, "all": True}[op]
-    least = op in ("max", "argmax")
-    if dtype in FLOATS:
-        return -math.inf if least else math.inf
-    if dtype == "bool":
-        return not least
-    limits = np.iinfo(dtype)
-    return int(limits.min if least else limits.max)
 
 
 def windows_reach(node: Node, rank: int) -> dict[int, int]:
@@ -404,8 +384,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(WINDOW, _Window()),
     **dict.fromkeys(CONTRACT, _Convolution()),
     **dict.fromkeys(UPDATE, _Update()),
-    **dict.fromkeys(RECURRENCE, _Recurrence()),
+    **dict.fromkeys(RECURRENCE, _Fixed("steps that vary")),
     "matmul": _Matmul(),
     "matmul_grouped": _MatmulGrouped(),
-    **dict.fromkeys(PREPARED, _Prepared()),
+    **dict.fromkeys(PREPARED, _Fixed("weights that vary")),
 }

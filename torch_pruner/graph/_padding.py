@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.graph import _reference_pointwise as reference
+from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.reference import numpy_dtype, widen
 
 if TYPE_CHECKING:
@@ -261,3 +262,16 @@ def _number(
         found = reference.convert(reference.apply(op, arrays), numpy_dtype(dtype))
     number: float = widen(found).item()
     return None if number != number else number
+
+
+def neutral(op: str, dtype: str) -> float:
+    """What changes no reduction."""
+    if op in ("sum", "prod", "any", "all"):
+        return {"sum": 0, "prod": 1, "any": False, "all": True}[op]
+    least = op in ("max", "argmax")
+    if dtype in FLOATS:
+        return -math.inf if least else math.inf
+    if dtype == "bool":
+        return not least
+    limits = np.iinfo(dtype)
+    return int(limits.min if least else limits.max)

@@ -8,7 +8,7 @@ gradients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,7 @@ _ARGUMENTS = (
     "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
     "bool bidirectional, bool batch_first"
 )
+_BIDIRECTIONAL, _BATCH_FIRST = 5, 6  # places among them
 _library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 
 
@@ -61,37 +62,15 @@ def _define(name: str) -> None:
     )
     eager: Callable[..., tuple[Tensor, ...]] = getattr(torch.ops.aten, name).input
 
-    def run(
-        x: Tensor,
-        hx: States,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Tensor, ...]:
-        out, *made = eager(
-            x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
+    def run(x: Tensor, hx: States, *more: Any) -> tuple[Tensor, ...]:
+        out, *made = eager(x, hx, *more)
         # As the captured graph says that it lies.
+        batch_first = more[_BATCH_FIRST]
         out = out.transpose(0, 1).contiguous().transpose(0, 1) if batch_first else out.contiguous()
         return (out, *(m.contiguous() for m in made))
 
-    def fake(
-        x: Tensor,
-        hx: States,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Tensor, ...]:
-        del params, has_biases, num_layers, dropout, train
-        return _results(x, hx, bidirectional, batch_first)
+    def fake(x: Tensor, hx: States, *more: Any) -> tuple[Tensor, ...]:
+        return _results(x, hx, more[_BIDIRECTIONAL], more[_BATCH_FIRST])
 
     _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)

@@ -6,17 +6,15 @@ lies twice in scratch, before and after a step: tasks of a step read the one and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.parts.output import output_path
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,
     UNROLLED,
     VECTORIZED,
-    Buffer,
     Expr,
     Stmt,
     T,
@@ -28,15 +26,11 @@ from torch_pruner.codegen.tir.builders import (
     stepped,
     when,
 )
-from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
-from torch_pruner.codegen.tir.scalar import apply
+from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.families.recurrence.form import (
-    Recurrence,
-    constant_weights,
-    panels,
-    recurrence_of,
-)
+from torch_pruner.families.recurrence.form import constant_weights, recurrence_of
+from torch_pruner.families.recurrence.gates import pieces, states
+from torch_pruner.families.recurrence.nest import Nest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,60 +41,6 @@ if TYPE_CHECKING:
 
 
 _LINE = 16  # floats
-
-
-@dataclass(slots=True)
-class Nest:
-    """What the parts of one emission share."""
-
-    spec: Graph
-    found: Recurrence
-    chosen: RecurrenceDecisions[int]
-    reader: Reader
-    out: Buffer
-    state: Buffer  # [before or after][direction][row][unit]
-    cells: Buffer | None  # [direction][row][unit]
-    weights: Buffer  # [direction][panel][k][gate][unit]
-    path: tuple[int, ...]
-
-    @property
-    def dtype(self) -> str:
-        return self.found.node.dtype
-
-    @property
-    def vl(self) -> int:
-        return self.chosen.vl
-
-    @property
-    def width(self) -> int:
-        """Units of a panel."""
-        return self.chosen.vl * self.chosen.nv
-
-    @property
-    def panels(self) -> int:
-        return panels(self.found, self.chosen)
-
-    @property
-    def rows(self) -> int:
-        """Rows of a task."""
-        return self.found.rows // self.chosen.rows
-
-    def kept(self, d: Expr, row: Expr, unit: Expr) -> Expr:
-        """Where a unit lies in cells, and in each of the two states."""
-        return linear((d, row, unit), (self.found.directions, self.found.rows, self.found.units))
-
-    def before(self, t: Expr) -> Expr:
-        """Where the states before a step begin: those before even steps come first."""
-        return T.truncmod(t, imm(2)) * (self.found.directions * self.found.rows * self.found.units)
-
-    def after(self, t: Expr) -> Expr:
-        """Where the states after a step begin."""
-        return self.before(t + 1)
-
-    def stored(self, place: Expr, d: Expr, row: Expr, unit: Expr, value: Expr) -> Stmt:
-        """The state at a place of the result."""
-        index = along(self.spec, self.path, (place, row, d, unit))
-        return store(self.out, linear(index, self.spec.nodes[self.spec.outputs[0]].shape), value)
 
 
 def emit(spec: Graph, decisions: RecurrenceDecisions[int], signature: Signature) -> Emitted:
@@ -315,110 +255,10 @@ def _tile(nest: Nest, t: Expr, d: Expr, rows: _Rows, panel: _Panel) -> Stmt:
     parts += [position(imm(whole * ku + e)) for e in range(rest)]
 
     def ends(i: Expr) -> Stmt:
-        pieces = _pieces(panel.units, vl)
-        return seq([_states(nest, t, d, row + i, (number, i, acc), piece) for piece in pieces])
+        made = [
+            states(nest, t, d, row + i, (number, i, acc), piece)
+            for piece in pieces(panel.units, vl)
+        ]
+        return seq(made)
 
     return seq([*parts, loop(many, ends, UNROLLED, "i")])
-
-
-def _pieces(units: int, vl: int) -> list[tuple[int, int]]:
-    """(first, lanes) of vectors for so many units: whole ones and then powers of two."""
-    pieces, first = [], 0
-    while first < units:
-        lanes = vl
-        while lanes > units - first:
-            lanes //= 2
-        pieces.append((first, lanes))
-        first += lanes
-    return pieces
-
-
-def _states(
-    nest: Nest,
-    t: Expr,
-    d: Expr,
-    row: Expr,
-    sums: tuple[Expr, Expr, Buffer],
-    piece: tuple[int, int],
-) -> Stmt:
-    """States of some units of a row, of what was summed for them."""
-    found = nest.found
-    (panel, i, acc), (begin, lanes) = sums, piece
-    unit = panel * nest.width + begin
-    place = _place(found, t, d)
-    after = nest.after(t)
-
-    def summed(g: int, v: Expr) -> Expr:
-        return (i * found.gates + g) * nest.width + begin + v
-
-    def given(g: int, v: Expr) -> Expr:
-        return nest.reader.at(found.given, (place, row, d, imm(g), unit + v))
-
-    def of(op: str, *args: Expr) -> Expr:
-        return apply(op, list(args), nest.dtype)
-
-    def over(body: Callable[[Expr], list[Stmt]]) -> Stmt:
-        return loop(lanes, lambda v: nest.reader.scope(lambda: body(v)), VECTORIZED, "v")
-
-    def gate(g: int, op: str) -> Stmt:
-        return over(lambda v: [store(acc, summed(g, v), of(op, acc[summed(g, v)] + given(g, v)))])
-
-    def finished(v: Expr, value: Expr) -> list[Stmt]:
-        kept = store(nest.state, after + nest.kept(d, row, unit + v), value)
-        return [kept, nest.stored(place, d, row, unit + v, value)]
-
-    if found.op in ("rnn_tanh", "rnn_relu"):
-        op = found.op.removeprefix("rnn_")
-        return seq([gate(0, op), over(lambda v: finished(v, acc[summed(0, v)]))])
-
-    if found.op == "gru":
-
-        def new(v: Expr) -> list[Stmt]:
-            share = acc[summed(2, v)] + nest.reader.at(found.other, (d, unit + v))
-            value = of("tanh", given(2, v) + acc[summed(0, v)] * share)
-            return [store(acc, summed(2, v), value)]
-
-        def mixed(v: Expr) -> list[Stmt]:
-            old = nest.state[nest.before(t) + nest.kept(d, row, unit + v)]
-            made = acc[summed(2, v)]
-            return finished(v, made + acc[summed(1, v)] * (old - made))
-
-        return seq([gate(0, "sigmoid"), gate(1, "sigmoid"), over(new), over(mixed)])
-
-    assert nest.cells is not None
-    cells = nest.cells
-
-    def cell(v: Expr) -> list[Stmt]:
-        at = nest.kept(d, row, unit + v)
-        value = acc[summed(1, v)] * cells[at] + acc[summed(0, v)] * acc[summed(2, v)]
-        return [store(cells, at, value)]
-
-    def state(v: Expr) -> list[Stmt]:
-        value = acc[summed(3, v)] * of("tanh", cells[nest.kept(d, row, unit + v)])
-        return finished(v, value)
-
-    parts = [
-        *(gate(g, op) for g, op in enumerate(("sigmoid", "sigmoid", "tanh", "sigmoid"))),
-        over(cell),
-        over(state),
-    ]
-    if found.keeps_cells:
-
-        def last(v: Expr) -> list[Stmt]:
-            value = cells[nest.kept(d, row, unit + v)]
-            return [nest.stored(imm(found.steps), d, row, unit + v, value)]
-
-        parts.append(when(T.EQ(t, imm(found.steps - 1)), over(last)))
-    return seq(parts)
-
-
-def _place(found: Recurrence, t: Expr, d: Expr) -> Expr:
-    """Which entry of the sequence a step of a direction takes."""
-    backwards = found.steps - 1 - t
-    reverse: Index | tuple[int, ...] = found.node.attr("reverse")
-    if reverse == (0,):
-        return t
-    if reverse == (1,):
-        return backwards
-    assert reverse == (0, 1)
-    return t + d * (backwards - t)

@@ -33,30 +33,12 @@ class _Stack(NamedTuple):
     batch_first: bool
 
 
-@rule(recurrent_ops.overload("lstm"))
-def lstm(
-    call: OpCall,
-    x: Value,
-    hx: Sequence[Value],
-    params: Sequence[Value],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Value | None, ...]:
-    del dropout, train
-    stack = _Stack(call, "lstm", 2 if bidirectional else 1, batch_first)
-    return _layers(stack, x, hx, params, num_layers, has_biases=has_biases)
-
-
 def _rule_of(op: str) -> None:
     @rule(recurrent_ops.overload(op))
     def layers(
         call: OpCall,
         x: Value,
-        hx: Value,
+        hx: Value | Sequence[Value],
         params: Sequence[Value],
         has_biases: bool,
         num_layers: int,
@@ -67,10 +49,11 @@ def _rule_of(op: str) -> None:
     ) -> tuple[Value | None, ...]:
         del dropout, train
         stack = _Stack(call, op, 2 if bidirectional else 1, batch_first)
-        return _layers(stack, x, [hx], params, num_layers, has_biases=has_biases)
+        states = [hx] if isinstance(hx, Value) else hx
+        return _layers(stack, x, states, params, num_layers, has_biases=has_biases)
 
 
-for _op in ("gru", "rnn_tanh", "rnn_relu"):
+for _op in recurrent_ops.NAMES:
     _rule_of(_op)
 
 
@@ -125,14 +108,18 @@ def _layer(
     builder, units = x.builder, own[0].states.shape[1]
     gates = own[0].states.shape[0] // units
     first, second, width = x.shape
-    product = x.reshape((first * second, width)).matmul(_joined([d.inputs for d in own]).swapped())
+    product = x.reshape((first * second, width)).matmul(
+        concatenate([d.inputs for d in own], 0).swapped()
+    )
     if own[0].input_bias is not None:
         bias = concatenate([_bias(stack.op, d, units) for d in own], 0)
         product = product + bias.broadcast(product.shape)
     given = product.reshape((first, second, len(own), gates, units))
     given = given.permute((1, 0, 2, 3, 4)) if turned else given
     steps, rows = given.shape[:2]
-    weights = _joined([d.states for d in own]).reshape((len(own), gates * units, units)).swapped()
+    weights = (
+        concatenate([d.states for d in own], 0).reshape((len(own), gates * units, units)).swapped()
+    )
     operands, more = [given, weights, states[0]], {}
     if stack.op == "lstm":
         operands.append(states[1])
@@ -158,10 +145,6 @@ def _layer(
     ]
     results = [out.reshape((steps, rows, len(own) * units)), concatenate(ends, 0)]
     return results + ([made.select(0, steps).moved(1, 0)] if more.get("cells") else [])
-
-
-def _joined(weights: Sequence[Value]) -> Value:
-    return concatenate(weights, 0)
 
 
 def _bias(op: str, own: _Direction, units: int) -> Value:
