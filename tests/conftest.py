@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import slow
 from torch_pruner import config, exc, log, versions
 from torch_pruner.target import CpuProbe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
+_STARTED = pytest.StashKey[float]()
 pytest_plugins = ("tests.compiling",)  # fixtures of whoever compiles
 
 
@@ -28,7 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the files in tests/golden"
     )
-    parser.addoption("--every", action="store_true", help="all cases of tests that are sampled")
+    parser.addoption("--every", action="store_true", help="all tests, sampled and rotated too")
+    parser.addoption(
+        "--note-slow", action="store_true", help="write tests/slow.json anew, from this run"
+    )
 
 
 def _tvm_problem() -> str:
@@ -59,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
     home = tempfile.mkdtemp(prefix="torch_pruner-tests-")
     os.environ["XDG_DATA_HOME"] = home
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
+    if config.getoption("--note-slow"):
+        config.pluginmanager.register(slow.Notes(), "slow-tests")
 
 
 def _commit(config: pytest.Config) -> bytes:
@@ -74,9 +81,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test that is ``sampled(n)`` one case in n runs, the same at every run, and the first.
 
     Which is drawn by number: every n-th would leave out a value of a parameter of n values. Of the
-    tests that are ``rotated(n)`` about one in n runs, drawn by the commit: all have their turn.
+    tests that are ``rotated(n)`` about one in n runs, drawn by the commit: all have their turn. So
+    has a third, by seconds, of the tests that are slow by tests/slow.json.
     """
     seen: Counter[str] = Counter()
+    turn_of = slow.turns()
     commit = _commit(config)
     every = config.getoption("--every")
     by_name = any("::" in argument for argument in config.args)  # somebody asked for this test
@@ -88,6 +97,9 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             if zlib.crc32(commit + test.encode()) % turns.args[0]:
                 left.append(item)
                 continue
+        elif not every and not by_name and not slow.runs(turn_of, item.nodeid, commit):
+            left.append(item)
+            continue
         marker = item.get_closest_marker("sampled")
         if marker is not None and not every:
             test = item.nodeid.partition("[")[0]
@@ -119,6 +131,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             found.append("executor='rpc' needs tornado: pip install \"torch-pruner[rpc]\"")
         if reason := "; ".join(p for p in found if p):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What a test takes of the processors is a property of its reports."""
+    item.stash[_STARTED] = slow.processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """See ``pytest_runtest_protocol``."""
+    yield
+    used = slow.processor_seconds() - item.stash[_STARTED]
+    item.user_properties.append((slow.PROPERTY, round(used, 1)))
 
 
 @pytest.fixture(autouse=True)
