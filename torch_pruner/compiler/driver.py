@@ -99,7 +99,6 @@ class CompiledGraph:
     keep: Any = None  # the library, where it was never written to disk
     checksums: tuple[Entry, ...] = ()  # see ``graph.memory.CHECKSUMS``; none without a library
     copies: Entry | None = None  # see ``graph.memory.COPIES``
-    masks: Entry | None = None  # see ``graph.memory.MASKS``
     weights: str = "checked"  # the option
     library: str = ""  # the sha256 of its file; none without one
     barriers: int = 0  # between the phases of a call
@@ -238,12 +237,32 @@ class Compiler:
             keep,
             tuple(own[n] for n in CHECKSUMS if n in own),
             own.get(COPIES),
-            own.get(MASKS),
             self.config.weights,
             library,
             turns[-1].phase if turns else 0,
             choices,
         )
+
+    def masks(self) -> Entry | None:
+        """The entry ``graph.memory.MASKS``, of one library for all graphs; None where the device
+        has none, it may not be built, or cannot be."""
+        if MASKS not in self.toolchain.optional:
+            return None
+        libraries, key = Libraries(self.store, self.toolchain), self.context.graph_key(MASKS, [])
+        self.toolchain.prepare()
+        if (known := libraries.loaded(key, [MASKS])) is not None:
+            return known[0][0]
+        if self.config.on_miss == "error":
+            return None
+        kept, target = KeptKernels(self.store, self.context), self.context.target
+        try:
+            with self.timer.phase("build"):
+                library = self.toolchain.build({}, {MASKS: ()}, 0, target, kept)
+                libraries.publish(key, library, 0)
+                return library.entries()[0]
+        except exc.CompileError as err:
+            log.warning("eager draws masks of dropout: %s", err)
+            return None
 
     def _choices(
         self,

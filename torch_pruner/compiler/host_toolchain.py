@@ -33,7 +33,8 @@ class HostToolchain(Toolchain):
 
     threads: int
     beside: bool = True
-    own: tuple[str, ...] = (*CHECKSUMS, COPIES, MASKS)
+    own: tuple[str, ...] = (*CHECKSUMS, COPIES)
+    optional: tuple[str, ...] = (MASKS,)
 
     def prepare(self) -> None:
         set_threads(self.threads)

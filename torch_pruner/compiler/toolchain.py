@@ -72,6 +72,8 @@ class Toolchain(ABC):
 
     own: tuple[str, ...] = ()
     """Entries that every library has beside those asked for."""
+    optional: tuple[str, ...] = ()
+    """Entries of the toolchain's own that ``build`` gives where ``calls`` name them, with none."""
 
     def prepare(self) -> None:
         """Called before entries are loaded or built. Default: nothing to do."""

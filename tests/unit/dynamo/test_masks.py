@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from torch_pruner.dynamo.run import masks
-from torch_pruner.dynamo.run.masks import MaskDrawer, with_drawer
+from torch_pruner.dynamo.run.masks import MaskDrawer, draws, with_drawer
 from torch_pruner.graph.masks import WORDS, Draw
 
 bernoulli = torch.ops.aten.bernoulli.p
@@ -112,3 +112,13 @@ def test_steps_that_draw_get_the_drawer():
     torch.manual_seed(1)
     for a, b in zip(mine, gm(torch.ones(3, 5)), strict=True):
         assert torch.equal(a, b)
+
+
+def test_small_masks_are_left_to_eager():
+    """A graph that draws no more than those needs no library that draws."""
+    gm = fx.symbolic_trace(lambda x: bernoulli(x, 0.5))
+    assert draws(gm)  # of an unknown size
+    (node,) = gm.graph.find_nodes(op="call_function", target=bernoulli)
+    for size in (masks.WORTH - 1, masks.WORTH):
+        node.meta["val"] = torch.empty(size, dtype=torch.bool)
+        assert draws(gm) == (size == masks.WORTH)

@@ -38,7 +38,12 @@ def write_kernel(
 
 def write_own(target: TargetSpec, path: Path) -> None:
     """Write the object file of what every library has. Raises ``CompileError``, ``OSError``."""
-    object_code(IRModule(checksum_functions() | copy_functions() | mask_functions()), target, path)
+    object_code(IRModule(checksum_functions() | copy_functions()), target, path)
+
+
+def write_masks(target: TargetSpec, path: Path) -> None:
+    """Write the object file of the entry ``MASKS``. Raises ``CompileError``, ``OSError``."""
+    object_code(IRModule(mask_functions()), target, path)
 
 
 def write_entries(

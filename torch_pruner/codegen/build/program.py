@@ -15,6 +15,7 @@ from torch_pruner.codegen.build.masks import mask_functions
 from torch_pruner.codegen.build.row_copies import copy_functions
 from torch_pruner.codegen.build.weight_checksum import checksum_functions
 from torch_pruner.codegen.tir.builders import IRModule
+from torch_pruner.graph.memory import MASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,10 +34,10 @@ def build_program(
     target: TargetSpec,
     threads: int = 1,
 ) -> Compiled:
-    """Machine code with one entry per key of ``calls``, ``CHECKSUMS``, ``COPIES`` and ``MASKS``.
+    """Machine code with one entry per key of ``calls``, ``CHECKSUMS`` and ``COPIES``.
 
-    ``kernels`` by workload; ``threads``: for how many the calls were planned. Raises
-    ``CompileError``.
+    ``kernels`` by workload; ``threads``: for how many the calls were planned. ``MASKS`` among
+    ``calls``, with none of its own, is the entry of that name. Raises ``CompileError``.
     """
     used = {call.kernel for sequence in calls.values() for call in sequence}
     scheduled = {
@@ -47,9 +48,11 @@ def build_program(
     programs = {
         entry: [replace(call, kernel=f"kernel_{call.kernel[:16]}") for call in sequence]
         for entry, sequence in calls.items()
+        if entry != MASKS
     }
     module = program_module(scheduled, programs, slots, threads)
-    module.update(IRModule(checksum_functions() | copy_functions() | mask_functions()))
+    masks = mask_functions() if MASKS in calls else {}
+    module.update(IRModule(checksum_functions() | copy_functions() | masks))
     return compile_module(module, target)
 
 

@@ -39,6 +39,11 @@ def own_job(target: TargetSpec, path: Path) -> Message:
     return {"cmd": "own", "target": target.to_json(), "path": str(path)}
 
 
+def masks_job(target: TargetSpec, path: Path) -> Message:
+    """Write the object file of the entry that draws masks of dropout."""
+    return {"cmd": "masks", "target": target.to_json(), "path": str(path)}
+
+
 def entries_job(
     kernels: Mapping[str, Sequence[Division]],
     programs: Mapping[str, Sequence[KernelCall]],
@@ -81,11 +86,17 @@ def parts_of(reply: Message) -> tuple[Division, ...]:
 
 
 def _built(message: Message) -> list[list[int | bool | None]]:
-    from torch_pruner.codegen.build.objects import write_entries, write_kernel, write_own
+    from torch_pruner.codegen.build.objects import (
+        write_entries,
+        write_kernel,
+        write_masks,
+        write_own,
+    )
 
     target, path = TargetSpec.from_json(message["target"]), Path(message["path"])
-    if message["cmd"] == "own":
-        write_own(target, path)
+    if message["cmd"] in ("own", "masks"):
+        write = write_own if message["cmd"] == "own" else write_masks
+        write(target, path)
         return []
     if message["cmd"] == "entries":
         kernels = {name: divisions(parts) for name, parts in message["kernels"].items()}

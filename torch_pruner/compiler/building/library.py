@@ -15,10 +15,12 @@ from torch_pruner.compiler.building.jobs import (
     answer,
     entries_job,
     kernel_job,
+    masks_job,
     own_job,
     parts_of,
 )
 from torch_pruner.compiler.executors import build_pool, release_later
+from torch_pruner.graph.memory import MASKS
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.log import logger
 
@@ -80,17 +82,21 @@ def build_library(
         else:
             path.write_bytes(found.code)
             parts[name] = found.parts
-    if (found := kept.find(OWN, None)) is None:
-        jobs[OWN] = own_job(target, library.add(OWN))
-    else:
-        library.add(OWN).write_bytes(found.code)
+    shared = {OWN: own_job} | ({MASKS: masks_job} if MASKS in calls else {})
+    for name, job_of in shared.items():
+        path = library.add(name)
+        if (found := kept.find(name, None)) is None:
+            jobs[name] = job_of(target, path)
+        else:
+            path.write_bytes(found.code)
     for (key, job), reply in zip(
         jobs.items(), _answers(list(jobs.values()), threads, beside=beside), strict=True
     ):
         made = KernelObject(Path(job["path"]).read_bytes(), parts_of(reply))
         kept.keep(key, kernels.get(key), made)
         parts[_name(key)] = made.parts
-    named = {e: [replace(c, kernel=_name(c.kernel)) for c in of] for e, of in calls.items()}
+    programs = {e: of for e, of in calls.items() if e != MASKS}
+    named = {e: [replace(c, kernel=_name(c.kernel)) for c in of] for e, of in programs.items()}
     entries = entries_job(parts, named, slots, threads, target, library.add("entries"))
     for reply in _answers([entries], threads, beside=beside):
         parts_of(reply)

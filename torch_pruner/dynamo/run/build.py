@@ -13,7 +13,7 @@ from torch_pruner import exc
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
 from torch_pruner.dynamo.run.failures import Fallback
-from torch_pruner.dynamo.run.masks import MaskDrawer, with_drawer
+from torch_pruner.dynamo.run.masks import MaskDrawer, draws, with_drawer
 from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
 from torch_pruner.dynamo.run.openmp import SmallOnOneThread, crowded, is_light
 from torch_pruner.dynamo.run.packed_inputs import layouts_held
@@ -105,7 +105,7 @@ def build_graph(
             call = built_region(step.does, compiler, device, f"{name}.{len(regions)}", mine)
             regions.append(BuiltRegion(call, step.reads))
     made = iter(regions)
-    drawer = _drawer(regions) if fallback == "eager" else None
+    drawer = _drawer(program, compiler) if fallback == "eager" and regions else None
     for step in program.steps:
         if isinstance(step.does, RegionStep):
             run, named = region_calls(next(made).call, step.does, device)
@@ -119,10 +119,12 @@ def build_graph(
     return BuiltGraph(graph, program, tuple(regions))
 
 
-def _drawer(regions: Sequence[BuiltRegion]) -> MaskDrawer | None:
-    """What draws masks of dropout with the program of one of these regions."""
-    entries = (region.call.compiled.masks for region in regions)
-    entry = next((e for e in entries if e is not None), None)
+def _drawer(program: Program, compiler: Compiler) -> MaskDrawer | None:
+    """What draws masks of dropout for eager's steps; None where they draw none."""
+    eager = (step.does for step in program.steps if not isinstance(step.does, RegionStep))
+    if not any(draws(does) for does in eager):
+        return None
+    entry = compiler.masks()
     return None if entry is None else MaskDrawer(entry)
 
 

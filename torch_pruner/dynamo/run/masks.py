@@ -122,9 +122,19 @@ _CASES = ((0, 1500, 0.9), (3, 3001, 0.3), (9, 100, 0.5), (624, 312, 0.9))
 """Numbers drawn before, elements and probability."""
 
 
+def draws(step: fx.GraphModule) -> bool:
+    """Whether a step draws masks of a size that a program is faster for, or of an unknown one."""
+    return any(_is_large(node) for node in step.graph.nodes if node.target is _bernoulli)
+
+
+def _is_large(node: fx.Node) -> bool:
+    mask = node.meta.get("val")
+    return not isinstance(mask, torch.Tensor) or mask.numel() >= WORTH
+
+
 def with_drawer(step: fx.GraphModule, drawer: MaskDrawer) -> fx.GraphModule:
     """An eager step whose masks ``drawer`` draws; ``step`` itself where it draws none."""
-    if not any(node.target is _bernoulli for node in step.graph.nodes):
+    if not draws(step):
         return step
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in step.graph.nodes:
