@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Orders = Mapping[int, Order]
 
 _MAX_INLINE = 48  # operators of one expression before it is cut
+_FEW_POSITIONS = 16  # elements that each position serves at least: then there are few of them
 # What reads elements of its operands more than once.
 _REREADING = (OpKind.CONTRACT, OpKind.WINDOW, OpKind.RECURRENCE)
 
@@ -194,7 +195,7 @@ def _choose_buffers(state: State) -> None:
         if i in state.buffers or i in state.group_of or node.kind is OpKind.LEAF:
             size[i], heavy[i] = 0, False
             continue
-        size[i] = sum(size[j] for j in node.inputs) + (node.kind is not OpKind.VIEW)
+        size[i] = _inlined(state, i, size) + (node.kind is not OpKind.VIEW)
         heavy[i] = node.op in EXPENSIVE or any(heavy[j] for j in node.inputs)
         if node.kind is OpKind.VIEW:
             continue
@@ -210,6 +211,33 @@ def _choose_buffers(state: State) -> None:
         if anchors or shared or repeated or reduced or apart or size[i] > _MAX_INLINE:
             state.buffers.add(i)
             size[i], heavy[i] = 0, False
+
+
+def _inlined(state: State, node: int, size: Mapping[int, int]) -> int:
+    """Operators of one element's expression below a node, as they count.
+
+    What elementwise operators share is computed once; what views and positions are read at, once
+    for each reader. Positions are computed once a line, which they serve, and of a concatenation
+    each part is a loop of its own.
+    """
+    n = state.node(node)
+    if n.op == "cat":
+        return max(size[j] for j in n.inputs)
+    if n.op == "take" and state.node(n.inputs[1]).numel * _FEW_POSITIONS <= n.numel:
+        return size[n.inputs[0]] + min(size[n.inputs[1]], 1)
+    if n.kind is not OpKind.POINTWISE:
+        return sum(size[j] for j in n.inputs)
+    count, todo, seen = 0, list(n.inputs), set(n.inputs)
+    while todo:
+        i = todo.pop()
+        below = state.node(i)
+        if below.kind is not OpKind.POINTWISE or not size[i]:
+            count += size[i]
+            continue
+        count += 1
+        todo += set(below.inputs) - seen
+        seen.update(below.inputs)
+    return count
 
 
 def _meet(state: State, node: int, read_by: Sequence[int]) -> bool:

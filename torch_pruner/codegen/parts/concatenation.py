@@ -91,12 +91,13 @@ def over_parts(
         extent = spec.nodes[operand].shape[dim]
         reader.overrides[cat] = read
         if axis == -1:
-            return vectors(line, start, extent)
+            return reader.line(line, lambda: vectors(line, start, extent))
         own = (extent, *shape[axis + 1 : -1])
 
         def row(r: Expr) -> Stmt:
             first, *rest = unlinear(r, own)
-            return vectors((*line, start + first, *rest), 0, shape[-1])
+            at = (*line, start + first, *rest)
+            return reader.line(at, lambda: vectors(at, 0, shape[-1]))
 
         return loop(math.prod(own), row, name="r")
 
