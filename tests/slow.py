@@ -1,7 +1,7 @@
 """Which tests are slow, by measurement, and whose turn it is.
 
-Continuous integration has a limit of time. What takes seconds runs at one commit in three: the
-slow tests are dealt to three turns of about equal length, and the commit says which one it is.
+Continuous integration has a limit of time. What takes seconds runs at one commit in four: the
+slow tests are dealt to four turns of about equal length, and the commit says which one it is.
 ``pytest --every`` runs all, ``pytest --every --note-slow`` writes the list anew.
 """
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import pytest
 
 FILE = Path(__file__).with_name("slow.json")
-TURNS = 3
+TURNS = 4
 PROPERTY = "cpu_seconds"  # of a test's reports, from whichever process ran it
-_SLOW = 2.5  # seconds of a test that take turns
+_SLOW = 1.5  # seconds of a test that take turns
 
 
 def turns(file: Path = FILE) -> dict[str, int]:
@@ -59,7 +59,7 @@ class Notes:
 
     def pytest_sessionfinish(self) -> None:
         """Writes the list."""
-        noted = {t: round(min(s, self._lasted[t])) for t, s in self._used.items() if s >= _SLOW}
+        noted = {t: round(min(s, self._lasted[t]), 1) for t, s in self._used.items() if s >= _SLOW}
         slow = {t: s for t, s in sorted(noted.items()) if s >= _SLOW}
         FILE.write_text(json.dumps(slow, indent=1) + "\n")
 
