@@ -321,7 +321,7 @@ def run(code, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_a_forked_child_compiles_for_itself(tmp_path):
     done = run(FORKS, tmp_path)
     assert done.returncode == 0, done.stderr

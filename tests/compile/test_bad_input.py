@@ -481,7 +481,7 @@ def test_no_c_compiler(tmp_path):
     )  # the code was made in memory; only keeping it needs a linker
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity here")
 def test_one_core(tmp_path):
     options = {"effort": "none", "strict": True, "cache_dir": str(tmp_path / "cache"), "threads": 2}
@@ -498,7 +498,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 """
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 @pytest.mark.parametrize("limit", [6000, 200_000])  # torch itself needs a few bytes
 def test_full_disk(tmp_path, limit):
     """A cache that cannot be written is no reason to fail, not even under strict."""
@@ -509,7 +509,7 @@ def test_full_disk(tmp_path, limit):
     assert 1 <= len(warnings) <= 2, warnings
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_cache_path_that_is_a_file(tmp_path):
     (tmp_path / "cache").write_text("not a directory")
     options = {"effort": "none", "strict": True, "cache_dir": str(tmp_path / "cache")}
@@ -519,7 +519,7 @@ def test_cache_path_that_is_a_file(tmp_path):
     assert str(tmp_path / "cache") in warnings[0]
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 @pytest.mark.skipif(
     os.geteuid() == 0 and not Path("/proc/self/status").exists(), reason="root may write anywhere"
 )
@@ -532,7 +532,7 @@ def test_unwritable_cache_directory(tmp_path):
     assert "/proc/nobody/cache" in warnings[0]
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_no_home_and_no_environment(tmp_path):
     env = {"HOME": "", "XDG_CACHE_HOME": str(tmp_path), "TORCH_PRUNER_CACHE_DIR": ""}
     _, warnings = run_script({"effort": "none", "strict": True}, env=env)

@@ -108,7 +108,7 @@ def run(script: str, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_forked_children_and_workers_of_a_data_loader_run_compiled_calls(tmp_path) -> None:
     done = run(CALLS, tmp_path)
     assert done.stdout == "done\n", done.stderr[-3000:]
@@ -116,7 +116,7 @@ def test_forked_children_and_workers_of_a_data_loader_run_compiled_calls(tmp_pat
     assert len(notes) == 4, done.stderr[-3000:]  # two children and two workers
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_a_forked_child_compiles_although_the_parent_compiled_just_then(tmp_path) -> None:
     done = run(COMPILES, tmp_path)
     assert done.stdout == "done\n", done.stderr[-3000:]

@@ -81,7 +81,7 @@ def run(command: list[object], home: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_a_bundle_is_loaded_and_served(python, bundle, tmp_path) -> None:
     cache = tmp_path / "cache"
     tool = python.with_name("torch-pruner")

@@ -59,7 +59,7 @@ def test_it_runs_in_the_graph_and_is_found_again(cold, a_fast_library) -> None:
         torch.testing.assert_close(compiled(x), module(x))
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_without_the_option_it_is_not_asked(cold, a_fast_library) -> None:
     module, x = Net().eval(), torch.randn(32, 8, 7, 7)
     with torch.no_grad():

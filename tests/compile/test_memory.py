@@ -63,7 +63,7 @@ print(status("VmHWM") - before)
 """
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_the_first_call_needs_little_more_memory_than_eager(tmp_path):
     """Eager's results lay beside ours, and both as double: three times of what eager needs."""
 

@@ -70,7 +70,7 @@ def test_a_later_size_runs_in_eager_with_one_warning(cold, caplog, dynamic) -> N
     assert "torch-pruner tune" in warnings[0]
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 @torch.no_grad()
 def test_the_same_in_another_process_where_nothing_is_tuned_and_nothing_logged(cold) -> None:
     model = net()

@@ -75,7 +75,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_a_warm_model_needs_no_compiler_and_no_tuner(warm, tmp_path) -> None:
     done = run("serve", warm, PATH=str(tmp_path), CC="")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -199,7 +199,7 @@ print(counters["aot_autograd"].get("autograd_cache_hit", 0))
 """
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_it_travels_in_torchs_artifacts(tmp_path, monkeypatch) -> None:
     """What ``save_cache_artifacts`` wrote is found with another, empty directory of torch's."""
     found = []

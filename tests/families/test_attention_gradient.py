@@ -63,7 +63,7 @@ class Heads(torch.nn.Module):
         return out.transpose(1, 2).reshape(x.shape)
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_training_is_as_in_eager(monkeypatch, tmp_path) -> None:
     """Rows that see nothing included."""
     monkeypatch.setattr(one_kernel, "_gradient_cheaper", lambda *_: True)

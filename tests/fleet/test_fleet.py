@@ -82,7 +82,7 @@ class TestRpcExecutor(MeasureExecutorContract):
         pytest.fail(f"{len(executor._workers)} of 2 devices")
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_a_device_that_is_killed_costs_a_second_try() -> None:
     """In the middle of timing; its candidates are timed by the other one."""
     with fleets.fleet(2) as found, RpcExecutor(found.tracker, 1) as executor:

@@ -110,7 +110,7 @@ def test_an_emulated_block(part: int) -> None:
     assert unseen == []
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_older_tensor_cores() -> None:
     names = [n for n in cases("sm_75") if CASES[n][2].get("tensor") or "attention" in n]
     assert len(names) >= 8
@@ -223,7 +223,7 @@ def mutated(source: str, old: str, new: str) -> str:
     return found
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_mistakes_are_found() -> None:
     """Lanes, registers, groups of copies, barriers that not all reach, places in memory."""
     names = sorted({case for case, *_ in MUTANTS.values()})

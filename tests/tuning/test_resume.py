@@ -96,7 +96,7 @@ def gone(pid: str, patience_s: float = 20.0) -> bool:
     return False
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_killed_tuning_goes_on_where_it_was(tmp_path):
     cache = tmp_path / "cache"
     status, said = tune(cache, kill_after=5)

@@ -27,7 +27,7 @@ def tuned(backend, cache, trials: int) -> KernelEntry:
         store.close()
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_tuning_starts_from_a_bundles_schedules(cold, tmp_path) -> None:
     here, there = cold.cache_dir, tmp_path / "there"
     shipped = tuned(cold, here, 8)

@@ -63,7 +63,7 @@ print(json.dumps({"measured": measured, "right": right, "errors": errors}))
 """
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_one_tuning_and_all_answers_right(tmp_path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), str(THREADS), str(TRIALS)]
     started = [

@@ -65,7 +65,7 @@ def test_a_convolution_is_searched_with_its_epilogue_and_its_weights_are_packed(
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bfloat16", *(pytest.param(d, marks=pytest.mark.rotated(3)) for d in ("float64", "int32"))],
+    ["bfloat16", *(pytest.param(d, marks=pytest.mark.rotated(6)) for d in ("float64", "int32"))],
 )
 def test_arithmetic_without_a_plain_form_is_searched_too(dtype) -> None:
     from torch_pruner.tuner import make_cost_model, make_strategy

@@ -43,7 +43,7 @@ def test_logs_and_the_trace_of_torch_hold_the_report(tmp_path) -> None:
     assert report["graphs"]
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_nothing_is_said_unless_asked(tmp_path) -> None:
     done = run(tmp_path)
     assert done.stdout == ""

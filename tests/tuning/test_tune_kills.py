@@ -17,7 +17,7 @@ pytestmark = pytest.mark.tvm
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 @pytest.mark.parametrize("kills", [1, pytest.param(200, marks=pytest.mark.stress)])
 def test_tuning_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     done = subprocess.run(

@@ -56,7 +56,7 @@ def planned(place: Path) -> list[dict[str, object]]:
     return tasks
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_a_budget_that_leaves_kernels_untuned_is_told_again_and_gone_on_with(place: Path) -> None:
     """The next ``tune`` said complete, and ``--dry-run`` that nothing was left."""
     first = command(place, "--time-budget", "0.01")
@@ -69,7 +69,7 @@ def test_a_budget_that_leaves_kernels_untuned_is_told_again_and_gone_on_with(pla
     assert (again.returncode, "incomplete: kernels not tuned" in out) == (1, True), out + err
 
 
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 def test_ctrl_c_is_status_130_at_once_and_what_was_measured_stays(place: Path) -> None:
     """It took 18 s, and ended in ``KeyError``."""
     running = command(place, "--effort", "full", "--set", "progress=1")
