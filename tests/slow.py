@@ -1,7 +1,7 @@
 """Which tests are slow, by measurement, and whose turn it is.
 
-Continuous integration has a limit of time. What takes seconds runs at one commit in four: the
-slow tests are dealt to four turns of about equal length, and the commit says which one it is.
+Continuous integration has a limit of time. What takes seconds runs at one commit in five: the
+slow tests are dealt to five turns of about equal length, and the commit says which one it is.
 ``pytest --every`` runs all, ``pytest --every --note-slow`` writes the list anew.
 """
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import pytest
 
 FILE = Path(__file__).with_name("slow.json")
-TURNS = 4
+TURNS = 5
 PROPERTY = "cpu_seconds"  # of a test's reports, from whichever process ran it
-_SLOW = 1.5  # seconds of a test that take turns
+_SLOW = 1.0  # seconds of a test that take turns
 
 
 def turns(file: Path = FILE) -> dict[str, int]:
