@@ -128,7 +128,8 @@ def run(job: SearchJob) -> dict[str, Any]:
     for name in job.searches:
         seeds = job.reference_seeds[:1] if name == UNTOUCHED else job.seeds  # it takes minutes
         found += [search(task, name, s, job.trials, limit_s, job.weights) for s in seeds]
-    return {"status": "ok", "searches": found, "again": timed_again(task, found)}
+    again = timed_again(task, found)
+    return {"status": "ok", "searches": [with_winner(s, again) for s in found], "again": again}
 
 
 def search(
@@ -257,6 +258,18 @@ def timed_again(task: Task, found: list[dict[str, Any]]) -> dict[str, float]:
         results = executor.measure(inputs)
     pairs = zip(candidates, results, strict=True)
     return {digest: r.latency_s for digest, r in pairs if math.isfinite(r.latency_s)}
+
+
+def with_winner(search: dict[str, Any], again: dict[str, float]) -> dict[str, Any]:
+    """A search whose events keep the best candidate alone: a trace of MetaSchedule's is long."""
+    best = min(
+        (e["digest"] for e in search["events"]), key=lambda d: again.get(d, math.inf), default=""
+    )
+    events = [
+        e if e["digest"] == best else {k: v for k, v in e.items() if k != "candidate"}
+        for e in search["events"]
+    ]
+    return {**search, "events": events}
 
 
 def main(arguments: list[str] | None = None) -> int:

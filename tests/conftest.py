@@ -65,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_DATA_HOME"] = home
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     if config.getoption("--note-slow"):
+        if not config.getoption("--every"):
+            raise pytest.UsageError("--note-slow lists what is slow of all tests: give --every too")
         config.pluginmanager.register(slow.Notes(), "slow-tests")
 
 

@@ -11,16 +11,20 @@ from torch_pruner.dynamo.run import masks
 pytestmark = pytest.mark.tvm
 
 
-def test_masks_and_states_are_eagers():
-    """From many states on, with few elements and many, each a call of the entry."""
-    from torch_pruner.codegen.build.lower import compile_module
-    from torch_pruner.codegen.build.masks import mask_functions
-    from torch_pruner.codegen.tir.builders import tvm
+@pytest.mark.parametrize("linked", [True, False])
+def test_masks_and_states_are_eagers(linked, monkeypatch):
+    """From many states on, with few elements and many, each a call of the entry, which is linked,
+    or built in memory where nothing links."""
+    from torch_pruner.compiler import host_toolchain
     from torch_pruner.graph.memory import MASKS
     from torch_pruner.target import TargetSpec
 
-    library = compile_module(tvm.IRModule(mask_functions()), TargetSpec.resolve("auto"))
-    drawer = masks.MaskDrawer(library[MASKS])
+    if not linked:
+        monkeypatch.setattr(host_toolchain, "c_compiler", lambda: None)
+    toolchain = host_toolchain.HostToolchain(1)
+    toolchain.prepare()
+    library = toolchain.build({}, {MASKS: ()}, 0, TargetSpec.detect(1))
+    drawer = masks.MaskDrawer(library.entries()[0])
     if not drawer._agrees(0, 8, 0.5):
         pytest.skip("torch draws in another way on this machine")
     assert drawer._tried()
@@ -67,3 +71,15 @@ def test_a_network_trains_with_masks_that_its_program_draws(backend, monkeypatch
     used = [faithful for default, faithful in drawn if default]
     assert all(used)
     assert len(used) in (0, 6, 8)
+
+
+def test_few_elements_need_no_library_that_draws(backend, monkeypatch):
+    """Eager draws few: sizes are known where it is decided, in graphs of AOTAutograd, too."""
+    from torch_pruner.compiler.driver import Compiler
+
+    monkeypatch.setattr(Compiler, "masks", lambda self: pytest.fail("asked for"))
+    x = torch.ones(8, 16, requires_grad=True)
+    torch.manual_seed(3)
+    found = backend.compile(lambda x: F.dropout(x, 0.5).exp())(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, F.dropout(x, 0.5).exp())

@@ -104,6 +104,12 @@ class ToolchainContract:
         assert len(library.entries()) == len(CALLS) + len(toolchain.own)
         check(dict(zip(CALLS, library.entries(), strict=False)))
 
+    def test_optional_entries_come_where_they_are_asked_for(self, toolchain, target) -> None:
+        toolchain.prepare()
+        for name in toolchain.optional:
+            entries = toolchain.build({}, {name: ()}, 0, target).entries()
+            assert len(entries) == 1 + len(toolchain.own)
+
     def test_what_is_loaded_does_the_same_without_a_compiler(
         self, toolchain, file, without_compiler
     ) -> None:

@@ -227,7 +227,8 @@ def _inlined(state: State, node: int, size: Mapping[int, int]) -> int:
         return size[n.inputs[0]] + min(size[n.inputs[1]], 1)
     if n.kind is not OpKind.POINTWISE:
         return sum(size[j] for j in n.inputs)
-    count, todo, seen = 0, list(n.inputs), set(n.inputs)
+    seen = set(n.inputs)
+    count, todo = 0, list(seen)
     while todo:
         i = todo.pop()
         below = state.node(i)

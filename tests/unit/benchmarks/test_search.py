@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import search_table
+from benchmarks import search, search_table
 from tests import fakes
 
 
@@ -195,3 +195,14 @@ def test_without_drafts_a_cost_model_ranks_points_drawn_at_random() -> None:
     assert isinstance(strategy.cost_model, ResidualModel)
     drafted = search.strategy_for("draft-verify/residual", fakes.make_task(8), 1)
     assert drafted.draft_model is drafted.cost_model
+
+
+def test_of_a_search_the_best_candidate_is_kept(row) -> None:
+    kept = [
+        [e["digest"] for e in search.with_winner(s, row["again"])["events"] if "candidate" in e]
+        for s in row["searches"]
+    ]
+    assert kept == [["b"], ["e"], ["d"], []]
+    slim = {**row, "searches": [search.with_winner(s, row["again"]) for s in row["searches"]]}
+    reference = search_table.reference(slim)
+    assert search_table.curve(slim, reference) == search_table.curve(row, reference)

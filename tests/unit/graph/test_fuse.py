@@ -265,3 +265,20 @@ def test_what_is_looked_up_for_one_expression_has_no_buffer() -> None:
     apart = b.pointwise("mul", b.pointwise("sub", far, near), b.input(4, (7,), "float32"))
     graph = b.finish([b.pointwise("exp", b.pointwise("add", near, apart))])
     assert len(fuse(graph).kernels) == 1
+
+
+def test_what_an_expression_shares_counts_once() -> None:
+    """Squares of squares are an operator each, not twice as many as the last; so are what is made
+    of rows looked up for many columns, and parts put together, of which each is an expression."""
+    b = GraphBuilder()
+    parts = []
+    for _ in range(3):
+        at = b.input(len(parts) + 1, (4,), "int64")
+        for _ in range(20):
+            at = b.pointwise("add", at, at)
+        x = b.append("take", (b.input(0, (8, 64), "float32"), at), (4, 64), "float32", dim=0)
+        for _ in range(20):
+            x = b.pointwise("mul", x, x)
+        parts.append(x)
+    graph = b.finish([b.append("cat", tuple(parts), (12, 64), "float32", dim=0)])
+    assert len(fuse(graph).kernels) == 1
