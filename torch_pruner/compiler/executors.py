@@ -64,8 +64,25 @@ def build_pool(threads: int) -> BuildPool:
     """Processes that build kernels, at most as many as ``threads``."""
     from torch_pruner.compiler.building.pool import BuildPool
 
-    count = min(threads, MOST_BUILDERS)
+    count = _builders(threads)
     return shared_executor(("build", count), lambda: BuildPool(count))
+
+
+def release_needless(threads: int) -> None:
+    """Stop processes that began to start and that nobody has asked to build anything: for the
+    seconds in which they import TVM they would take the cores from calls."""
+    from torch_pruner.compiler.building.pool import BuildPool
+
+    key = ("build", _builders(threads))
+    with _lock:
+        pool = _running.get(key)
+        if isinstance(pool, BuildPool) and not pool.asked:
+            del _running[key]
+            pool.close()
+
+
+def _builders(threads: int) -> int:
+    return min(threads, MOST_BUILDERS)
 
 
 def release_later() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
-from torch_pruner.compiler.executors import build_pool, release_later
+from torch_pruner.compiler.executors import build_pool, release_later, release_needless
 from torch_pruner.compiler.toolchain import NOTHING, Kept, Library, Toolchain
 from torch_pruner.config import c_compiler
 from torch_pruner.graph.memory import CHECKSUMS, COPIES, MASKS
@@ -43,6 +43,9 @@ class HostToolchain(Toolchain):
         if self.beside and "tvm" not in sys.modules and c_compiler() is not None:
             build_pool(self.threads)
             release_later()
+
+    def settle(self) -> None:
+        release_needless(self.threads)
 
     def build(
         self,

@@ -81,6 +81,9 @@ class Toolchain(ABC):
     def expect(self) -> None:
         """Called where something will probably be built in a second. Default: nothing to do."""
 
+    def settle(self) -> None:
+        """Called when what was expected is built, or was not to be. Default: nothing to do."""
+
     @abstractmethod
     def build(
         self,

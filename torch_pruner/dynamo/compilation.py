@@ -7,6 +7,7 @@ for those that come. Where any of this fails, ``fallback`` puts eager in its pla
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -36,10 +37,11 @@ from torch_pruner.dynamo.sizes.sized_compilation import SizedCompilation
 from torch_pruner.log import PhaseTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
 
+    from torch_pruner.compiler.toolchain import Toolchain
     from torch_pruner.config import Config
     from torch_pruner.dynamo.lower.calls import BoxedCall, DynamoCall, RuntimeValue
 
@@ -98,8 +100,8 @@ class GraphCompilation:
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         lower, timer = self.lower, self._timer
-        self._expect_to_build(example_inputs)
         with (
+            self._expecting(example_inputs),
             timer.phase("capture"),
             torch_cache.riding(serialization.version(), self._restore) as kept,
         ):
@@ -116,15 +118,29 @@ class GraphCompilation:
         direct, self._direct = self._direct, None
         return compiled if direct is None else lambda *inputs: direct(list(inputs))
 
-    def _expect_to_build(self, example_inputs: Sequence[RuntimeValue]) -> None:
-        """Have who builds get ready meanwhile, where nothing is tuned before."""
+    @contextlib.contextmanager
+    def _expecting(self, example_inputs: Sequence[RuntimeValue]) -> Iterator[None]:
+        """Has who builds get ready meanwhile; they stop where nothing was to be built."""
+        toolchain = self._builds_soon(example_inputs)
+        if toolchain is None:
+            yield
+            return
+        toolchain.expect()
+        try:
+            yield
+        finally:
+            toolchain.settle()
+
+    def _builds_soon(self, example_inputs: Sequence[RuntimeValue]) -> Toolchain | None:
+        """What builds kernels, where nothing is tuned before."""
         config = self._config
         tunes = config.effort != "none" and config.on_miss == "tune"
         if tunes or config.on_miss == "error" or self._takeover is not None:
-            return
+            return None
         devices = {v.device for v in example_inputs if isinstance(v, torch.Tensor)}
-        if len(devices) == 1:
-            device_for(devices.pop(), config).compiler(config).toolchain.expect()
+        if len(devices) != 1:
+            return None
+        return device_for(devices.pop(), config).compiler(config).toolchain
 
     def lower(
         self,

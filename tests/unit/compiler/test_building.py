@@ -9,7 +9,9 @@ import pytest
 
 from torch_pruner import exc
 from torch_pruner.codegen.build.kernel_object import Division, KernelObject
+from torch_pruner.compiler import executors
 from torch_pruner.compiler.building import jobs, library
+from torch_pruner.compiler.building import pool as pools
 from torch_pruner.compiler.building.pool import BuildPool
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
@@ -36,6 +38,24 @@ def test_answers_come_in_the_order_of_the_jobs(pool: BuildPool) -> None:
     assert [reply["job"] for reply in found] == list(range(9))
     assert len({reply["pid"] for reply in found}) <= 2
     assert pool.build([]) == []
+
+
+def test_processes_that_nobody_asked_stop_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What imports TVM for nothing would take the cores from the first seconds' calls."""
+    monkeypatch.setattr(executors, "_running", {})
+    executors.release_needless(2)  # none was begun
+    make = executors.build_pool
+    monkeypatch.setattr(pools.BuildPool.__init__, "__defaults__", (f"{SERVICES}:scripted",))
+    idle = make(2)
+    executors.release_needless(2)
+    assert not idle._workers
+    assert not executors._running
+    busy = make(2)
+    busy.build([{"cmd": "work"}])
+    executors.release_needless(2)
+    assert make(2) is busy
+    assert busy._workers
+    executors.close_all()
 
 
 def test_a_job_whose_process_dies_is_done_by_another(pool: BuildPool, tmp_path: Path) -> None:

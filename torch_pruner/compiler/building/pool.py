@@ -77,6 +77,7 @@ class BuildPool:
         self._count, self._service = count, service
         self._lock = threading.Lock()
         self._workers: list[WorkerProcess] = []
+        self.asked = False  # whether ``build`` was called
 
     def start(self) -> None:
         """Have the processes begin to import what they need. Raises nothing: ``build`` will."""
@@ -89,6 +90,7 @@ class BuildPool:
         Raises ``WorkerDied`` if several processes died over a job, ``OSError`` if none can be
         started. After an exception nobody works on any of the jobs.
         """
+        self.asked = True
         with self._lock:
             batch = _Batch(jobs, deque(range(len(jobs))))
             with contextlib.ExitStack() as unless_done:
