@@ -84,7 +84,7 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
     Which is drawn by number: every n-th would leave out a value of a parameter of n values. Of the
     tests that are ``rotated(n)`` about one in n runs, drawn by the commit: all have their turn. So
-    has a fifth, by seconds, of the tests that are slow by tests/slow.json.
+    has an eighth, by seconds, of the tests that are slow by tests/slow.json.
     """
     seen: Counter[str] = Counter()
     turn_of = slow.turns()

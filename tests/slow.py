@@ -1,7 +1,7 @@
 """Which tests are slow, by measurement, and whose turn it is.
 
-Continuous integration has a limit of time. What takes seconds runs at one commit in five: the
-slow tests are dealt to five turns of about equal length, and the commit says which one it is.
+Continuous integration has a limit of time. What takes seconds runs at one commit in eight: the
+slow tests are dealt to eight turns of about equal length, and the commit says which one it is.
 ``pytest --every`` runs all, ``pytest --every --note-slow`` writes the list anew.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
 FILE = Path(__file__).with_name("slow.json")
-TURNS = 5
+TURNS = 8
 PROPERTY = "cpu_seconds"  # of a test's reports, from whichever process ran it
 _SLOW = 1.0  # seconds of a test that take turns
 
