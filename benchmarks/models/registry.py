@@ -323,6 +323,23 @@ NETWORKS: dict[str, Network] = {
                     kind="language",
                 ),
                 Network(
+                    "minilm",
+                    "MiniLM, sentences of 32 tokens",
+                    transformer.minilm,
+                    _tokens(30522, 32),
+                    batches=(32,),
+                    depth=6,
+                    kind="language",
+                ),
+                Network(
+                    "whisper_encoder",
+                    "Whisper's encoder",
+                    transformer.whisper_encoder,
+                    _normal(80, 3000),
+                    depth=4,
+                    kind="sequence",
+                ),
+                Network(
                     "wav2vec2",
                     "wav2vec 2.0",
                     transformer.wav2vec2,

@@ -23,7 +23,9 @@ from transformers import (
     T5EncoderModel,
     ViTConfig,
     Wav2Vec2Config,
+    WhisperConfig,
 )
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from benchmarks.models.blocks import RESIDUAL_GAIN
 from benchmarks.models.init import randomise
@@ -127,3 +129,16 @@ def t5_encoder(layers: int, _attention: str) -> nn.Module:
 def wav2vec2(layers: int, attention: str) -> nn.Module:
     """wav2vec 2.0's base: filters over a wave of 16 kHz, then a transformer."""
     return _from_config(Wav2Vec2Config(num_hidden_layers=layers), attention)
+
+
+def minilm(layers: int, attention: str) -> nn.Module:
+    """The shape of MiniLM-L6, which embeds sentences (Wang et al., 2020)."""
+    return bert(layers, attention, hidden=384, heads=12, intermediate=1536)
+
+
+def whisper_encoder(layers: int, attention: str) -> nn.Module:
+    """The encoder of Whisper's smallest model: filters over 3,000 frames, then 1,500 positions."""
+    config = WhisperConfig(
+        d_model=384, encoder_layers=layers, encoder_attention_heads=6, encoder_ffn_dim=1536
+    )
+    return WhisperEncoder._from_config(config, attn_implementation=attention)
