@@ -25,6 +25,7 @@ from benchmarks.models import (
     transformer,
     unet,
     vision,
+    zoo,
 )
 from benchmarks.models.init import randomise
 
@@ -214,6 +215,17 @@ def _language_model(
     )
 
 
+def _of_zoo(entry: zoo.Entry) -> Network:
+    return Network(
+        entry.name,
+        entry.title,
+        _whole(entry.build),
+        entry.inputs,
+        batches=(entry.batch,),
+        kind=entry.kind,
+    )
+
+
 _BERT_TINY = partial(transformer.bert, hidden=512, heads=8, intermediate=2048)
 _BERT_BASE = partial(transformer.bert, hidden=768, heads=12, intermediate=3072)
 _HALF = ("bfloat16",)
@@ -379,6 +391,7 @@ NETWORKS: dict[str, Network] = {
                     batches=(1, 8),
                     kind="sequence",
                 ),
+                *(_of_zoo(entry) for entry in zoo.ENTRIES),
             )
         ),
     )

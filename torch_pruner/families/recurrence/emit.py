@@ -97,14 +97,15 @@ def _tasks(nest: Nest) -> list[Stmt]:
 
 def _packed(nest: Nest) -> Stmt:
     """Weights that are no constants as panels; behind the last unit it is repeated."""
-    found, width = nest.found, nest.width
+    found, width, held = nest.found, nest.width, nest.chosen.gates
     kind = PARALLEL if nest.chosen.spread else SERIAL
 
     def panel(p: Expr) -> Stmt:
         d, number = unlinear(p, (found.directions, nest.panels))
 
         def gate(k: Expr, g: Expr) -> Stmt:
-            at = ((p * found.units + k) * found.gates + g) * width
+            group, within = T.truncdiv(g, imm(held)), T.truncmod(g, imm(held))
+            at = nest.block(d, number, group) + (k * held + within) * width
 
             def unit(e: Expr) -> Stmt:
                 column = g * found.units + T.min(number * width + e, imm(found.units - 1))
@@ -195,16 +196,14 @@ def _rows(nest: Nest, t: Expr, d: Expr, first: Expr, panel: _Panel) -> Stmt:
 
 
 def _fetched(
-    nest: Nest, d: Expr, rows: _Rows, panel: _Panel, block: Expr, count: int
+    nest: Nest, d: Expr, rows: _Rows, panel: _Panel, group: int, block: Expr
 ) -> list[Stmt]:
-    """Fetches a share of the lines of ``count`` positions, all of which the turns fetch.
+    """Fetches a share of the lines of unrolled positions, all of which the turns fetch.
 
-    They are those of the next panel.
+    They are those of the same gates of the next panel.
     """
-    found = nest.found
-    each = found.gates * nest.width
-    size = count * each
-    begin = (d * nest.panels + panel.following) * (found.units * each)
+    size = nest.chosen.ku * nest.chosen.gates * nest.width
+    begin = nest.block(d, panel.following, group)
     lines = -(-size // _LINE)
     share = -(-lines // rows.turns)
     at = begin + block * size + rows.turn * (share * _LINE)
@@ -212,47 +211,61 @@ def _fetched(
 
 
 def _tile(nest: Nest, t: Expr, d: Expr, rows: _Rows, panel: _Panel) -> Stmt:
-    """States of some rows and of the units of a panel after a step."""
+    """States of some rows and of the units of a panel after a step.
+
+    Sums of some gates after those of others: more rows share a weight that is loaded once.
+    """
     found, nv, vl = nest.found, nest.chosen.nv, nest.vl
     row, many, number = rows.first, rows.many, panel.number
     vectors = found.gates * nv
     acc = buffer(many * vectors * vl, nest.dtype, "acc", scope="local")
     before = nest.before(t)
 
-    def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+    held = nest.chosen.gates * nv  # vectors of a row in registers
+
+    def each(first: int, count: int, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
         """``body(i, j, v)`` for rows, vectors and lanes: a vector of weights is loaded once."""
 
         def vector(j: Expr, i: Expr) -> Stmt:
-            return loop(vl, lambda v: body(i, j, v), VECTORIZED, "v")
+            return loop(vl, lambda v: body(i, j + first, v), VECTORIZED, "v")
 
         return loop(
-            vectors, lambda j: loop(many, lambda i: vector(j, i), UNROLLED, "i"), UNROLLED, "j"
+            count, lambda j: loop(many, lambda i: vector(j, i), UNROLLED, "i"), UNROLLED, "j"
         )
 
     def clear(i: Expr, j: Expr, v: Expr) -> Stmt:
         return store(acc, (i * vectors + j) * vl + v, T.const(0, nest.dtype))
 
-    def position(k: Expr) -> Stmt:
-        base = ((d * nest.panels + number) * found.units + k) * (vectors * vl)
-
-        def update(i: Expr, j: Expr, v: Expr) -> Stmt:
-            state = nest.state[before + nest.kept(d, row + i, k)]
-            to = (i * vectors + j) * vl + v
-            return store(acc, to, acc[to] + state * nest.weights[base + j * vl + v])
-
-        return each(update)
-
     ku = nest.chosen.ku
     whole, rest = divmod(found.units, ku)
-    parts: list[Stmt] = [stack(acc), each(clear)]
 
-    def block(o: Expr) -> Stmt:
-        fetches = _fetched(nest, d, rows, panel, o, ku) if nest.chosen.ahead else []
-        return seq([*fetches, loop(ku, lambda e: position(o * ku + e), UNROLLED, "e")])
+    def summed(group: int) -> list[Stmt]:
+        """The sums of a group of gates, over all positions of the state."""
+        first = group * held
 
-    if whole:
-        parts.append(loop(whole, block, name="k"))
-    parts += [position(imm(whole * ku + e)) for e in range(rest)]
+        def position(k: Expr) -> Stmt:
+            base = nest.block(d, number, group) + k * (held * vl)
+
+            def update(i: Expr, j: Expr, v: Expr) -> Stmt:
+                state = nest.state[before + nest.kept(d, row + i, k)]
+                to = (i * vectors + j) * vl + v
+                weight = nest.weights[base + (j - first) * vl + v]
+                return store(acc, to, acc[to] + state * weight)
+
+            return each(first, held, update)
+
+        def block(o: Expr) -> Stmt:
+            fetches = _fetched(nest, d, rows, panel, group, o) if nest.chosen.ahead else []
+            return seq([*fetches, loop(ku, lambda e: position(o * ku + e), UNROLLED, "e")])
+
+        parts = [each(first, held, clear)]
+        if whole:
+            parts.append(loop(whole, block, name="k"))
+        return [*parts, *(position(imm(whole * ku + e)) for e in range(rest))]
+
+    parts = [stack(acc)]
+    for group in range(nest.groups):
+        parts += summed(group)
 
     def ends(i: Expr) -> Stmt:
         made = [

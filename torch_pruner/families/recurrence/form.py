@@ -28,6 +28,7 @@ class RecurrenceDecisions(NamedTuple, Generic[N]):
     vl: N  # lanes: units of one vector
     nv: N  # vectors of units of a panel, for every gate
     tm: N  # rows of a register tile
+    gates: N  # gates whose sums a tile keeps in registers at once
     ku: N  # unrolled positions of the state
     ahead: N  # 1: weights of the next panel are fetched while tiles pass by this one
     rows: N  # chunks of the rows
@@ -91,21 +92,28 @@ def panels(found: Recurrence, decisions: RecurrenceDecisions[int]) -> int:
     return -(-found.units // (decisions.vl * decisions.nv))
 
 
+def groups(found: Recurrence, decisions: RecurrenceDecisions[int]) -> int:
+    """Groups of gates of a panel, one after another."""
+    return found.gates // decisions.gates
+
+
 def constant_weights(spec: Graph, found: Recurrence) -> tuple[int, Graph] | None:
     """(input index, views of it) where the weights are one static input."""
     return constant_behind(spec, found.weights)
 
 
 def parameters(spec: Graph, decisions: RecurrenceDecisions[int]) -> Parameters:
-    """Weights as panels, [direction][panel][k][gate][unit]. Scratch: states before and after a
-    step, [2][direction][row][unit]; cells like one of them; panels that are made at run time."""
+    """Weights as panels, [direction][panel][group of gates][k][gate][unit]. Scratch: states before
+    and after a step, [2][direction][row][unit]; cells like one of them; panels that are made at
+    run time."""
     found = recurrence_of(spec)
     each = (found.directions, found.rows, found.units)
     scratch = [BufferSpec((2, *each), found.node.dtype)]
     if found.has_cells:
         scratch.append(BufferSpec(each, found.node.dtype))
     width, count = decisions.vl * decisions.nv, panels(found, decisions)
-    shape = (found.directions, count, found.units, found.gates * width)
+    blocks = count * groups(found, decisions)
+    shape = (found.directions, blocks, found.units, decisions.gates * width)
     constant = constant_weights(spec, found)
     if constant is None:
         return Parameters(scratch=(*scratch, BufferSpec(shape, found.node.dtype)))

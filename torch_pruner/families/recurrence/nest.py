@@ -9,7 +9,7 @@ from torch_pruner.codegen.parts.output import along
 from torch_pruner.codegen.tir.builders import Buffer, Expr, Stmt, T
 from torch_pruner.codegen.tir.reader import Reader, imm, linear
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.families.recurrence.form import Recurrence, panels
+from torch_pruner.families.recurrence.form import Recurrence, groups, panels
 
 if TYPE_CHECKING:
     from torch_pruner.families.recurrence.form import RecurrenceDecisions
@@ -27,7 +27,7 @@ class Nest:
     out: Buffer
     state: Buffer  # [before or after][direction][row][unit]
     cells: Buffer | None  # [direction][row][unit]
-    weights: Buffer  # [direction][panel][k][gate][unit]
+    weights: Buffer  # [direction][panel][group][k][gate][unit]
     path: tuple[int, ...]
 
     @property
@@ -48,9 +48,18 @@ class Nest:
         return panels(self.found, self.chosen)
 
     @property
+    def groups(self) -> int:
+        return groups(self.found, self.chosen)
+
+    @property
     def rows(self) -> int:
         """Rows of a task."""
         return self.found.rows // self.chosen.rows
+
+    def block(self, d: Expr, panel: Expr, group: Expr | int) -> Expr:
+        """Where the weights of a group of gates of a panel begin."""
+        number = (d * self.panels + panel) * self.groups + group
+        return number * (self.found.units * self.chosen.gates * self.width)
 
     def kept(self, d: Expr, row: Expr, unit: Expr) -> Expr:
         """Where a unit lies in cells, and in each of the two states."""
