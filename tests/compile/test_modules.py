@@ -36,6 +36,25 @@ def test_batch_norm_statistics_without_gradients(backend):
     assert_equal(model.norm.running_var, twin.norm.running_var)
 
 
+class Turned(nn.Module):
+    """Normalises the last dimension: eager's result lies as the input did, the traced one densely.
+
+    A view of the traced one is an error in eager.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.leave = nn.BatchNorm1d(16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.norm(x.transpose(1, 2)).transpose(1, 2).reshape(-1, 16))
+
+
+@torch.no_grad()
+def test_a_view_of_what_eager_lays_out_otherwise(backend):
+    backend.check_module(Turned().eval(), lambda: (randn(4, 9, 16),), calls=3)
+
+
 def test_switching_between_train_and_eval(backend):
     model, twin = conv_norm(), conv_norm()
     compiled = backend.compile(model)

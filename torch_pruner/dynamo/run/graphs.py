@@ -9,6 +9,8 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
+import torch
+
 from torch_pruner import exc, fork_locks, log
 from torch_pruner.compiler.remembered import captured, verdicts
 from torch_pruner.config import OPTIONS, Config
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 _counter = itertools.count()
 _compile_lock = fork_locks.rlock()
+
+aten = torch.ops.aten
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -90,6 +94,7 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
             captured.keep(device.compiler(config), key, result.blob, label)
     except serialization.UnsavableError as err:
         result.why = str(err)
+    _let_views_copy(gm)
     finishing = Finishing(graph, program, device, result.blob)
     if graph.takeover is not None and program.regions and device.in_background:
         deferred = DeferredGraph(finishing, config, boxed(gm), graph.takeover)
@@ -177,6 +182,17 @@ def _identity(gm: fx.GraphModule) -> str:
     """A digest of an ATen graph and of what goes in."""
     inputs = [str(n.meta.get("val")) for n in gm.graph.find_nodes(op="placeholder")]
     return hashlib.sha256("\n".join([gm.code, *inputs]).encode()).hexdigest()
+
+
+def _let_views_copy(gm: fx.GraphModule) -> None:
+    """Makes the graph run in eager where an operator's strides are not those that were traced.
+
+    Attention and normalisation lay their results as they like; a view of what was traced as dense
+    is an error then, where the model's own ``reshape`` is none.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
+    gm.recompile()
 
 
 def boxed(gm: fx.GraphModule) -> BoxedCall:
