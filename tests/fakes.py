@@ -22,6 +22,7 @@ from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureSta
 from torch_pruner.tuner.cost_model.base import CostModel
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
 from torch_pruner.tuner.measure.builder import BuiltKernel
+from torch_pruner.tuner.measure.worker_executor import UNUSABLE
 
 Latency = Callable[[np.ndarray], np.ndarray]  # (n, d) decisions -> (n,) seconds
 
@@ -142,6 +143,7 @@ class ConstantModel(CostModel):
 # What a candidate of FakeBuilder does, by its decision "mode".
 GOOD, BUILD_RAISES, BUILD_HANGS, BUILD_CRASHES, RUN_RAISES, RUN_HANGS, RUN_CRASHES = range(7)
 WRONG, JUNK, UNPRINTABLE, EXITS, DIES_LATER, CRASHES_LATER, HANGS_LATER = range(7, 14)
+CANNOT_RUN = 14
 
 
 class UnprintableError(Exception):
@@ -187,6 +189,10 @@ class FakeBuilder:
                     os.kill(os.getpid(), signal.SIGSEGV)
                 if mode == EXITS:
                     os._exit(3)
+                if mode == CANNOT_RUN:
+                    sys.stderr.write("the device is somebody else's")
+                    sys.stderr.flush()
+                    os._exit(UNUSABLE)
                 if mode == JUNK:
                     print("more junk", flush=True)
                 for out, value in zip(

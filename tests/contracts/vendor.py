@@ -47,6 +47,10 @@ class VendorContract:
     def test_what_it_cannot_run_is_none(self, vendor) -> None:
         assert vendor.latency_s(unmapped()) is None
 
+    def test_it_runs_what_it_has_a_time_for(self, vendor) -> None:
+        assert vendor.runs(product(4))
+        assert vendor.runs(unmapped()) in (True, False)
+
     def test_operands_of_two_dtypes_are_refused_or_run(self, vendor) -> None:
         b = GraphBuilder()
         x, w = b.input(0, (8, 8), "float32"), b.input(1, (8, 8), "int8", static=True)

@@ -148,14 +148,18 @@ def card(monkeypatch: pytest.MonkeyPatch) -> cuda.CudaDevice:
     return found
 
 
-def test_a_gpu_at_hand_is_for_who_asks(card: cuda.CudaDevice) -> None:
+def test_a_gpu_at_hand(card: cuda.CudaDevice) -> None:
+    """Workers run its kernels first, unless it was asked for."""
     asked = Config.from_options(options={"target": {"kind": "cuda"}})
     assert device_for(GPU, asked) is card
     assert (
         device_for(GPU, Config.from_options(options={"target": {"kind": "cuda", "model": "a100"}}))
         is card
     )
-    assert type(device_for(GPU, Config.from_options())) is EagerDevice
+    assert device_for(GPU, Config.from_options()) is card
+    assert card.runs_first(Config.from_options())
+    assert not card.runs_first(asked)
+    assert type(device_for(GPU, Config.from_options(options=FLEET))) is EagerDevice
     stayed = device_for(CPU, asked)
     assert type(stayed) is CpuDevice
     assert stayed.context(asked).target.kind == "llvm"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -28,14 +29,17 @@ from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.codegen.build.gpu.timing_driver import TimingDriver
 from torch_pruner.codegen.build.lower import compile_module, program_module
 from torch_pruner.compiler.context import Context
+from torch_pruner.devices.aten import AtenVendor
 from torch_pruner.devices.base import Device
 from torch_pruner.devices.cuda import CudaToolchain, capabilities, cuda_executor
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.memory import KernelCall, Place
+from torch_pruner.graph.ops import OpKind
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Scheduled
-from torch_pruner.tuner.measure._cuda import CudaBuilder
+from torch_pruner.tuner.measure._cuda import LOST, CudaBuilder
+from torch_pruner.tuner.measure.worker_executor import UNUSABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,9 +48,11 @@ if TYPE_CHECKING:
     from torch_pruner.codegen.build.gpu.image import GpuProgram
     from torch_pruner.compiler.capabilities import Capabilities
     from torch_pruner.compiler.toolchain import Toolchain
+    from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.task import Candidate
     from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.measure.builder import Array, BuiltKernel
 
 CARD = CARDS["a100"]
 STREAM = 7
@@ -85,6 +91,7 @@ class HostDriver(TimingDriver):
 
     def __init__(self) -> None:
         self.launched: list[tuple[str, int, int, int]] = []
+        self.loaded: set[str] = set()  # sketches of kernels
         self.memory: dict[int, np.ndarray[Any, Any]] = {}
 
     def load(self, image: bytes) -> dict[str, Any]:
@@ -100,6 +107,7 @@ class HostDriver(TimingDriver):
         if not module[symbol]:
             return symbol, None, 0
         graph, sketch, decisions = module[symbol]
+        self.loaded.add(sketch)
         kernel = gpu_kernel.schedule(Graph.from_json(graph), sketch, decisions, host=True)
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
         call = KernelCall("k", tuple(Place(i) for i in range(count)))
@@ -205,6 +213,48 @@ class PretendBuilder(CudaBuilder):
         return build_gpu_program(kernels, calls, CARD, compiled=compiled)
 
 
+def _multiplies(spec: Graph) -> bool:
+    return any(node.kind is OpKind.CONTRACT for node in spec.nodes)
+
+
+class WrongProducts(PretendBuilder):
+    """What a worker builds with where products give wrong numbers."""
+
+    def build(
+        self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
+    ) -> BuiltKernel:
+        built = super().build(spec, target, threads, candidate)
+        if not _multiplies(spec):
+            return built
+
+        def fetch(outputs: Sequence[Array]) -> None:
+            built.fetch(outputs)
+            for array in outputs:
+                array += 1
+
+        return replace(built, fetch=fetch)
+
+
+class DeadlyProducts(PretendBuilder):
+    """What a worker builds with where products read where they must not."""
+
+    def build(
+        self, spec: Graph, target: TargetSpec, threads: int, candidate: Candidate
+    ) -> BuiltKernel:
+        built = super().build(spec, target, threads, candidate)
+        if not _multiplies(spec):
+            return built
+        return replace(built, bind=lambda _: lambda: os._exit(LOST))
+
+
+class NoDevice(PretendBuilder):
+    """What a worker builds with that gets no context on the device."""
+
+    @property
+    def driver(self) -> TimingDriver:
+        os._exit(UNUSABLE)
+
+
 def fingerprint(card: Card = CARD) -> DeviceFingerprint:
     return DeviceFingerprint.of_gpu(
         f"pretend {card.name}",
@@ -218,16 +268,18 @@ def fingerprint(card: Card = CARD) -> DeviceFingerprint:
 
 
 class PretendDevice(Device):
-    """The CPU's tensors, compiled for the card."""
+    """The CPU's tensors, compiled for the card. With a ``builder``, workers of that run kernels
+    before this process does, and ATen stands in for them."""
 
     device = torch.device("cpu")
     dtypes = frozenset(("float32", "float16", "bfloat16", "int64", "int32", "bool"))
     checks_indices = False
 
-    def __init__(self, emulated: Card | None = None) -> None:
+    def __init__(self, emulated: Card | None = None, builder: str = "") -> None:
         self.card = emulated or CARD
         self.driver = EmulatingDriver() if emulated else HostDriver()
         self.compiled = compiled_text if emulated else compiled
+        self.builder = builder
 
     @classmethod
     def claim(cls, where: torch.device, config: Config) -> Device | None:
@@ -240,16 +292,24 @@ class PretendDevice(Device):
         return CudaToolchain(self.driver, self.compiled)
 
     def executor(self, config: Config, threads: int) -> MeasureExecutor:
-        return cuda_executor(fingerprint(), "", config.seed, BUILDER)
+        return cuda_executor(fingerprint(), "", config.seed, self.builder or BUILDER)
+
+    def runs_first(self, config: Config) -> bool:
+        return bool(self.builder)
+
+    def vendor(self) -> Vendor | None:
+        return AtenVendor() if self.builder else None
 
     def capabilities(self) -> Capabilities:
         return capabilities()
 
 
 @contextlib.contextmanager
-def instead_of_cpu(monkeypatch: Any, emulated: Card | None = None) -> Iterator[PretendDevice]:
+def instead_of_cpu(
+    monkeypatch: Any, emulated: Card | None = None, builder: str = ""
+) -> Iterator[PretendDevice]:
     """Inside, graphs of the CPU are compiled for the pretend card, or for an emulated one."""
-    device = PretendDevice(emulated)
+    device = PretendDevice(emulated, builder)
 
     class Kept(PretendDevice):
         @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +18,10 @@ from tests.gpu.test_gpu_compile import Mixed
 from torch_pruner.compiler.executors import close_all
 from torch_pruner.config import Config
 from torch_pruner.devices import device_for
+from torch_pruner.devices.cuda import CudaDevice, cuda_executor
+
+if TYPE_CHECKING:
+    from torch_pruner.tuner.measure.base import MeasureExecutor
 
 pytestmark = [pytest.mark.tvm, pytest.mark.cuda]
 ASKED = {"target": {"kind": "cuda"}}
@@ -47,6 +52,39 @@ def test_a_network(cold) -> None:
     net.up.weight.mul_(2)
     for mine, theirs in zip(compiled(*given), net(*given), strict=True):
         assert_close(mine, theirs, ROUNDED)
+
+
+@torch.no_grad()
+def test_a_network_that_nobody_asked_to_compile(cold) -> None:
+    """Workers run its kernels first, and a later process needs none."""
+    net, given = mixed()
+    for options in ({}, {"on_miss": "error"}):
+        torch._dynamo.reset()
+        compiled = cold.compile(net, **options)
+        for mine, theirs in zip(compiled(*given), net(*given), strict=True):
+            assert_close(mine, theirs, ROUNDED)
+        report = tp.last_report()
+        assert report is not None
+        assert report.ops_compiled == report.ops_total
+        assert not report.notes
+
+
+@torch.no_grad()
+def test_a_kernel_that_reads_where_it_must_not_costs_a_worker(cold, monkeypatch) -> None:
+    def executor(self: CudaDevice, config: Config, threads: int) -> MeasureExecutor:
+        own = (self.fingerprint, self._selector, config.seed)
+        return cuda_executor(*own, "tests.gpu.faulty_cuda:LostProducts")
+
+    monkeypatch.setattr(CudaDevice, "executor", executor)
+    net, given = mixed()
+    for mine, theirs in zip(cold.compile(net)(*given), net(*given), strict=True):
+        assert_close(mine, theirs, ROUNDED)
+    report = tp.last_report()
+    assert report is not None
+    assert {"library", "gpu_rows"} <= {t.sketch for t in report.tasks}
+    assert all("run_error: " in note for note in report.notes)
+    assert report.notes
+    close_all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -76,6 +76,11 @@ class _LateVendor:
 
     threads: int
 
+    def runs(self, spec: Graph) -> bool:
+        from torch_pruner.devices.aten import runs
+
+        return runs(spec)
+
     def latency_s(self, spec: Graph) -> float | None:
         import torch
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import KW_ONLY, astuple, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc, families
 from torch_pruner.compiler import choice, elsewhere, kernels
 from torch_pruner.compiler.building.kept import KeptKernels, code_of
 from torch_pruner.compiler.capabilities import Capabilities
+from torch_pruner.compiler.checks import Checks, not_run_yet
 from torch_pruner.compiler.dump import dump_graph, dump_turns
 from torch_pruner.compiler.kept_layouts import keep_to
 from torch_pruner.compiler.libraries import Libraries
@@ -103,6 +105,7 @@ class CompiledGraph:
     library: str = ""  # the sha256 of its file; none without one
     barriers: int = 0  # between the phases of a call
     choices: Mapping[str, Choice] = field(default_factory=dict)  # of each kernel, by workload
+    notes: tuple[str, ...] = ()  # kernels that were replaced, and why
 
 
 @dataclass(slots=True)
@@ -121,6 +124,7 @@ class Compiler:
     tunings: list[Tuning] = field(default_factory=list)  # how the searches of all graphs went
     may_tune: bool = True  # else ``CacheMiss`` for what would have to be
     elsewhere: bool = False  # whether another process can do it
+    runs_first: bool = False  # whether a worker runs kernels before this process loads them
 
     @property
     def tf32(self) -> frozenset[str]:
@@ -203,6 +207,26 @@ class Compiler:
         lowered = self.lower(graph, inputs, outputs)
         chosen = self._choices(lowered, graph, inputs, outputs)
         choices = self._kept(lowered, dict(chosen), held)
+        if (checks := self.checks()) is None:
+            return self._linked(lowered, choices)
+        made = checks.linked(lowered.tasks, choices, partial(self._linked, lowered))
+        return replace(made, notes=tuple(checks.notes))
+
+    def checks(self) -> Checks | None:
+        """What has a worker run kernels first; None where nobody has to."""
+        if not self.runs_first:
+            return None
+        assert self.executor is not None, "there are workers"
+        own = (self.config, self.store, self.context)
+        return Checks(*own, self.executor, self.vendor, self.timer)
+
+    def _linked(
+        self,
+        lowered: Lowered,
+        choices: Mapping[str, Choice],
+        checked: Callable[[], None] | None = None,
+    ) -> CompiledGraph:
+        """The program of ``choices``; ``checked`` is called before anything of it is loaded."""
         takes = [
             families.signature_of(k.spec, choices[w].candidate)
             for k, w in zip(lowered.fused.kernels, lowered.workloads, strict=True)
@@ -216,7 +240,9 @@ class Compiler:
             dump_graph(folder, digest, fused, lowered.tasks, choices)
             dump_turns(folder, digest, lowered.workloads, turns)
         segments = lowered.segments(choices)
-        entries, keep, library = self._library(key, lowered, choices, (plan, turns), segments)
+        entries, keep, library = self._library(
+            key, lowered, choices, (plan, turns), segments, checked
+        )
         steps: list[Entry | LibraryCall] = []
         for segment in segments:
             if isinstance(segment, int):
@@ -301,6 +327,9 @@ class Compiler:
         absent = [t for t in lowered.tasks if t.workload not in choices]
         if absent:
             return [kernels.miss([task], self.store, self.context) for task in absent]
+        gate = self.checks()
+        if gate is not None and (unchecked := gate.unchecked(lowered.tasks, choices)):
+            return [not_run_yet([task], self.context) for task in unchecked]
         if self._is_built(lowered, choices):
             return []
         key = self._graph_key(lowered, choices, self._turns(lowered, choices))
@@ -354,6 +383,7 @@ class Compiler:
         choices: Mapping[str, Choice],
         planned: tuple[MemoryPlan, Sequence[Turn] | None],
         segments: Sequence[int | tuple[int, ...]],
+        checked: Callable[[], None] | None,
     ) -> tuple[list[Entry], Any, str]:
         """The entry of every segment, from the cache or built now and published.
 
@@ -364,7 +394,7 @@ class Compiler:
             return [], None, ""
         libraries = Libraries(self.store, self.toolchain)
         self.toolchain.prepare()
-        if (known := libraries.loaded(key, names)) is not None:
+        if (known := libraries.loaded(key, names, checked)) is not None:
             return known[0], None, known[1]
         if self.config.on_miss == "error":
             raise self._no_library(key)
@@ -384,6 +414,8 @@ class Compiler:
             kept = KeptKernels(self.store, self.context)
             target = self.context.target
             library = self.toolchain.build(distinct, calls, len(plan.slots), target, kept)
+            if checked is not None:
+                checked()
             digest = libraries.publish(key, library, len(choices))
             if digest and (known := libraries.loaded(key, names)) is not None:
                 return known[0], None, known[1]

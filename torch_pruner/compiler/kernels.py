@@ -146,18 +146,18 @@ def _claim_name(tasks: Sequence[Task], context: Context) -> str:
 
 def draft(task: Task) -> Candidate:
     """The schedule of least predicted latency, nothing measured."""
-    return _drafted(task)[1]
+    return drafts(task)[0][1]
 
 
-def _drafted(task: Task) -> tuple[float, Candidate]:
-    best: tuple[float, Candidate] | None = None
+def drafts(task: Task) -> list[tuple[float, Candidate]]:
+    """The draft of every family, and its predicted latency in seconds; the least comes first."""
+    found = []
     for sketch in families.sketches_for(task):
         point = sketch.default()
         predicted = float(sketch.symbols(point[None]).latency_s[0])
-        if best is None or predicted < best[0]:
-            best = predicted, Candidate(sketch.name, tuple(sorted(sketch.named(point).items())))
-    assert best is not None
-    return best
+        decisions = tuple(sorted(sketch.named(point).items()))
+        found.append((predicted, Candidate(sketch.name, decisions)))
+    return sorted(found, key=lambda draft: draft[0])
 
 
 def _draft(
@@ -174,7 +174,7 @@ def _draft(
     choices = {}
     with timer.phase("draft"):
         for task in tasks:
-            predicted_s, candidate = _drafted(task)
+            predicted_s, candidate = drafts(task)[0]
             alike = tuned.schedule_for(task, predicted_s)
             alike = alike if alike is not None and _usable(alike, config) else None
             choices[task.workload] = Choice(alike or candidate, "untuned")
@@ -182,7 +182,7 @@ def _draft(
             drafted = config.effort == "none" and config.on_miss == "tune"
             effort = "none" if drafted else ""
             if drafted or config.on_miss == "fallback":
-                _publish(task, choices[task.workload], store, context, effort=effort)
+                publish(task, choices[task.workload], store, context, effort=effort)
     return choices
 
 
@@ -213,7 +213,7 @@ def _tune(
             best[task.workload] = result.latency_s
             count = trials[task.workload]
             choice = Choice(result.candidate, "tuned", result.latency_s, trials=count)
-            _publish(task, choice, store, context, effort="")
+            publish(task, choice, store, context, effort="")
 
     cost_model = learned.cost_model_for(config, context.target)
     session = TuningSession(
@@ -264,7 +264,7 @@ def _kept(
     """
     ended = choice.source != "untuned" or (found is not None and found.exhausted)
     effort = config.effort if ended else ""
-    stored = _publish(task, choice, store, context, effort=effort, chosen=True)
+    stored = publish(task, choice, store, context, effort=effort, chosen=True)
     return replace(_as_stored(choice, stored), effort=effort)
 
 
@@ -321,7 +321,7 @@ def _settle(
     return Choice(found.best.candidate, "tuned", best_s, finite(found.first_s), found.trials)
 
 
-def _publish(
+def publish(
     task: Task,
     choice: Choice,
     store: KernelStore,

@@ -13,7 +13,7 @@ from torch_pruner.cache import Artifact, ArtifactKind
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch_pruner.cache import GraphKey, KernelStore
     from torch_pruner.codegen.build.load import Entry
@@ -35,10 +35,17 @@ class Libraries:
         """Whether there is a file; it may still be one that cannot be loaded."""
         return self.store.get(LIBRARY, key) is not None
 
-    def loaded(self, key: GraphKey, names: Sequence[str]) -> tuple[list[Entry], str] | None:
-        """The named entries, then the toolchain's own, and the digest of the file."""
+    def loaded(
+        self, key: GraphKey, names: Sequence[str], checked: Callable[[], None] | None = None
+    ) -> tuple[list[Entry], str] | None:
+        """The named entries, then the toolchain's own, and the digest of the file.
+
+        Where there is one, ``checked`` is called before it is loaded.
+        """
         if (found := self.store.get(LIBRARY, key)) is None:
             return None
+        if checked is not None:
+            checked()
         try:
             entries = self.toolchain.load(found[1], [*names, *self.toolchain.own])
         except exc.CorruptEntry as err:

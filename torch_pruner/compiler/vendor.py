@@ -24,7 +24,10 @@ class Vendor(Protocol):
     """
 
     def latency_s(self, spec: Graph) -> float | None:
-        """Median seconds per call, or None when the library cannot run it."""
+        """Median seconds per call, or None when the library has nothing faster for it."""
+
+    def runs(self, spec: Graph) -> bool:
+        """Whether the library gives the results of a kernel graph, fast or not."""
 
 
 def wins(vendor_s: float, ours_s: float, threads: int) -> bool:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.graph.ir import Graph, Node, const_value
+from torch_pruner.graph.ops import FLOATS, OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,26 +38,39 @@ _BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 FLUSH_BYTES, MAX_COPIES = 32 << 20, 128
 
 
+_CONTRACTIONS = frozenset(("matmul", "conv", "conv_transpose"))
+_COMPETES = frozenset(
+    (
+        *_UNARY, *_BINARY, *_CONTRACTIONS, "input", "const", "cast", "where", "reshape", "permute",
+        "broadcast", "slice",
+    )
+)  # fmt: skip
+_RUNS = _COMPETES | frozenset(
+    (
+        "sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "iota", "flip", "pad", "cat",
+        "take", "gather",
+    )
+)  # fmt: skip
+
+
 def runs(spec: Graph) -> bool:
     """Whether ``run_spec`` knows every operator of ``spec``. ATen multiplies equal dtypes only."""
-    known = {
-        *_UNARY,
-        *_BINARY,
-        "input",
-        "const",
-        "cast",
-        "where",
-        "matmul",
-        "conv",
-        "conv_transpose",
-    }
-    return all(
-        n.op in known or n.op in ("reshape", "permute", "broadcast", "slice") for n in spec.nodes
-    ) and not any(
-        spec.nodes[n.inputs[0]].dtype != spec.nodes[n.inputs[1]].dtype
-        for n in spec.nodes
-        if n.op in ("matmul", "conv", "conv_transpose")
+    return (
+        bool(spec.inputs)
+        and all(n.op in _RUNS for n in spec.nodes)
+        and all(_multiplies(spec, n) for n in spec.nodes if n.op in _CONTRACTIONS)
     )
+
+
+def competes(spec: Graph) -> bool:
+    """Whether ``spec`` is of such operators alone for which a library may have a faster kernel."""
+    return runs(spec) and all(n.op in _COMPETES for n in spec.nodes)
+
+
+def _multiplies(spec: Graph, node: Node) -> bool:
+    """GPUs multiply nothing but floating point there."""
+    x, w = (spec.nodes[i].dtype for i in node.inputs)
+    return x == w and x in FLOATS
 
 
 @torch.no_grad()
@@ -74,7 +88,8 @@ def _evaluate(node: Node, args: list[torch.Tensor], inputs: Sequence[torch.Tenso
         index: int = node.attr("index")
         return inputs[index]
     if op == "const":
-        return torch.scalar_tensor(const_value(node), dtype=DTYPES[node.dtype])
+        value, device = const_value(node), inputs[0].device
+        return torch.scalar_tensor(value, dtype=DTYPES[node.dtype], device=device)
     if op in _UNARY:
         return _UNARY[op](args[0])
     if op in _BINARY:
@@ -92,7 +107,47 @@ def _evaluate(node: Node, args: list[torch.Tensor], inputs: Sequence[torch.Tenso
     if op == "slice":
         spans = zip(node.attr("starts"), node.attr("steps"), node.shape, strict=True)
         return args[0][tuple(slice(a, a + h * (n - 1) + 1, h) for a, h, n in spans)]
-    return _contract(node, args)
+    if op in _CONTRACTIONS:
+        return _contract(node, args)
+    if op == "iota":
+        line = torch.arange(node.shape[dim := node.attr("dim")], device=inputs[0].device)
+        line = line.to(DTYPES[node.dtype])
+        return line.reshape([-1 if i == dim else 1 for i in range(len(node.shape))]).expand(
+            node.shape
+        )
+    if node.kind is OpKind.REDUCE:
+        return _reduce(node, args[0])
+    return _moved(node, args)
+
+
+def _reduce(node: Node, x: torch.Tensor) -> torch.Tensor:
+    axes, dtype = list(node.attr("axes")), DTYPES[node.dtype]
+    if node.op == "sum":
+        return torch.sum(x, axes, dtype=dtype)
+    if node.op in ("max", "min"):
+        return (torch.amax if node.op == "max" else torch.amin)(x, axes)
+    one_axis: Callable[[torch.Tensor, int], torch.Tensor] = getattr(torch, node.op)
+    for axis in reversed(axes):  # the later ones first: the numbers of the others stay
+        x = one_axis(x, axis)
+    return x.to(dtype)
+
+
+def _moved(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
+    """Elements of ``args`` in other places."""
+    x = args[0]
+    if node.op == "flip":
+        return x.flip(list(node.attr("dims")))
+    if node.op == "cat":
+        return torch.cat(args, node.attr("dim"))
+    if node.op == "pad":
+        ends = zip(reversed(node.attr("lo")), reversed(node.attr("hi")), strict=True)
+        widths = [n for pair in ends for n in pair]
+        return torch.constant_pad_nd(x, widths, float(node.attr("value")))
+    dim, index = node.attr("dim"), args[1].long()
+    index = torch.where(index < 0, index + x.shape[dim], index).clamp(0, x.shape[dim] - 1)
+    if node.op == "gather":
+        return x.gather(dim, index)
+    return x.index_select(dim, index.reshape(-1)).reshape(node.shape)
 
 
 def _contract(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
@@ -127,9 +182,12 @@ class AtenVendor:
         self._device = device or torch.device("cpu")
         self._clock = clock or _host_seconds
 
+    def runs(self, spec: Graph) -> bool:
+        return runs(spec)
+
     def latency_s(self, spec: Graph) -> float | None:
-        """Median seconds of one call, or None when the graph holds an unmapped operator."""
-        if not runs(spec):
+        """Median seconds of one call, or None where no library can have a faster kernel."""
+        if not competes(spec):
             return None
         # AOTAutograd compiles under its fake mode, in which nothing is computed, at once.
         with _disable_current_modes(), torch.inference_mode():

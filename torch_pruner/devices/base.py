@@ -79,8 +79,13 @@ class Device(ABC):
     def executor(self, config: Config, threads: int) -> MeasureExecutor:
         """What times kernels that run on ``threads``, shared by the compilations of this process.
 
-        Not called under ``effort="none"``.
+        Under ``effort="none"`` it is called for ``runs_first`` alone.
         """
+
+    def runs_first(self, config: Config) -> bool:
+        """Whether workers run a kernel, and compare its results with the reference's, before this
+        process loads it. Default: no."""
+        return False
 
     @classmethod
     def named(cls, name: str) -> BundleDevice | None:
@@ -113,6 +118,7 @@ class Device(ABC):
             capabilities=self.capabilities(),
             timer=timer or PhaseTimer(),
             elsewhere=self.in_background,
+            runs_first=self.runs_first(config),
         )
 
     def guard(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -43,10 +43,7 @@ if TYPE_CHECKING:
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 ANY_GPU: Final = '{"kind":"cuda"}'  # the option ``target``: the GPU at hand, whichever it is
-UNTRIED: Final = (
-    "graphs on %s run in eager: code for GPUs has been tried on too few; target={'kind': 'cuda'}"
-    " compiles them all the same"
-)
+NO_TRACKER: Final = "graphs on %s run in eager: the devices of a tracker are CPUs"
 DTYPES: Final = DEFAULT_DTYPES | {"float16"}
 CUDA_BUILDER: Final = "torch_pruner.tuner.measure._cuda:CudaBuilder"
 PLUGS: Final = 4  # that many writes to a part of ``PLUG_BYTES``, which need not be free at once
@@ -108,7 +105,12 @@ class CudaToolchain(Toolchain):
 
 
 class CudaDevice(Device):
-    """A GPU at hand. Eager's device-side assertions are not repeated: indices are clamped."""
+    """A GPU at hand. Eager's device-side assertions are not repeated: indices are clamped.
+
+    Few cards have run the code for them. So unless the option ``target`` asks for it, this process
+    loads only kernels that a worker has run here: a kernel that reads where it must not costs the
+    process its context, and so all tensors on the device.
+    """
 
     names = ("cuda", "cuda:0")
     checks_indices = False
@@ -130,12 +132,13 @@ class CudaDevice(Device):
 
     @classmethod
     def claim(cls, where: torch.device, config: Config) -> Device | None:
-        """As long as it has run on one GPU alone, it is for who asks: "auto" is eager there."""
         found = _at_hand(where.index or 0) if where.type == "cuda" else None
         if found is None:
             return None
         if config.target == "auto":
-            log.warn_once(_log, "gpu", UNTRIED, where)
+            if config.executor != "rpc":
+                return found
+            log.warn_once(_log, "tracker", NO_TRACKER, where)
             return EagerDevice(where)
         if config.target != ANY_GPU:
             card = TargetSpec.resolve(config.target).card
@@ -165,6 +168,9 @@ class CudaDevice(Device):
 
     def executor(self, config: Config, threads: int) -> MeasureExecutor:
         return cuda_executor(self.fingerprint, self._selector, config.seed)
+
+    def runs_first(self, config: Config) -> bool:
+        return config.target == "auto"
 
     def capabilities(self) -> Capabilities:
         return capabilities()
@@ -259,7 +265,13 @@ def cuda_executor(
             seed=seed,
             builder=builder,
             device=fingerprint,
-            environment={"CUDA_VISIBLE_DEVICES": selector},
+            environment={
+                "CUDA_VISIBLE_DEVICES": selector,
+                # No clients of the Multi-Process Service, where a fault of one ends all others of
+                # the device (docs.nvidia.com/deploy/mps): without its pipes they have contexts of
+                # their own, or none where the device allows one process alone.
+                "CUDA_MPS_PIPE_DIRECTORY": os.devnull,
+            },
         ),
     )
 

@@ -13,6 +13,7 @@ import torch
 from torch_pruner import exc
 from torch_pruner.background.queue import shared_queue
 from torch_pruner.compiler import bundles, kernels, stores
+from torch_pruner.compiler.checks import reason_of
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
 from torch_pruner.devices import bundle_device, device_for, torch_device_of
@@ -370,4 +371,15 @@ def _explain_task(task: Task, compiler: Compiler, known: Choice | None) -> TaskE
         known.latency_s if known is not None and timed else None,
         effort,
         trials,
+        _why_another(task, compiler, known),
     )
+
+
+def _why_another(task: Task, compiler: Compiler, known: Choice | None) -> str:
+    """How a worker saw the draft fail, where another schedule runs in its place."""
+    checks = compiler.checks()
+    if checks is None or known is None or math.isfinite(known.latency_s):
+        return ""
+    draft = kernels.draft(task)
+    failures = [r for r in checks.failures(task) if r.candidate == draft]
+    return f"{draft.sketch}: {reason_of(failures[0])}" if failures else ""

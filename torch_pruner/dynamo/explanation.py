@@ -17,7 +17,8 @@ class TaskExplanation:
     """One kernel that would run: its output shape, how often it is called, whether it is cached.
 
     What is cached has the kind of its schedule, and its seconds per call unless it was never timed.
-    Tuning that was interrupted goes on from ``trials``.
+    Tuning that was interrupted goes on from ``trials``. ``failed`` says which schedule went wrong
+    when a worker ran it, and how, where that is why it is another's.
 
     Example:
         tasks = [t for g in torch_pruner.explain(model, (x,)).graphs for t in g.tasks]
@@ -37,6 +38,7 @@ class TaskExplanation:
     latency_s: float | None = None
     effort: str = ""  # that its tuning was completed with, for whatever is asked for now
     trials: int = 0  # candidates that were measured for it
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +90,6 @@ class Explanation:
                 f"  {'yes' if t.cached else 'no'}"
                 for t in sorted(g.tasks, key=lambda t: -t.flops * t.weight)
             )
+            lines.extend(f"  {t.name}: {t.failed}" for t in g.tasks if t.failed)
             lines.extend(f"  left to eager: {r.node}: {r.kind}: {r.detail}" for r in g.rejections)
         return "\n".join(lines)

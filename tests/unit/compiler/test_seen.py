@@ -70,7 +70,7 @@ def test_what_was_tuned_since_is_noted_no_more(config, store, context) -> None:
     task = product(context, 3)
     run_untuned([task], config, store, context)
     tuned = Choice(Candidate("contraction"), "tuned", 1e-5)
-    kernels._publish(task, tuned, store, context, effort="quick", chosen=True)
+    kernels.publish(task, tuned, store, context, effort="quick", chosen=True)
     assert seen.noted(store, context) == []
 
 

@@ -105,6 +105,13 @@ def test_a_crash_tells_what_the_worker_wrote_last(executor) -> None:
     assert f"signal {signal.SIGSEGV}" in result.error
 
 
+def test_where_no_worker_can_run_anything_none_is_blamed_and_none_started_again(executor) -> None:
+    for _ in range(2):
+        with pytest.raises(MeasureError, match="somebody else's"):
+            measure(executor, fakes.GOOD, fakes.CANNOT_RUN, fakes.GOOD)
+    assert not executor._workers
+
+
 def test_a_users_file_named_like_a_standard_module_is_no_problem(monkeypatch, tmp_path) -> None:
     (tmp_path / "pickle.py").write_text("raise RuntimeError('not the module you want')")
     monkeypatch.syspath_prepend(tmp_path)

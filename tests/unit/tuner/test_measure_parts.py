@@ -9,6 +9,7 @@ import pytest
 
 from tests import fakes
 from torch_pruner.graph.ir import GraphBuilder
+from torch_pruner.graph.precision import allow_tf32
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
@@ -207,6 +208,20 @@ def test_a_missing_term_of_a_long_sum_is_found() -> None:
     )
     short = np.maximum(x[:, :-1] @ w[:-1], 0)
     assert check.mismatch(expected, [short])
+
+
+def test_operands_that_may_be_rounded_to_tf32_are_no_error() -> None:
+    """Ten bits of mantissa, as float16 has: a convolution on a GPU by torch's default."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s, dtype=np.float32) for s in ((256, 64), (64, 256)))
+    b = GraphBuilder()
+    exact = b.finish([b.matmul(b.input(0, x.shape, "float32"), b.input(1, w.shape, "float32"))])
+    reference = evaluate(exact, [x, w])
+    rounded = [(a.view(np.int32) + 0x1000 & ~0x1FFF).view(np.float32) for a in (x, w)]
+    got = evaluate(exact, rounded)
+    for spec, right in ((exact, False), (allow_tf32(exact, ["matmul"]), True)):
+        expected = check.expectations(spec, reference, EvaluatorSpec())
+        assert (check.mismatch(expected, got) == "") is right
 
 
 def test_a_step_may_flip_a_few_elements_only() -> None:

@@ -75,6 +75,7 @@ class BuiltGraph:
             workspace_bytes=sum(c.plan.workspace_bytes for c in self.compiled),
             tunings=tuple(tunings),
             barriers=sum(c.barriers for c in self.compiled),
+            notes=tuple(note for c in self.compiled for note in c.notes),
         )
 
 

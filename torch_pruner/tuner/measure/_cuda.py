@@ -1,7 +1,8 @@
 """The builder that workers of a GPU use: candidates to machine code, run on the device.
 
 An error of the device is sticky: everything after it fails, too. So the process ends with it, and
-the executor, which sees who was running, starts another.
+the executor, which sees who was running, starts another. Where there is no context or no memory to
+be had, no other would fare better, and the process ends with ``UNUSABLE``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from torch_pruner.exc import CompileError
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.task import Scheduled
 from torch_pruner.tuner.measure.builder import BuiltKernel
+from torch_pruner.tuner.measure.worker_executor import UNUSABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +47,10 @@ class CudaBuilder:
     def driver(self) -> TimingDriver:
         """Opened when it is first needed: building needs none."""
         if self._opened is None:
-            self._opened = CudaTimingDriver()
+            try:
+                self._opened = CudaTimingDriver()
+            except (OSError, RuntimeError) as err:
+                _end(UNUSABLE, f"the device cannot be opened by another process: {err}")
         return self._opened
 
     def build(
@@ -137,6 +142,12 @@ class _OrDie:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None and issubclass(kind, RuntimeError):
-            sys.stderr.write(f"the device failed: {error}\n")
-            sys.stderr.flush()
-            os._exit(LOST)
+            _end(LOST, f"the device failed: {error}")
+        if kind is not None and issubclass(kind, MemoryError):
+            _end(UNUSABLE, f"the device has no memory left for it: {error}")
+
+
+def _end(status: int, why: str) -> NoReturn:
+    sys.stderr.write(f"{why}\n")
+    sys.stderr.flush()
+    os._exit(status)

@@ -13,6 +13,7 @@ import numpy as np
 
 from torch_pruner.graph.extents import Bound, false_beyond, unneeded, unspecified
 from torch_pruner.graph.ops import FLOATS, OpKind
+from torch_pruner.graph.precision import is_tf32
 from torch_pruner.graph.reference import numpy_dtype
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Array = np.ndarray[Any, Any]
 
 # Rounding of a dtype relative to float32's, capped: how much wider its tolerance is.
 _LOOSER = {"float64": 1.0, "float32": 1.0, "float16": 10.0, "bfloat16": 50.0}
+_TF32 = _LOOSER["float16"]  # which has as many bits of mantissa
 _POSITIVE = frozenset(("sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"))
 # A rounding difference before one of these can move the result by a whole step.
 _STEPS = frozenset(
@@ -207,6 +209,8 @@ def expectations(
     """Tolerances of ``evaluator``, wider for coarser dtypes, longer sums and larger values."""
     dtypes = {n.dtype for n in spec.nodes if n.dtype in FLOATS}
     looser = max((_LOOSER[d] for d in dtypes), default=1.0)
+    if any(is_tf32(n) for n in spec.nodes):
+        looser = max(looser, _TF32)
     growth = max(1.0, math.sqrt(reduction_length(spec) / 256))
     steps = bool(dtypes) and any(_is_step(spec, n) for n in spec.nodes)
     found = []

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from torch_pruner.exc import MeasureError, WorkerDied
 from torch_pruner.fingerprint import DeviceFingerprint
@@ -37,6 +37,7 @@ log = logger(__name__)
 TVM_BUILDER = "torch_pruner.tuner.measure._tvm:TvmBuilder"
 MAX_LOST = 3  # times that a job's worker may die without a culprit
 MAX_STARTS = 3  # in a row without an answer, before the executor gives up
+UNUSABLE = 72  # exit status of a worker that finds that none can run anything here
 
 
 class OutOfTimeError(Exception):
@@ -73,6 +74,7 @@ class WorkerExecutor(MeasureExecutor):
         self._anchors = Anchors()
         self._shaken = 0  # groups in a row of which the last timing was in a bad moment, too
         self._failed_starts = 0
+        self._unusable = ""  # why no worker can run anything
         self._lock = threading.Lock()
         self._closed = False
         self._deadline = math.inf
@@ -108,6 +110,8 @@ class WorkerExecutor(MeasureExecutor):
     def _respawn(self) -> None:
         if self._closed:
             raise MeasureError("the measurement executor is closed; create a new one")
+        if self._unusable:
+            raise MeasureError(self._unusable)
         count = str(self.threads)
         environment = {
             "TVM_NUM_THREADS": count,
@@ -137,15 +141,21 @@ class WorkerExecutor(MeasureExecutor):
     def _did_not_start(self, words: str) -> None:
         self._failed_starts += 1
         if self._failed_starts >= MAX_STARTS:
-            raise MeasureError(
+            self._give_up(
                 f"{MAX_STARTS} measurement workers in a row did not start;"
-                " run `torch-pruner doctor`. "
-                f"The last one said: {words or 'nothing'}"
+                f" run `torch-pruner doctor`. The last one said: {words or 'nothing'}"
             )
+
+    def _give_up(self, why: str) -> NoReturn:
+        """Say so now and whenever something is to be measured: starting others takes seconds."""
+        self._unusable = why
+        raise MeasureError(why)
 
     def _died(
         self, worker: WorkerState, batch: MeasureBatch, status: MeasureStatus, err: WorkerDied
     ) -> None:
+        if err.exitcode == UNUSABLE:
+            self._give_up(f"no measurement worker can run kernels: {self._discard(worker)}")
         self._lose(worker, batch, status, str(err), blame=self._blames(err))
 
     def _blames(self, err: WorkerDied) -> bool:
