@@ -5,7 +5,9 @@
 #   bash benchmarks/gpu/pack.sh FOLDER [PYTHON_VERSION]     here; minutes
 #   source FOLDER/unpack.sh [SITE]                          there, in the project's folder; seconds
 #
-# Compiled files are stripped; headers, sources and tests of TVM are left out.
+# Compiled files are stripped; headers and sources of TVM are left out. Try it before it costs time of a GPU:
+# packed for the Python at hand and unpacked into an empty folder, `python -m benchmarks.gpu.ready` says
+# whether a graph is compiled there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder="$(mkdir -p "${1:?usage: pack.sh FOLDER [PYTHON_VERSION]}" && cd "$1" && pwd)"
@@ -26,7 +28,7 @@ for wheel in "$work"/wheels/*.whl; do "$python" -m zipfile -e "$wheel" "$work/si
 
 cd "$work/site"
 rm -rf torch_pruner tvm/3rdparty tvm/include tvm/src
-rm -rf tvm_ffi/{3rdparty,include,src,share,cpp,testing} tvm_ffi/lib/libtvm_ffi_testing.so
+rm -rf tvm_ffi/{3rdparty,include,src,share,cpp}  # libtvm_ffi_testing.so stays: the core is linked to it
 find . -name '*.so' -exec strip --strip-unneeded {} +
 mv "$compiler" "$work/compiler"
 tar --create . | xz -9e > "$folder/site.tar.xz"
