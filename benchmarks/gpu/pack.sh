@@ -28,7 +28,7 @@ for wheel in "$work"/wheels/*.whl; do "$python" -m zipfile -e "$wheel" "$work/si
 
 cd "$work/site"
 rm -rf torch_pruner tvm/3rdparty tvm/include tvm/src
-rm -rf tvm_ffi/{3rdparty,include,src,share,cpp}  # libtvm_ffi_testing.so stays: the core is linked to it
+rm -rf tvm_ffi/{3rdparty,include,src}  # cpp is imported, and the core is linked to libtvm_ffi_testing.so
 find . -name '*.so' -exec strip --strip-unneeded {} +
 mv "$compiler" "$work/compiler"
 tar --create . | xz -9e > "$folder/site.tar.xz"
