@@ -18,6 +18,7 @@ from torch_pruner.compiler import choice, elsewhere, kernels
 from torch_pruner.compiler.building.kept import KeptKernels, code_of
 from torch_pruner.compiler.capabilities import Capabilities
 from torch_pruner.compiler.checks import Checks, not_run_yet
+from torch_pruner.compiler.compiled import CompiledGraph, LibraryCall
 from torch_pruner.compiler.dump import dump_graph, dump_turns
 from torch_pruner.compiler.kept_layouts import keep_to
 from torch_pruner.compiler.libraries import Libraries
@@ -36,7 +37,6 @@ from torch_pruner.graph.memory import (
     MASKS,
     KernelCall,
     MemoryPlan,
-    Place,
     plan_memory,
 )
 from torch_pruner.graph.narrow import keep_narrow
@@ -67,45 +67,12 @@ if TYPE_CHECKING:
     from torch_pruner.graph.packing import PackLayout
     from torch_pruner.graph.phases import Turn
     from torch_pruner.graph.signature import Signature
-    from torch_pruner.report import TaskReport, Tuning
+    from torch_pruner.report import Tuning
     from torch_pruner.tuner.measure.base import MeasureExecutor
 
 log = logger(__name__)
 
 BUILD_S = 1.0  # that a kernel may take to be built; few take so long
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryCall:
-    """A kernel that the vendor's library runs: its graph and where its operands lie."""
-
-    spec: Graph
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledGraph:
-    """A program. Fill the address table as ``plan.slots`` say, then run ``steps`` in order.
-
-    ``prepare`` computes, from the inputs ``sources``, the inputs that follow the graph's own.
-    """
-
-    steps: tuple[Entry | LibraryCall, ...]
-    plan: MemoryPlan
-    graph: Graph
-    prepare: Graph | None
-    sources: tuple[int, ...]
-    tasks: tuple[TaskReport, ...]
-    digest: str
-    keep: Any = None  # the library, where it was never written to disk
-    checksums: tuple[Entry, ...] = ()  # see ``graph.memory.CHECKSUMS``; none without a library
-    copies: Entry | None = None  # see ``graph.memory.COPIES``
-    weights: str = "checked"  # the option
-    library: str = ""  # the sha256 of its file; none without one
-    barriers: int = 0  # between the phases of a call
-    choices: Mapping[str, Choice] = field(default_factory=dict)  # of each kernel, by workload
-    notes: tuple[str, ...] = ()  # kernels that were replaced, and why
 
 
 @dataclass(slots=True)

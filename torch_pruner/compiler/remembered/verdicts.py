@@ -15,7 +15,8 @@ from torch_pruner.cache import Artifact, ArtifactKind, GraphKey
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.compiler.driver import CompiledGraph, Compiler
+    from torch_pruner.compiler.compiled import CompiledGraph
+    from torch_pruner.compiler.driver import Compiler
 
 
 def remember(

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from torch_pruner.compiler.driver import CompiledGraph, Compiler
+    from torch_pruner.compiler.compiled import CompiledGraph
+    from torch_pruner.compiler.driver import Compiler
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import StepCall
     from torch_pruner.graph.ir import Graph

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from torch_pruner.compiler.driver import CompiledGraph
+    from torch_pruner.compiler.compiled import CompiledGraph
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.tensors import TensorSpec
     from torch_pruner.dynamo.run.failures import Fallback

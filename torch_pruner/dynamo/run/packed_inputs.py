@@ -29,7 +29,7 @@ from torch_pruner.graph.reference import evaluate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
 
-    from torch_pruner.compiler.driver import CompiledGraph
+    from torch_pruner.compiler.compiled import CompiledGraph
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.run.copies import Held
     from torch_pruner.graph.packing import PackLayout

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from torch_pruner.compiler.driver import CompiledGraph, LibraryCall
+from torch_pruner.compiler.compiled import CompiledGraph, LibraryCall
 from torch_pruner.devices.aten import run_spec
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.lower.calls import picker
