@@ -43,15 +43,9 @@ def bytes_per_cycle(working_set: Array, target: TargetSpec) -> Array:
     size = np.log2(np.maximum(working_set, 1.0))
     filled = np.log2(target.l2_bytes * np.array([1 / 16, 1 / 8, 3 / 8]))
     second = np.interp(size, filled, [38.0, 27.0, 22.0])
-    return np.select(
-        [
-            working_set <= 0.8 * target.l1_bytes,
-            working_set <= 0.8 * target.l2_bytes,
-            working_set <= target.l3_bytes,
-        ],
-        [np.full(np.shape(second), 64.0), second, np.full(np.shape(second), 10.0)],
-        default=memory_bytes_per_cycle(target),
-    )
+    far = np.where(working_set <= target.l3_bytes, 10.0, memory_bytes_per_cycle(target))
+    beyond = np.where(working_set <= 0.8 * target.l2_bytes, second, far)
+    return np.where(working_set <= 0.8 * target.l1_bytes, 64.0, beyond)
 
 
 def stride_cycles(stride: int, count: int, target: TargetSpec) -> float:

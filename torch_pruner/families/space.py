@@ -6,7 +6,8 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ Mask = npt.NDArray[np.bool_]
 C = TypeVar("C", default=Any)
 
 _ROUNDS = 12  # of the search for a default; it ends in fewer
+_KEPT = 32  # moves of so many spaces, tens of kilobytes each: tasks of a network share them
 _SWITCH, _WORTH = 3, 1.5  # values of a switch; how much slower a start may be than the best
 
 
@@ -134,10 +136,8 @@ class Sketch(ABC, Generic[C]):
         if count <= limit:
             least: Decisions = points[np.argmin(seconds)]
             return least
-        moves = _pairs(self.domains)
         starts = self._starts(points, seconds)
-        ends = [self._descend(points[at], float(seconds[at]), *moves) for at in starts]
-        return min(ends, key=lambda end: end[1])[0]
+        return self._descend([(points[at], float(seconds[at])) for at in starts])
 
     def _starts(self, points: Decisions, seconds: Array) -> list[int]:
         """Where to begin: the best point, and the best of each other value of a switch."""
@@ -151,16 +151,26 @@ class Sketch(ABC, Generic[C]):
                         starts.append(at)
         return starts
 
-    def _descend(
-        self, best: Decisions, seconds: float, chosen: Mask, values: Decisions
-    ) -> tuple[Decisions, float]:
-        """Goes on to better points, which have ``values`` where ``chosen``, until none is."""
+    def _descend(self, ways: list[tuple[Decisions, float]]) -> Decisions:
+        """The best of where ways end that go from these points, with their seconds, to better ones.
+
+        Each step is to the best point a move away. All ways take theirs at once: it is the number
+        of arrays that costs time, not their lengths. Ways that meet go on as one.
+        """
+        moves, passed = _pairs(tuple(tuple(d.tolist()) for d in self.domains)), set[bytes]()
+        ends: list[tuple[Decisions, float]] = []
         for _ in range(_ROUNDS):
-            found, less = self._least(np.where(chosen, values, best))
-            if less >= seconds:
+            ways = list(
+                {key: way for way in ways if (key := way[0].tobytes()) not in passed}.values()
+            )
+            passed.update(point.tobytes() for point, _ in ways)
+            if not ways:
                 break
-            best, seconds = found, less
-        return best, seconds
+            steps = self._least_of([moves.of(point) for point, _ in ways])
+            pairs = list(zip(ways, steps, strict=True))
+            ends += [way for way, step in pairs if step[1] >= way[1]]
+            ways = [step for way, step in pairs if step[1] < way[1]]
+        return min([*ends, *ways], key=lambda end: end[1])[0]
 
     def best_within(
         self, allowed: Callable[[Decisions], Mask], limit: int = 4096
@@ -178,11 +188,21 @@ class Sketch(ABC, Generic[C]):
 
     def _least(self, points: Decisions) -> tuple[Decisions, float]:
         """The valid point of least predicted latency, and that latency in seconds."""
-        points = points[self.valid(points)]
-        seconds = self.symbols(points).latency_s
-        at = int(np.argmin(seconds))
-        best: Decisions = points[at]
-        return best, float(seconds[at])
+        return self._least_of([points])[0]
+
+    def _least_of(self, groups: Sequence[Decisions]) -> list[tuple[Decisions, float]]:
+        """What ``_least`` says of each group."""
+        points = np.concatenate(groups)
+        good = self.valid(points)
+        seconds = self.symbols(points[good]).latency_s
+        stops = np.cumsum([0, *(len(g) for g in groups)])
+        counts = np.concatenate([[0], np.cumsum(good)])[stops]
+        points = points[good]
+        found = []
+        for begin, end in itertools.pairwise(counts):
+            at = int(begin + np.argmin(seconds[begin:end]))
+            found.append((points[at], float(seconds[at])))
+        return found
 
 
 def _spread(domains: Sequence[Decisions], count: int) -> Decisions:
@@ -194,18 +214,39 @@ def _spread(domains: Sequence[Decisions], count: int) -> Decisions:
     )
 
 
-def _pairs(domains: Sequence[Decisions]) -> tuple[Mask, Decisions]:
+class _Moves(NamedTuple):
     """For all values of every two decisions a row: which decisions these are, and the values."""
-    chosen, values = [], []
-    for i, j in itertools.combinations(range(len(domains)), 2):
-        row = np.zeros((len(domains[i]) * len(domains[j]), len(domains)), dtype=np.int64)
-        row[:, i] = np.repeat(domains[i], len(domains[j]))
-        row[:, j] = np.tile(domains[j], len(domains[i]))
-        which = np.zeros(row.shape, dtype=bool)
-        which[:, i] = which[:, j] = True
-        values.append(row)
-        chosen.append(which)
-    return np.concatenate(chosen), np.concatenate(values)
+
+    first: Decisions  # (n,), a decision of the pair
+    second: Decisions  # (n,), the other, which comes later
+    values: Decisions  # (n, 2)
+
+    def of(self, point: Decisions) -> Decisions:
+        """The points that differ from ``point`` in up to two decisions, and itself, each once.
+
+        Of those that several pairs give the first one counts.
+        """
+        changed = self.values != np.stack([point[self.first], point[self.second]], axis=1)
+        base, with_first = self.second == 1, self.first == 0
+        once = (changed[:, 1] | (base & with_first)) & (changed[:, 0] | with_first)
+        first, second, values = self.first[once], self.second[once], self.values[once]
+        points = np.repeat(point[None], len(values), axis=0)
+        rows = np.arange(len(values))
+        points[rows, first], points[rows, second] = values[:, 0], values[:, 1]
+        return points
+
+
+@lru_cache(_KEPT)
+def _pairs(domains: tuple[tuple[int, ...], ...]) -> _Moves:
+    """The moves between points of these domains."""
+    options = [np.array(d, dtype=np.int64) for d in domains]
+    first, second, values = [], [], []
+    for i, j in itertools.combinations(range(len(options)), 2):
+        a, b = options[i], options[j]
+        values.append(np.stack([np.repeat(a, len(b)), np.tile(b, len(a))], axis=1))
+        first.append(np.full(len(a) * len(b), i))
+        second.append(np.full(len(a) * len(b), j))
+    return _Moves(np.concatenate(first), np.concatenate(second), np.concatenate(values))
 
 
 def _product(domains: Sequence[Decisions]) -> Decisions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
 from torch_pruner.families.machine import read_bytes
+from torch_pruner.families.space import _pairs
 from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder
@@ -409,3 +411,12 @@ def test_tiles_of_a_short_line_leave_registers_for_it() -> None:
 def test_steps_wait_for_operands_that_lie_apart(stride: int, count: int, cycles: float) -> None:
     target = dataclasses.replace(_TARGETS["512"], l2_bytes=512 << 10)
     assert machine.stride_cycles(stride, count, target) == cycles
+
+
+def test_moves_are_every_point_that_differs_in_up_to_two_decisions_once() -> None:
+    domains = ((1, 2, 4), (0, 1), (3, 5, 7), (8,))
+    point = np.array([2, 0, 7, 8])
+    found = [tuple(p) for p in _pairs(domains).of(point).tolist()]
+    near = [p for p in itertools.product(*domains) if (np.array(p) != point).sum() <= 2]
+    assert len(set(found)) == len(found)
+    assert set(found) == set(near)

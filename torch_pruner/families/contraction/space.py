@@ -16,6 +16,7 @@ from torch_pruner.families import machine
 from torch_pruner.families.contraction.flow import contraction_flow
 from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.families.contraction.sizes import drafted_sizes
+from torch_pruner.families.contraction.tiles import MAX_ROWS, TileTables, tile_tables
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.adjacency import columns_adjacent, reduction_stride, rows_adjacent
 from torch_pruner.graph.contraction import (
@@ -76,7 +77,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
     def domains(self) -> tuple[Decisions, ...]:
         con, widths = self.con, self.widths
         vectors = -(-con.n // min(widths))
-        rows = [t for t in range(1, 17) if t <= con.rows] or [1]
+        rows = [t for t in range(1, MAX_ROWS + 1) if t <= con.rows] or [1]
         chunks = [c for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if c <= con.rows] or [1]
         columns = [v for v in (1, 2, 3, 4, 6) if v <= vectors] or [1]
         unroll = [u for u in (1, 2, 4) if u <= con.k[-1]] or [1]
@@ -102,7 +103,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
     def valid(self, decisions: Decisions) -> Mask:
         c = self.columns(decisions)
         con, registers = self.con, self.task.target.vector_registers
-        tiles = con.row_tiles(c.tm)
+        tiles = self._by_rows.tiles[c.tm.astype(np.int64)]
         blocks = np.ceil(con.n / (c.nv * c.vl))
         filled = c.nv <= np.maximum(np.ceil(con.n / c.vl), 1)
         fits = c.tm * c.nv + c.nv + 1 <= registers
@@ -133,7 +134,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         found = []
         for con in self._fewer:
             sketch = copy.copy(self)
-            for name in ("_share_inside", "domains", "widths", "_smaller"):
+            for name in ("_by_rows", "domains", "widths", "_smaller"):
                 sketch.__dict__.pop(name, None)
             sketch.con, sketch._fewer = con, []
             found.append(sketch)
@@ -144,7 +145,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         c, con, target = self.columns(decisions), self.con, self.task.target
         spec, threads, size = self.task.spec, self.task.threads, self.itemsize
         bn = c.nv * c.vl
-        tiles, blocks = con.row_tiles(c.tm), np.ceil(con.n / bn)
+        tiles, blocks = self._by_rows.tiles[c.tm.astype(np.int64)], np.ceil(con.n / bn)
         per_chunk = np.ceil(tiles / c.mc)
         tasks = con.groups * blocks * c.mc
 
@@ -203,12 +204,16 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
             launch + machine.from_memory(seconds - launch, floor),
         )
 
+    @cached_property
+    def _by_rows(self) -> TileTables:
+        return tile_tables(self.con, self.task.spec.nodes[self.con.a].shape[2:])
+
     def _exposed(self, c: ContractionDecisions[Array]) -> Array:
         """Share of the time of a panel's way from memory that the work on it does not hide."""
         exposed: Array = np.where(c.ahead == 1, 0.1, 0.6)
         if self.task.target.reads_ahead and self.stored == self.itemsize:
             # Floats that pass once: see ``in_place``, whose measurements these are, too.
-            once = self.con.row_tiles(c.tm) == 1
+            once = self._by_rows.tiles[c.tm.astype(np.int64)] == 1
             exposed = np.where(once, np.where(c.ahead == 1, 0.2, 0.1), exposed)
         return exposed
 
@@ -221,11 +226,12 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
     def _tile_cycles(self, c: ContractionDecisions[Array], vectors: Array) -> Array:
         """Cycles of one tile of so many vectors, operands in the first cache."""
         con, tm = self.con, c.tm
-        crossing = np.where(con.by_line(tm), 0.0, 0.0 if con.in_line else 0.12)
+        height = tm.astype(np.int64)
+        crossing = self._by_rows.crossing[height]
         cut = np.where(con.n % c.vl != 0, 6.0 * c.vl * tm, 0.0)
         cut = np.where(vectors == self._last(c), cut, 0.0)
         work = tm * vectors * (c.vl / self.lanes)  # in whole vectors
-        steps = con.depth * self._share_inside[tm.astype(np.int64)]
+        steps = con.depth * self._by_rows.inside[height]
         cycles = (
             steps * self._step_cycles(c, vectors) * (1 + crossing) * self._crowding(tm, vectors)
         )
@@ -247,23 +253,6 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         free = self.task.target.vector_registers - _TAKEN_BY_LINE
         result: Array = 1 + _SPILLING * np.maximum(sums + vectors - free, 0)
         return result
-
-    @cached_property
-    def _share_inside(self) -> Array:
-        """Share of kernel offsets at which a tile of so many rows reads anything but padding."""
-        con, conv = self.con, self.con.conv
-        shares = np.ones(17)
-        if conv is None or con.form != "conv" or not conv.copies_input:
-            return shares
-        extent = self.task.spec.nodes[con.a].shape[2:]
-        for tm in (t for t in range(1, 17) if con.by_line(t)):
-            for d, (size, lo) in enumerate(zip(extent, conv.lo, strict=True)):
-                rows, stride = con.m[d + 1], conv.stride[d]
-                count = tm if d == len(extent) - 1 else 1
-                first = np.minimum(np.arange(0, rows, count), rows - count) * stride - lo
-                at = first[:, None] + np.arange(conv.kernel[d]) * conv.dilation[d]
-                shares[tm] *= np.mean((at + (count - 1) * stride >= 0) & (at < size))
-        return shares
 
     def _busiest(self, c: ContractionDecisions[Array], whole: Array, last: Array) -> Array:
         """Cycles of a tile in the mean over the panels of the thread with most to do.
