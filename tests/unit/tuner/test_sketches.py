@@ -420,3 +420,16 @@ def test_moves_are_every_point_that_differs_in_up_to_two_decisions_once() -> Non
     near = [p for p in itertools.product(*domains) if (np.array(p) != point).sum() <= 2]
     assert len(set(found)) == len(found)
     assert set(found) == set(near)
+
+
+@pytest.mark.parametrize("name", ["512", "two halves"])
+def test_depthwise_tiles_that_are_unrolled_too_far_are_not_drafted(name: str) -> None:
+    """The worst first choice of all records (``benchmarks.zero``): 14 columns of MobileNet-V2."""
+    b = GraphBuilder()
+    x = b.input(0, (1, 96, 112, 112), "float32")
+    w = b.input(1, (96, 1, 3, 3), "float32", static=True)
+    both = {"stride": (2, 2), "lo": (1, 1), "hi": (0, 0), "dilation": (1, 1), "groups": 96}
+    spec = b.finish([b.append("conv", (x, w), (1, 96, 56, 56), "float32", **both)])
+    sketch = named("depthwise").space()(Task("kernel", spec, _TARGETS[name], 2))
+    found = sketch.named(sketch.default())
+    assert found["tw"] * found["th"] * found["nv"] <= 8
