@@ -32,6 +32,9 @@ FAILED, UNBELIEVABLE = "failed", "faster than can be"
 # Seconds below this share of the bound cannot be: of 119 tasks the best ones are at 0.79 and more
 # (the bound counts with a frequency that clocks exceed), and those of one task at 0.43.
 BELIEVABLE = 0.77
+# Second times over first ones of the same points, in the median: beyond that the machine was
+# another one in between, and only first times of all points are on one scale.
+SHIFTED = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ def usable(measured: Measured) -> Usable:
     least_s = BELIEVABLE * roofline_s(measured.task)
     states: Counter[str] = Counter()
     kept: list[MeasureResult] = []
-    for result, state in zip(measured.results, _states(measured.results, sketches), strict=True):
+    results = on_one_scale(measured.results, measured.earlier)
+    for result, state in zip(results, _states(results, sketches), strict=True):
         if state == USABLE:
             found = _believed(result, measured.earlier, least_s)
             if result.status is not MeasureStatus.OK:
@@ -68,6 +72,21 @@ def usable(measured: Measured) -> Usable:
         return Usable(None, states)
     earlier, name = measured.earlier, measured.device_name
     return Usable(Pool(measured.task, sketches, kept, earlier, name), states)
+
+
+def on_one_scale(
+    results: Sequence[MeasureResult], earlier: Mapping[Candidate, MeasureResult]
+) -> list[MeasureResult]:
+    """The results, or the first ones where second ones are from a machine of another speed."""
+    both = [(r, earlier[r.candidate]) for r in results if r.candidate in earlier]
+    shift = [
+        math.log(second.latency_s / first.latency_s)
+        for second, first in both
+        if first.status is second.status is MeasureStatus.OK
+    ]
+    if not shift or abs(float(np.median(shift))) <= math.log(SHIFTED):
+        return list(results)
+    return [earlier.get(r.candidate, r) for r in results]
 
 
 def _believed(

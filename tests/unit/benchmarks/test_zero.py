@@ -85,6 +85,15 @@ def test_times_that_cannot_be_give_way_to_first_ones(measured) -> None:
     assert found.pool.results[0] is a
 
 
+@pytest.mark.parametrize(("speed", "kept"), [(0.5, False), (0.9, True), (2.0, False)])
+def test_second_times_of_a_machine_of_another_speed_do_not_count(measured, speed, kept) -> None:
+    a, b, *rest = measured.results
+    again = [result(r.candidate, speed * r.latency_s) for r in (a, b)]
+    earlier = {a.candidate: a, b.candidate: b}
+    found = regret.on_one_scale([*again, *rest], earlier)
+    assert found == [*(again if kept else [a, b]), *rest]
+
+
 def test_once_asks_for_first_times(measured) -> None:
     a, b, *_ = measured.results
     found = regret.usable(measured).pool
