@@ -109,12 +109,13 @@ def conv(
     rank: int = 2,
     batch: int = 1,
     dtype: str = "float32",
+    static: bool = True,
 ) -> Graph:
     b = GraphBuilder()
     spatial = (size,) * rank
     last = (0, rank + 1, *range(1, rank + 1))
     x = b.permute(b.input(0, (batch, *spatial, channels), dtype), last)
-    w = b.input(1, (out, channels // groups, *(kernel,) * rank), dtype, static=True)
+    w = b.input(1, (out, channels // groups, *(kernel,) * rank), dtype, static=static)
     extent = (size + 2 * pad - kernel) // stride + 1
     y = b.append(
         "conv",

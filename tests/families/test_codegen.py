@@ -42,11 +42,16 @@ TILE = {
         (K.linear(4, 100, 64), {"tm": 4, "nv": 4, "ku": 4, "ahead": 1}),
         (K.linear(37, 48, 50, static=False), {"tm": 6, "order": 1, "mc": 2}),
         (K.linear(37, 41, 50, static=False), {"tm": 6, "pack": 0}),
+        (K.linear(37, 41, 50, static=False), {"tm": 6}),  # squares that overlap, columns cut
+        (K.linear(37, 41, 24, static=False), {"vl": 8, "nv": 3, "kb": 2}),
+        (K.linear(37, 41, 10, static=False), {"tm": 6}),  # no square fits the reduction
         (K.linear(1, 100, 64), {"tm": 1, "nv": 4, "par": 0}),
         (K.linear(16, 32, 64, dtype="bfloat16"), {}),
         (K.attention_scores(4, 33, 16), {}),
         (K.conv(16, 14, 32, 3, 1, 1), {"tm": 7}),
         (K.conv(16, 14, 40, 1, 1, 0), {"tm": 14, "mc": 2}),
+        (K.conv(20, 7, 40, 1, 1, 0, static=False), {"tm": 7, "nv": 2}),
+        (K.conv(40, 7, 40, 1, 1, 0, groups=2, static=False), {"tm": 7, "nv": 1}),
         (K.conv(24, 7, 32, 3, 2, 1), {"tm": 5}),
         (K.conv(3, 32, 16, 7, 2, 3), {"nv": 1}),
         (K.conv(24, 7, 64, 3, 1, 1), {"tm": 7, "ku": 4, "ahead": 1}),
@@ -238,8 +243,8 @@ def test_long_sums_keep_their_digits(
     exact = Graph.from_json(json.loads(json.dumps(spec.to_json()).replace("float32", "float64")))
     expected = K.evaluate(exact, [a.astype("float64") for a in K.inputs_for(spec)])
     errors = []
-    for long in (1 << 30, contraction._LONG):
-        monkeypatch.setattr(contraction, "_LONG", long)
+    for long in (1 << 30, contraction.LONG_SUM):
+        monkeypatch.setattr(contraction, "LONG_SUM", long)
         errors.append(K.error(K.run(spec, "contraction", TILE | changes)[0], expected))
     assert errors[1] < 0.75 * errors[0]
 

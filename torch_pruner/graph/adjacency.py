@@ -57,6 +57,22 @@ def columns_apart(spec: Graph, con: Contraction) -> bool:
     return strides is not None and strides[0] == 1 and strides[1] != 1
 
 
+def packs_in_squares(spec: Graph, con: Contraction, lanes: int) -> bool:
+    """Whether the second operand is packed by turning squares of vectors of ``lanes`` numbers.
+
+    So it is where neighbours along the reduction lie together and columns do not, as in the weights
+    of a layer, those of a 1x1 convolution among them.
+    """
+    if con.acc_dtype != "float32" or spec.nodes[con.b].dtype != "float32" or con.k[-1] < lanes:
+        return False
+    if lanes < 2 or lanes & (lanes - 1):
+        return False
+    if con.form == "matmul":
+        return columns_apart(spec, con)
+    place = strided(spec, con.b) if con.form == "conv" else None
+    return place is not None and place.strides[1] == 1 and place.strides[0] != 1
+
+
 def rows_together(spec: Graph, con: Contraction) -> bool:
     """Whether threads should read neighbouring rows of the first operand, whose columns are apart.
 

@@ -7,6 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from torch_pruner.graph.adjacency import packs_in_squares
+from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.strided import matrix_strides, strided
@@ -91,3 +93,16 @@ def test_the_last_two_axes_lie_as_their_strides_say_whatever_the_others_do(make)
     expected = np.arange(rows)[:, None] * found[0] + np.arange(columns) * found[1]
     for matrix in values.reshape(-1, rows, columns):
         assert (matrix - matrix[0, 0] == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("depth", "turned", "expected"), [(16, True, True), (15, True, False), (16, False, False)]
+)
+def test_weights_whose_columns_lie_apart_are_packed_in_squares(
+    depth: int, turned: bool, expected: bool
+) -> None:
+    b = GraphBuilder()
+    x = b.input(0, (4, depth), "float32")
+    w = b.input(1, (24, depth) if turned else (depth, 24), "float32")
+    graph = b.finish([b.matmul(x, b.permute(w, (1, 0)) if turned else w)])
+    assert packs_in_squares(graph, contraction_of(graph), 16) is expected

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.transposed import transposed
+from torch_pruner.codegen.parts.transposed import in_square, turns
 from torch_pruner.codegen.tir.builders import (
     SERIAL,
     UNROLLED,
@@ -15,11 +15,9 @@ from torch_pruner.codegen.tir.builders import (
     S,
     Stmt,
     T,
-    buffer,
     index_var,
     loop,
     seq,
-    stack,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store
@@ -273,11 +271,6 @@ def pack_mask(nest: Nest, node: int) -> Stmt:
     return loop(nest.lanes, lambda v: over_keys(nest, lambda key: element(v, key)), name="lane")
 
 
-def turns(lanes: int) -> bool:
-    """Whether squares of so many lanes can be turned in registers."""
-    return lanes > 1 and not lanes & (lanes - 1)
-
-
 def _mask_in_squares(nest: Nest, copy: Buffer, value: Callable[[Expr, Expr], Expr]) -> Stmt:
     keys, vl = nest.att.keys, nest.vl
 
@@ -297,43 +290,6 @@ def _mask_in_squares(nest: Nest, copy: Buffer, value: Callable[[Expr, Expr], Exp
         return loop(-(-keys // vl), lambda block: square(j, block), name="block")
 
     return loop(nest.nv, blocks, name="j")
-
-
-class Vectors(Protocol):
-    """What squares are turned with."""
-
-    @property
-    def vl(self) -> int:
-        """Lanes of a vector."""
-
-    @property
-    def reader(self) -> Reader:
-        """Reads what is turned."""
-
-
-def in_square(
-    nest: Vectors,
-    dtype: str,
-    taken: Callable[[Expr, Expr], Expr],
-    left: Callable[[Expr, Expr], tuple[Buffer, Expr]],
-) -> Stmt:
-    """A square of vectors, turned: ``taken(i, v)`` is lane ``v`` of vector ``i``, and ``left``
-    the place of what the turned square has there."""
-    vl = nest.vl
-    squares = [buffer(vl * vl, dtype, name, scope="local") for name in ("square", "other")]
-    steps, whole = transposed(squares[0], squares[1], vl)
-
-    def vectors(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-        return loop(vl, lambda i: loop(vl, lambda v: body(i, v), VECTORIZED, "v"), UNROLLED, "i")
-
-    def take(i: Expr, v: Expr) -> Stmt:
-        return nest.reader.scope(lambda: [store(squares[0], i * vl + v, taken(i, v).astype(dtype))])
-
-    def leave(i: Expr, v: Expr) -> Stmt:
-        target, at = left(i, v)
-        return store(target, at, whole[i * vl + v])
-
-    return seq([*(stack(s) for s in squares), vectors(take), *steps, vectors(leave)])
 
 
 def of_constant(nest: Nest, node: int, key: Expr, lane: Expr) -> Callable[[Index], Expr]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.beyond import behind
 from torch_pruner.codegen.parts.operands import second_operand
+from torch_pruner.codegen.parts.transposed import in_square
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     VECTORIZED,
@@ -20,7 +21,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
-from torch_pruner.graph.adjacency import columns_adjacent
+from torch_pruner.graph.adjacency import columns_adjacent, packs_in_squares
 
 _TURNS = 64
 
@@ -35,6 +36,7 @@ def pack_panel(nest: Nest) -> Stmt:
     con, bn, vl = nest.con, nest.bn, nest.vl
     panel = nest.panel
     assert panel is not None
+    squares = packs_in_squares(nest.spec, con, vl)
 
     def element(p: Expr, nb: Expr, flat: Expr, v: Expr, *, guarded: bool) -> Stmt:
         g, column = unlinear(p, (con.groups, nest.blocks))[0], nb * bn + v
@@ -52,6 +54,35 @@ def pack_panel(nest: Nest) -> Stmt:
 
         return loop(bn, column, name="v")
 
+    def in_squares(p: Expr, nb: Expr) -> Stmt:
+        """Vectors along the reduction, turned: the last ones begin earlier, and columns past the
+        last repeat it, whose sums are not stored."""
+        g, dtype = unlinear(p, (con.groups, nest.blocks))[0], value_dtype(_element(panel))
+        outer, last = con.k[:-1], con.k[-1]
+
+        def square(r: Expr, block: Expr, j: Expr) -> Stmt:
+            first = T.min(block * vl, imm(last - vl)) if last % vl else block * vl
+
+            def taken(i: Expr, v: Expr) -> Expr:
+                column = nb * bn + j * vl + i
+                column = T.min(column, imm(con.n - 1)) if con.n % bn else column
+                return second_operand(nest, g, (*unlinear(r, outer), first + v), column)
+
+            def left(i: Expr, v: Expr) -> tuple[Buffer, Expr]:
+                at = p * con.depth + r * last + first + i
+                return panel, at * bn + j * vl + v
+
+            return in_square(nest, dtype, taken, left)
+
+        def along(r: Expr, block: Expr) -> Stmt:
+            return loop(nest.nv, lambda j: square(r, block, j), name="j")
+
+        return loop(
+            math.prod(outer),
+            lambda r: loop(-(-last // vl), lambda block: along(r, block), name="k"),
+            name="r",
+        )
+
     def whole(p: Expr, nb: Expr, k: Expr) -> Stmt:
         def vector(j: Expr) -> Stmt:
             def lane(v: Expr) -> Stmt:
@@ -67,7 +98,7 @@ def pack_panel(nest: Nest) -> Stmt:
     def block(p: Expr) -> Stmt:
         _, nb = unlinear(p, (con.groups, nest.blocks))
         if not columns_adjacent(nest.spec, con):
-            return by_columns(p, nb)
+            return in_squares(p, nb) if squares else by_columns(p, nb)
         rows = loop(con.depth, lambda k: whole(p, nb, k), name="k")
         if con.n % bn == 0:
             return rows

@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
-from torch_pruner.codegen.tir.builders import Buffer, S, Stmt, T, imm, vector
+from typing import TYPE_CHECKING, Protocol
+
+from torch_pruner.codegen.tir.builders import (
+    UNROLLED,
+    VECTORIZED,
+    Buffer,
+    Expr,
+    S,
+    Stmt,
+    T,
+    buffer,
+    imm,
+    loop,
+    seq,
+    stack,
+    vector,
+)
+from torch_pruner.codegen.tir.values import store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_pruner.codegen.tir.reader import Reader
+
+
+def turns(lanes: int) -> bool:
+    """Whether squares of so many lanes can be turned in registers."""
+    return lanes > 1 and not lanes & (lanes - 1)
 
 
 def transposed(square: Buffer, other: Buffer, lanes: int) -> tuple[list[Stmt], Buffer]:
@@ -23,3 +50,40 @@ def transposed(square: Buffer, other: Buffer, lanes: int) -> tuple[list[Stmt], B
                 stmts.append(S.BufferStore(other, turned, [vector(imm(at * lanes), lanes)]))
         square, other, width = other, square, width // 2
     return stmts, square
+
+
+class Vectors(Protocol):
+    """What squares are turned with."""
+
+    @property
+    def vl(self) -> int:
+        """Lanes of a vector."""
+
+    @property
+    def reader(self) -> Reader:
+        """Reads what is turned."""
+
+
+def in_square(
+    nest: Vectors,
+    dtype: str,
+    taken: Callable[[Expr, Expr], Expr],
+    left: Callable[[Expr, Expr], tuple[Buffer, Expr]],
+) -> Stmt:
+    """A square of vectors, turned: ``taken(i, v)`` is lane ``v`` of vector ``i``, and ``left``
+    the place of what the turned square has there."""
+    vl = nest.vl
+    squares = [buffer(vl * vl, dtype, name, scope="local") for name in ("square", "other")]
+    steps, whole = transposed(squares[0], squares[1], vl)
+
+    def vectors(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        return loop(vl, lambda i: loop(vl, lambda v: body(i, v), VECTORIZED, "v"), UNROLLED, "i")
+
+    def take(i: Expr, v: Expr) -> Stmt:
+        return nest.reader.scope(lambda: [store(squares[0], i * vl + v, taken(i, v).astype(dtype))])
+
+    def leave(i: Expr, v: Expr) -> Stmt:
+        target, at = left(i, v)
+        return store(target, at, whole[i * vl + v])
+
+    return seq([*(stack(s) for s in squares), vectors(take), *steps, vectors(leave)])

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.attention_tile import counted, in_blocks, in_square, turns
+from torch_pruner.codegen.parts.attention_tile import counted, in_blocks
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.parts.transposed import in_square, turns
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,

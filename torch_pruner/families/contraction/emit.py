@@ -37,6 +37,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.families.contraction.counted_rows import Walk, count_rows, tiles, write_masked
+from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
 from torch_pruner.graph.contraction import contraction_of, copies_first, is_widened
 from torch_pruner.graph.extents import axis_counts, unneeded, unwritten
 
@@ -211,9 +212,6 @@ def _rows(nest: Nest, tile: Expr) -> Rows:
     return Rows(lambda i: unlinear(T.min(tile * tm + i, last), m), lambda i: tile * tm + i <= last)
 
 
-_LONG, _PART = 1024, 256
-
-
 def _level(nest: Nest) -> int | None:
     """How many reduction axes of a block to pass before sums are begun anew; None for short ones.
 
@@ -221,10 +219,10 @@ def _level(nest: Nest) -> int | None:
     some hundreds, added up, lose a fraction of that, and cost a percent.
     """
     k = nest.inner
-    if math.prod(k) <= _LONG or nest.con.acc_dtype != "float32":
+    if math.prod(k) <= LONG_SUM or nest.con.acc_dtype != "float32":
         return None
     inner = [math.prod(k[i:]) for i in range(1, len(k))]
-    return max((i for i, n in enumerate(inner, 1) if n >= _PART), default=0)
+    return max((i for i, n in enumerate(inner, 1) if n >= SUM_PART), default=0)
 
 
 def _reads_input(nest: Nest, rows: Rows) -> Callable[[Index], Expr | None]:
@@ -289,7 +287,7 @@ def _reduce(
         rest = block(imm(done), last % ku) if last % ku else None
         if level != 0:
             return seq([loop(steps, step, name="k") if done else None, rest])
-        each = max(1, _PART // ku)
+        each = max(1, SUM_PART // ku)
         whole = steps // each
 
         def piece(first: Expr, count: int) -> Stmt:

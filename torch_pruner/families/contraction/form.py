@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import (
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
 N = TypeVar("N")
+
+LONG_SUM, SUM_PART = 1024, 256
+"""Products of a block that are summed in one go at most, and of a part where there are more."""
 
 
 class ContractionDecisions(NamedTuple, Generic[N]):
@@ -103,3 +106,12 @@ def division(spec: Graph, decisions: ContractionDecisions[int]) -> Division | No
     if packs or con.chunked(decisions.tm, decisions.mc)[0] != 1:
         return None
     return Division(-(-con.n // width), width)
+
+
+def partial_sums(con: Contraction, kb: Any) -> Any:
+    """How many parts of sums a tile adds up, where ``kb`` blocks (a number or an array) are long.
+
+    A part takes a load, an addition and a store of every sum.
+    """
+    long = (con.depth > LONG_SUM * kb) & (con.acc_dtype == "float32")
+    return long * (con.depth / SUM_PART)

@@ -14,7 +14,8 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.contraction.flow import contraction_flow
-from torch_pruner.families.contraction.form import ContractionDecisions
+from torch_pruner.families.contraction.form import ContractionDecisions, partial_sums
+from torch_pruner.families.contraction.packing import packed_cycles
 from torch_pruner.families.contraction.sizes import drafted_sizes
 from torch_pruner.families.contraction.tiles import MAX_ROWS, TileTables, tile_tables
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
@@ -42,7 +43,6 @@ _TAKEN_BY_LINE, _SPILLING = 7, 0.15  # registers; time that each beyond those le
 WIDEN_CYCLES = 1.5  # to make float32 of a vector of narrower elements, into a near cache
 
 TURNED_CYCLES = 1.0  # of a step of rows that are neighbours, whose lines serve several tiles
-PACKED_COLUMN_CYCLES, PACKED_ROW_CYCLES = 1.5, 0.4  # of an element, across memory and along it
 
 
 class ContractionSketch(Sketch[ContractionDecisions[Array]]):
@@ -235,7 +235,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         cycles = (
             steps * self._step_cycles(c, vectors) * (1 + crossing) * self._crowding(tm, vectors)
         )
-        carried = (c.kb - 1) * (work * 4 + 60)
+        carried = (c.kb - 1) * (work * 4 + 60) + partial_sums(con, c.kb) * work * 3
         result: Array = cycles + work * (2 + self._epilogue()) + 20 + cut + carried
         return result
 
@@ -382,8 +382,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
             copy = copy + float(size / machine.bytes_per_cycle(size, target))
         cycles = np.where(copied, copy, 0.0)
         if not self.constant:
-            near = columns_adjacent(spec, con)
-            each = PACKED_ROW_CYCLES if near else PACKED_COLUMN_CYCLES
+            each = packed_cycles(spec, con, self.lanes)
             cycles = cycles + np.where(c.pack == 1, con.groups * con.n * con.depth * each, 0.0)
         seconds: Array = cycles / cores / target.frequency_hz
         return seconds + np.where((cycles > 0) & (c.par == 1), machine.LAUNCH_S, 0.0)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from torch_pruner.families.contraction.form import ContractionDecisions
-from torch_pruner.families.contraction.space import PACKED_ROW_CYCLES, ContractionSketch
+from torch_pruner.families.contraction.packing import ROW_CYCLES
+from torch_pruner.families.contraction.space import ContractionSketch
 from torch_pruner.families.flow import FlowStep, Role
 from torch_pruner.families.outer_products.form import OuterProductsDecisions
 
@@ -41,7 +42,7 @@ class OuterProductsSketch(ContractionSketch):
         """Seconds for both copies."""
         con, target = self.con, self.task.target
         cores = np.where(c.par == 1, self.task.threads, 1)
-        cycles = con.groups * con.rows * con.depth * PACKED_ROW_CYCLES
+        cycles = con.groups * con.rows * con.depth * ROW_CYCLES
         return (
             super()._preparation(c, np.zeros_like(widened)) + cycles / cores / target.frequency_hz
         )
