@@ -237,7 +237,7 @@ def test_memory_is_taken_for_each_call_and_given_back(cold, card, monkeypatch) -
     for _ in range(3):
         agree(compiled(*given), net(*given))
     assert len(calls) == 3
-    assert calls[0]._local.workspace is None
+    assert calls[0]._local.own.workspace is None
 
 
 @torch.no_grad()

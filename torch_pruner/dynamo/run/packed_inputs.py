@@ -22,7 +22,7 @@ from torch_pruner.dynamo.run.copies import all_packed, held_of, shared_out
 from torch_pruner.dynamo.run.narrow_weights import narrow_copy
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.snapshot import Snapshot, moved_into, watch_over
-from torch_pruner.dynamo.run.weight_checks import State
+from torch_pruner.dynamo.run.weight_checks import SAME, WRITTEN
 from torch_pruner.graph.memory import ALIGNMENT
 from torch_pruner.graph.reference import evaluate
 
@@ -126,9 +126,9 @@ class PackedInputs:
         snapshot, distrust = self._current, True
         if snapshot is not None:
             state = snapshot.state(self._pick(inputs), frozen=self.frozen)
-            if state is State.SAME:
+            if state is SAME:
                 return snapshot
-            distrust = state is State.WRITTEN
+            distrust = state is WRITTEN
         with self._lock:
             if snapshot is not self._current:  # another thread was here
                 return self._valid(inputs) or self._renewed(inputs, distrust)
@@ -139,7 +139,7 @@ class PackedInputs:
         if found is None:
             return None
         state = found.state(self._pick(inputs), frozen=self.frozen)
-        return found if state is State.SAME else None
+        return found if state is SAME else None
 
     def _renewed(self, inputs: Sequence[torch.Tensor], distrust: bool) -> Snapshot:
         made, old = self._make(inputs, distrust), self._current

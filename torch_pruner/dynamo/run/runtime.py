@@ -54,7 +54,8 @@ def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
     return allocate
 
 
-class _Local(threading.local):
+@dataclass(slots=True)
+class _Own:
     """What each calling thread has for itself: an address table and, in host memory, a workspace.
 
     On other devices the workspace is allocated for each call: torch's allocator knows which stream
@@ -62,9 +63,15 @@ class _Local(threading.local):
     """
 
     table: ctypes.Array[ctypes.c_int64]
-    address: int = 0  # 0: this thread has no table yet
+    address: int  # of the table
     workspace: torch.Tensor | None = None
     snapshot: Snapshot | None = None
+
+
+class _Local(threading.local):
+    """Asked once a call: each question is one to a dictionary of the thread's."""
+
+    own: _Own | None = None
 
 
 class RegionCall:
@@ -86,6 +93,7 @@ class RegionCall:
         self.name = f"## Call PrunerGraph {name} ##"
         self.compiled = compiled
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._n_outputs = len(self._outputs)
         orders = [s.order for s in inputs]
         self.packed = PackedInputs(compiled, len(inputs), static, orders, device, narrow)
         self._reads_static = bool(static)
@@ -127,34 +135,30 @@ class RegionCall:
             return ("prepared", slot.index - len(self._inputs))
         return (slot.kind, slot.index)
 
-    def _start_thread(self) -> _Local:
-        local = self._local
-        plan = self.compiled.plan
-        local.table = (ctypes.c_int64 * len(plan.slots))()
-        local.address = ctypes.addressof(local.table)
-        local.snapshot = None
-        self._take_workspace(local)
-        return local
+    def _start_thread(self) -> _Own:
+        table = (ctypes.c_int64 * len(self.compiled.plan.slots))()
+        own = self._local.own = _Own(table, ctypes.addressof(table))
+        self._take_workspace(own)
+        return own
 
-    def _take_workspace(self, local: _Local) -> None:
+    def _take_workspace(self, own: _Own) -> None:
         size = max(self.compiled.plan.workspace_bytes, 1)
-        local.workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
-        local.table[self._workspace_slot] = local.workspace.data_ptr()
+        own.workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
+        own.table[self._workspace_slot] = own.workspace.data_ptr()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        local = self._local
-        if not local.address:
-            local = self._start_thread()
+        own = self._local.own
+        if own is None:
+            own = self._start_thread()
         elif not self._keeps_workspace:
-            self._take_workspace(local)
-        table = local.table
-        snapshot = local.snapshot
+            self._take_workspace(own)
+        table, snapshot = own.table, own.snapshot
         if snapshot is None or self._reads_static:
             snapshot = self.packed.current(inputs)
-            if snapshot is not local.snapshot:
+            if snapshot is not own.snapshot:
                 for slot, address in snapshot.table:
                     table[slot] = address
-                local.snapshot = snapshot
+                own.snapshot = snapshot
         held: list[torch.Tensor] = []  # copies of inputs stay alive until the program is done
         for slot, i, strides in self._dynamic:
             tensor = inputs[i]
@@ -165,32 +169,32 @@ class RegionCall:
                 inputs = [*inputs[:i], tensor, *inputs[i + 1 :]]
                 address = tensor.data_ptr()
             table[slot] = address
-        results = cast("list[torch.Tensor]", [None] * len(self._outputs))
+        results: list[torch.Tensor] = [None] * self._n_outputs  # type: ignore[list-item]
         for j, slot, shape, strides, dtype in self._made:
             out = self._allocate(shape, strides, dtype)
             results[j] = out
             table[slot] = out.data_ptr()
         if self._simple:
             for entry in self.compiled.steps:
-                entry(local.address)  # type: ignore[operator]
+                entry(own.address)  # type: ignore[operator]
         else:
-            self._run_steps(local, inputs, results)
+            self._run_steps(own, inputs, results)
         for j, i in self._updated:
             results[j] = inputs[i]
         if self._copies or self._restride:
             self._finish(snapshot, inputs, results)
         if not self._keeps_workspace:
-            local.workspace = None
+            own.workspace = None
         return results
 
     def _run_steps(
-        self, local: _Local, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]
+        self, own: _Own, inputs: Sequence[torch.Tensor], results: list[torch.Tensor]
     ) -> None:
         for step in self.compiled.steps:
             if isinstance(step, LibraryCall):
                 operands = [
                     self._tensor(
-                        local,
+                        own,
                         p,
                         inputs,
                         results,
@@ -202,13 +206,13 @@ class RegionCall:
                 values = run_spec(step.spec, operands)
                 for p, o, value in zip(step.outputs, step.spec.outputs, values, strict=True):
                     node = step.spec.nodes[o]
-                    self._tensor(local, p, inputs, results, node.shape, node.dtype).copy_(value)
+                    self._tensor(own, p, inputs, results, node.shape, node.dtype).copy_(value)
             else:
-                step(local.address)
+                step(own.address)
 
     def _tensor(
         self,
-        local: _Local,
+        own: _Own,
         place: Place,
         inputs: Sequence[torch.Tensor],
         results: list[torch.Tensor],
@@ -218,15 +222,13 @@ class RegionCall:
         """The buffer at ``place`` as a dense tensor of ``shape`` (memory order)."""
         slot = self.compiled.plan.slots[place.slot]
         if slot.kind == "workspace":
-            assert local.workspace is not None
+            assert own.workspace is not None
             count = 1
             for d in shape:
                 count *= d
             nbytes = count * DTYPES[dtype].itemsize
             return (
-                local.workspace[place.offset : place.offset + nbytes]
-                .view(DTYPES[dtype])
-                .view(shape)
+                own.workspace[place.offset : place.offset + nbytes].view(DTYPES[dtype]).view(shape)
             )
         if slot.kind == "output":
             spec, tensor = self._outputs[slot.index], results[slot.index]
@@ -234,8 +236,8 @@ class RegionCall:
         if slot.index < len(self._inputs):
             spec = self._inputs[slot.index]
             return takeable(inputs[slot.index].detach(), spec.kernel_strides).permute(spec.order)
-        assert local.snapshot is not None
-        prepared = local.snapshot.prepared[slot.index - len(self._inputs)]
+        assert own.snapshot is not None
+        prepared = own.snapshot.prepared[slot.index - len(self._inputs)]
         assert prepared is not None
         return prepared
 
@@ -296,6 +298,12 @@ class GraphCall:
         # what the last step used is dropped with the list of values.
         dead = [step.dead for step in steps[:-1]] + [()]
         rows = [(picker(s.reads), s.writes, d) for s, d in zip(steps, dead, strict=False)]
+        # One step whose results are the graph's: there is nothing to number.
+        self._only = None
+        if len(steps) == 1 and not constants and [n for n, _ in outputs] == [*steps[0].writes]:
+            reads = steps[0].reads
+            given = len(reads) if reads == tuple(range(len(reads))) else -1
+            self._only = (steps[0].run, steps[0].named or steps[0].run, rows[0][0], given)
         self._steps = tuple((s.run, *row) for s, row in zip(steps, rows, strict=True))
         self._named = tuple((s.named or s.run, *row) for s, row in zip(steps, rows, strict=True))
         known, numbers = dict(constants), []
@@ -310,6 +318,14 @@ class GraphCall:
         self._outputs: Callable[[Sequence[RuntimeValue]], Sequence[RuntimeValue]] = picker(numbers)
 
     def __call__(self, args: list[RuntimeValue]) -> list[RuntimeValue]:
+        if self._only is not None:
+            run, named, pick, given = self._only
+            if _profiler._is_profiler_enabled:
+                run = named
+            results = list(run(args if len(args) == given else pick(args)))
+            if isinstance(args, list):
+                args.clear()
+            return results
         values: list[RuntimeValue] = [*args, *(None,) * (self._n_values - len(args))]
         if isinstance(args, list):
             args.clear()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner import fork_locks
 from torch_pruner.dynamo.run import page_writes
-from torch_pruner.dynamo.run.weight_checks import State, Watch, read_contents
+from torch_pruner.dynamo.run.weight_checks import SAME, State, Watch, read_contents
 from torch_pruner.graph.weight_checksum import PHASES, Span
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class SettledWatch:
         self._lock = fork_locks.lock()
         self._chances = CHANCES if alone else 0
         self._quiet = self._read = 0
+        # What there is to look at where nothing will be noted any more; else None.
+        self.sample = None if alone else self._sampled
         # Pages whose writes are noted, and what is read beside them: while a round is read, after.
         self._noted: tuple[Pages, Watch] | None = None
         self._settled: tuple[Pages, Watch] | None = None
@@ -68,7 +70,7 @@ class SettledWatch:
         if self._noted is not None:
             return self._read_on()
         state = self._sampled.look()
-        self._quiet = self._quiet + 1 if state is State.SAME else 0
+        self._quiet = self._quiet + 1 if state is SAME else 0
         if self._quiet >= QUIET and self._chances:
             self._begin()
         return state
@@ -90,7 +92,7 @@ class SettledWatch:
             ranges = [(first, end) for first, end in found if end - first >= LEAST_BYTES]
             pages = page_writes.watch(ranges)
             if pages is None:
-                self._chances = 0
+                self._chances, self.sample = 0, self._sampled
                 return
             met = [_met(c.span, ranges) for c in self._held]
             pieces = [p for c, r in zip(self._held, met, strict=True) if r for p in _cut(c.span, r)]
@@ -124,6 +126,8 @@ class SettledWatch:
     def _forget(self) -> None:
         self._noted = self._settled = None
         self._quiet, self._chances = 0, self._chances - 1
+        if not self._chances:
+            self.sample = self._sampled
 
 
 def _range(span: Span) -> Range:

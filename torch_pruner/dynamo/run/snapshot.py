@@ -11,13 +11,13 @@ import torch
 from torch_pruner.dynamo.run.copies import version_of
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.settled_watch import SettledWatch
-from torch_pruner.dynamo.run.weight_checks import State, facts_of
+from torch_pruner.dynamo.run.weight_checks import MOVED, SAME, WRITTEN, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_pruner.dynamo.run.copies import Held, Memory
-    from torch_pruner.dynamo.run.weight_checks import Entry
+    from torch_pruner.dynamo.run.weight_checks import Entry, State
 
 FEW = 12  # tensors: Python asks so many for their addresses as fast as a program is called
 _version = operator.attrgetter("_version")
@@ -51,23 +51,24 @@ class Snapshot:
         about every parameter: the loop is the interpreter's own.
         """
         if not all(map(operator.is_, given, self.tensors)):
-            return State.MOVED
+            return MOVED
         if frozen:
-            return State.SAME
+            return SAME
         if self.derived and self.stepped[0] != steps.count and self._stepped():
-            return State.MOVED
-        if self.watch is not None and self.watch.knows_facts:
-            return self.watch.look()
+            return MOVED
+        watch = self.watch
+        if watch is not None and watch.knows_facts:
+            return (watch.sample or watch).look()
         if not self._same_facts():
-            return State.MOVED
+            return MOVED
         if not self.derived:
-            return State.SAME
+            return SAME
         # A tensor of inference mode has no version: all of it is read, or it is taken as written.
         versions = None not in self.versions
-        if self.watch is None:
-            return State.SAME if versions else State.WRITTEN
-        same = self.watch.unchanged() if versions else self.watch.all_unchanged()
-        return State.SAME if same else State.WRITTEN
+        if watch is None:
+            return SAME if versions else WRITTEN
+        same = watch.unchanged() if versions else watch.all_unchanged()
+        return SAME if same else WRITTEN
 
     def _same_facts(self) -> bool:
         """Whether they lie where they lay, and torch does not say that they were written."""

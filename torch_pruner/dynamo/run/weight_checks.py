@@ -51,6 +51,10 @@ class State(enum.Enum):
     MOVED = enum.auto()  # they lie elsewhere, or torch says that they were written
 
 
+# A member of an enumeration is looked up by a function of Python's (3.11), at every call several.
+SAME, WRITTEN, MOVED = State.SAME, State.WRITTEN, State.MOVED
+
+
 def span_of(tensor: torch.Tensor) -> Span:
     """The memory from a tensor's first element to its last, whatever lies between them."""
     if not tensor.numel():
@@ -85,12 +89,20 @@ def _bytes(span: Span) -> bytes:
     return ctypes.string_at(span.address, 8 * span.words) if span.words else b""
 
 
-class _Table(threading.local):
-    """What each calling thread hands to the program, and where that writes."""
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What a calling thread hands to the program, and where that writes."""
 
-    given: ctypes.Array[ctypes.c_int64] | None = None
-    results: ctypes.Array[ctypes.c_uint64]
+    given: ctypes.Array[ctypes.c_int64]
+    address: int  # of ``given``
+    results: ctypes.Array[ctypes.c_char]
     places: ctypes.Array[ctypes.c_int64]
+
+
+class _Local(threading.local):
+    """What each calling thread has for itself."""
+
+    table: _Table | None = None
 
 
 def facts_of(tensors: Sequence[torch.Tensor], versions: Sequence[int | None]) -> Array | None:
@@ -137,7 +149,7 @@ class Watch:
         self._expected = self._expected_sums(rows) if rows else ()
         self._asked = bool(rows) or self.knows_facts
         self._phase = 0
-        self._table = _Table()
+        self._local = _Local()
 
     def _expected_sums(self, rows: Sequence[tuple[bytes, ...]]) -> tuple[bytes, ...]:
         """What the program writes in each turn if nothing has changed."""
@@ -153,18 +165,18 @@ class Watch:
     def look(self, turn: int | None = None) -> State:
         """This turn's look. Each call takes the next turn, or the one that is given."""
         if self._small and any(_bytes(span) != was for span, was in self._small):
-            return State.WRITTEN
+            return WRITTEN
         if not self._asked:
-            return State.SAME
+            return SAME
         phase = self._phase if turn is None else turn
         self._phase = phase + 1 if phase + 1 < PHASES else 0
         found = self._results(phase)
         if self._expected and found == self._expected[phase]:
-            return State.SAME
+            return SAME
         half = len(found) // 2
         if any(found[half:]):
-            return State.MOVED
-        return State.WRITTEN if self._expected else State.SAME
+            return MOVED
+        return WRITTEN if self._expected else SAME
 
     def unchanged(self) -> bool:
         """Whether everything is as it was, as far as this turn's look goes."""
@@ -183,26 +195,25 @@ class Watch:
     def _results(self, phase: int) -> bytes:
         if self._entry is None:
             return self._totals(checksums(self._plan, phase))
-        table = self._table
-        given = table.given
-        if given is None:
-            given = self._new_table(table)
-        given[5] = phase
-        self._entry(ctypes.addressof(given))
-        return bytes(table.results)
+        table = self._local.table
+        if table is None:
+            table = self._local.table = self._new_table()
+        table.given[5] = phase
+        self._entry(table.address)
+        return table.results.raw
 
-    def _new_table(self, table: _Table) -> ctypes.Array[ctypes.c_int64]:
+    def _new_table(self) -> _Table:
         count = len(self._blocks) - 1
-        results = table.results = (ctypes.c_uint64 * (2 * count))()
+        results = (ctypes.c_uint64 * (2 * count))()
         layout = tensor_impl.find() if self.knows_facts else None
         words = layout.as_words() if layout else (0,) * 5
         places = (ctypes.c_int64 * len(words))(*words)
         arrays = (a.ctypes.data for a in (self._plan, self._blocks, self._facts))
-        table.given = given = (ctypes.c_int64 * 7)(
+        given = (ctypes.c_int64 * 7)(
             *arrays, ctypes.addressof(results), count, 0, ctypes.addressof(places)
         )
-        table.places = places
-        return given
+        written = (ctypes.c_char * ctypes.sizeof(results)).from_buffer(results)
+        return _Table(given, ctypes.addressof(given), written, places)
 
 
 def _blocks(plan: Array, facts: int, *, alone: bool) -> Array:
