@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 _MAX_UNROLLED = 72  # vector multiply-adds of one tile: more take seconds to compile
-# Cycles that each multiply-add adds in a tile of twice as many: LLVM brings the loads of the whole
-# tile forward, and spills. From MobileNet-V2's five layers, two targets of a Zen 4 and a Xeon.
+# Cycles that each multiply-add adds in a tile of twice as many, as measured on layers of
+# MobileNet-V2, two targets of a Zen 4 and a Xeon (docs/benchmarks.md). Spills, probably.
 _CROWDED = 0.6
 _CACHE_LINE = 64  # bytes
 _EXPOSED = 0.5  # of the shorter of arithmetic and waiting for memory: what does not overlap
