@@ -43,3 +43,11 @@ def test_a_transposed_convolution_of_one_pixel_is_a_product() -> None:
     assert _contractions(capture, "matmul") == [(6, 4 * 4 * 5)]
     padded = nn.ConvTranspose2d(6, 5, 4, padding=1)
     assert _contractions(check(padded, _picture(2, 6, 1, 1)), "conv_transpose")
+
+
+def test_a_transposed_convolution_of_one_tap_is_a_convolution() -> None:
+    capture = check(nn.ConvTranspose2d(6, 5, 1), _picture(2, 6, 4, 3))
+    assert _contractions(capture, "conv_transpose") == []
+    assert _contractions(capture, "conv") == [(5, 6, 1, 1)]
+    for apart in (nn.ConvTranspose2d(6, 5, 1, stride=2), nn.ConvTranspose2d(6, 4, 1, groups=2)):
+        assert _contractions(check(apart, _picture(2, 6, 4, 3)), "conv_transpose")

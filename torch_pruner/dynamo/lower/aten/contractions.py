@@ -135,7 +135,18 @@ def conv_transpose(
     groups: int,
     dtype: str | None = None,
 ) -> Value:
-    """The IR's transposed convolution with the given output shape."""
+    """The IR's transposed convolution with the given output shape.
+
+    With one tap and stride one it is a convolution with the weight's first axes exchanged, which
+    reads its input where it lies: the gradient of a 1x1 convolution's input.
+    """
+    rank = weight.ndim - 2
+    single = all(n == 1 for n in (*weight.shape[2:], *stride))
+    if single and groups == 1 and not any(lo) and tuple(shape[2:]) == tuple(x.shape[2:]):
+        turned = weight.permute((1, 0, *range(2, 2 + rank)))
+        return conv(
+            x, turned, shape, stride=stride, lo=lo, hi=lo, dilation=dilation, groups=1, dtype=dtype
+        )
     ids = x.builder.append(
         "conv_transpose", (x.id, weight.id), shape, dtype or x.dtype, stride=tuple(stride),
         lo=tuple(lo), dilation=tuple(dilation), groups=groups,
