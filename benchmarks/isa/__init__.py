@@ -1,0 +1,1 @@
+"""A processor with fewer instructions than this one has, for every contestant alike."""
