@@ -285,7 +285,8 @@ def test_only_emitters_of_families_import_tvm() -> None:
 def test_the_list_of_devices_alone_knows_their_names() -> None:
     """Else a device would be more than a file and a line."""
     seams = {f"torch_pruner.devices.{name}" for name in ("base", "aten", "dtypes")}
-    seams |= {"torch_pruner.devices", "torch_pruner.devices.forked_threads"}
+    about = ("forked_threads", "openmp")  # of torch's own threads, whatever devices there are
+    seams |= {"torch_pruner.devices", *(f"torch_pruner.devices.{name}" for name in about)}
     for module in (m for m in MODULES if _package_of(m) != "devices"):
         found = {n for n, _ in _imported_names(module) if n.startswith("torch_pruner.devices")}
         assert found <= seams, module

@@ -231,8 +231,9 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def set_thread_defaults(threads: int) -> None:
+def set_thread_defaults(threads: int) -> int:
     """Tell TVM's thread pools, one per calling thread, how to start; the user's setting wins.
+    Returns how many threads a pool has, 0 where the user's setting is no number.
 
     A pool never grows, so it starts with a thread for every CPU, of which kernels use as many as
     they are configured for; the others sleep. A thread that waits for the next call does so for
@@ -242,6 +243,8 @@ def set_thread_defaults(threads: int) -> None:
     os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(SPINS))
+    most = os.environ["TVM_NUM_THREADS"]
+    return int(most) if most.isdecimal() else 0
 
 
 def use_one_thread() -> None:

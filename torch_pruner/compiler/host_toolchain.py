@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.build import team
 from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
 from torch_pruner.compiler.executors import build_pool, release_later, release_needless
 from torch_pruner.compiler.toolchain import NOTHING, Kept, Library, Toolchain
 from torch_pruner.config import c_compiler
-from torch_pruner.graph.memory import CHECKSUMS, COPIES, MASKS
+from torch_pruner.graph.memory import CHECKSUMS, COPIES, LAUNCH, MASKS
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
@@ -26,18 +27,20 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HostToolchain(Toolchain):
-    """Shared libraries by TVM and a C compiler, run on TVM's threads.
+    """Shared libraries by TVM and a C compiler, run on the threads of ``openmp`` where there is
+    one (``codegen/build/launch.py``), else on TVM's, as are those that cannot be linked.
 
     ``beside``: other processes may build for this one.
     """
 
     threads: int
     beside: bool = True
+    openmp: team.OpenMP | None = None
     own: tuple[str, ...] = (*CHECKSUMS, COPIES)
     optional: tuple[str, ...] = (MASKS,)
 
     def prepare(self) -> None:
-        set_threads(self.threads)
+        set_threads(self.threads, self.openmp)
 
     def expect(self) -> None:
         if self.beside and "tvm" not in sys.modules and c_compiler() is not None:
@@ -76,7 +79,7 @@ class HostToolchain(Toolchain):
         def entries() -> tuple[Entry, ...]:
             path = library.folder / f"graph{next(numbers)}.so"
             library.link(path)
-            return tuple(load_entries(path, [*calls, *self.own]))
+            return tuple(self.load(path, [*calls, *self.own]))
 
         return Library(entries, library.link, library)
 
@@ -92,4 +95,7 @@ class HostToolchain(Toolchain):
         return Library(entries, lambda path: link(library, path), library)
 
     def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
-        return load_entries(path, list(names))
+        *entries, launch = load_entries(path, [*names, LAUNCH])
+        if self.openmp is not None:
+            launch(team.address())
+        return entries

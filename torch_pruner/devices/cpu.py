@@ -12,7 +12,7 @@ from torch_pruner.compiler.bundles import BundleDevice
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.executors import local_executor
 from torch_pruner.compiler.host_toolchain import HostToolchain
-from torch_pruner.devices import forked_threads
+from torch_pruner.devices import forked_threads, openmp
 from torch_pruner.devices.aten import AtenVendor
 from torch_pruner.devices.base import Device, parsed
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES, DTYPES
@@ -51,7 +51,7 @@ class CpuDevice(Device):
         return Context.make(config, config.threads or forked_threads.threads())
 
     def toolchain(self, threads: int) -> Toolchain:
-        return HostToolchain(threads)
+        return HostToolchain(threads, openmp=openmp.functions())
 
     def executor(self, config: Config, threads: int) -> MeasureExecutor:
         return local_executor(threads, config.seed)

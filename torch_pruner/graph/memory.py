@@ -22,6 +22,8 @@ COPIES = "copies"
 """The entry that copies rows: see ``codegen.build.row_copies``."""
 MASKS = "masks"
 """The entry that draws masks of dropout: see ``codegen.build.masks``."""
+LAUNCH = "launch"
+"""The entry that says on which threads a library's kernels run: see ``codegen.build.launch``."""
 
 
 @dataclass(frozen=True, slots=True)

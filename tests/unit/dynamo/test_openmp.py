@@ -11,7 +11,7 @@ from torch_pruner.dynamo.run.openmp import SMALL_BYTES, SmallOnOneThread, is_lig
 
 aten = torch.ops.aten
 known = pytest.mark.skipif(
-    openmp._openmp() is None or torch.get_num_threads() < 2, reason="no OpenMP with threads"
+    openmp.loaded() is None or torch.get_num_threads() < 2, reason="no OpenMP with threads"
 )
 
 
@@ -27,7 +27,7 @@ def test_a_loop_has_one_thread_and_the_next_as_many_as_before() -> None:
 
 
 def test_an_unknown_openmp_is_let_alone(monkeypatch) -> None:
-    monkeypatch.setattr(openmp, "_openmp", lambda: None)
+    monkeypatch.setattr(openmp, "loaded", lambda: None)
     assert on_one_thread(torch.get_num_threads) == torch.get_num_threads()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_pruner import exc
+from torch_pruner.codegen.build import team
 from torch_pruner.config import set_thread_defaults, use_one_thread
 from torch_pruner.log import logger
 from torch_pruner.versions import check_tvm_versions
@@ -21,6 +22,7 @@ from torch_pruner.versions import check_tvm_versions
 Entry = Callable[[int], object]
 
 log = logger(__name__)
+_launch = 0  # the address of TVM's launch, once its runtime is loaded
 
 
 @cache
@@ -33,14 +35,17 @@ def _runtime() -> Any:
     if spec is None or not spec.submodule_search_locations:
         raise exc.IncompatibleTVM("no apache-tvm", "apache-tvm", "pip install apache-tvm")
     library = Path(spec.submodule_search_locations[0]) / "lib" / "libtvm_runtime.so"
-    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    global _launch
+    launch = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL).TVMBackendParallelLaunch
+    _launch = ctypes.cast(launch, ctypes.c_void_p).value or 0
     os.register_at_fork(after_in_child=_without_pool)
     return tvm_ffi
 
 
 def _without_pool() -> None:
-    """In a child that was forked: only the thread that forked goes on, and TVM's pool, which waits
-    for threads that are gone, is not asked where there is one thread to run on."""
+    """In a child that was forked: only the thread that forked goes on. Neither OpenMP's threads nor
+    TVM's are there, and TVM's pool does not wait for them where there is one thread to run on."""
+    team.forked()
     use_one_thread()
     log.info(
         "process %d was forked from one that had loaded kernels: they run on one thread here;"
@@ -49,14 +54,15 @@ def _without_pool() -> None:
     )
 
 
-def set_threads(threads: int) -> None:
-    """Let kernels use ``threads`` CPU threads, not pinned to cores.
-
-    TVM's own default is half of them, pinned.
+def set_threads(threads: int, openmp: team.OpenMP | None = None) -> None:
+    """Let kernels use ``threads`` CPU threads, not pinned to cores: those of ``openmp`` where a
+    library can (``launch.py``), else TVM's, whose own default is half of them, pinned.
     """
-    set_thread_defaults(threads)
+    most = set_thread_defaults(threads)
     configure = _runtime().get_global_func("runtime.config_threadpool")
     configure(1, threads)  # 1: count from the big cores; on ordinary CPUs these are all
+    if openmp is not None and most >= threads:
+        team.share(openmp, _launch, threads)
 
 
 def bound(entry: Entry, arrays: Sequence[Any]) -> Callable[[], None]:

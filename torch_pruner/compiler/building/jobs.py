@@ -44,6 +44,11 @@ def masks_job(target: TargetSpec, path: Path) -> Message:
     return {"cmd": "masks", "target": target.to_json(), "path": str(path)}
 
 
+def launch_job(target: TargetSpec, path: Path) -> Message:
+    """Write the object file of the entry that says on which threads kernels run."""
+    return {"cmd": "launch", "target": target.to_json(), "path": str(path)}
+
+
 def entries_job(
     kernels: Mapping[str, Sequence[Division]],
     programs: Mapping[str, Sequence[KernelCall]],
@@ -89,13 +94,14 @@ def _built(message: Message) -> list[list[int | bool | None]]:
     from torch_pruner.codegen.build.objects import (
         write_entries,
         write_kernel,
+        write_launch,
         write_masks,
         write_own,
     )
 
     target, path = TargetSpec.from_json(message["target"]), Path(message["path"])
-    if message["cmd"] in ("own", "masks"):
-        write = write_own if message["cmd"] == "own" else write_masks
+    shared = {"own": write_own, "masks": write_masks, "launch": write_launch}
+    if (write := shared.get(message["cmd"])) is not None:
         write(target, path)
         return []
     if message["cmd"] == "entries":

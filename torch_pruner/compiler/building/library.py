@@ -15,12 +15,13 @@ from torch_pruner.compiler.building.jobs import (
     answer,
     entries_job,
     kernel_job,
+    launch_job,
     masks_job,
     own_job,
     parts_of,
 )
 from torch_pruner.compiler.executors import build_pool, release_later
-from torch_pruner.graph.memory import MASKS
+from torch_pruner.graph.memory import LAUNCH, MASKS
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.log import logger
 
@@ -82,7 +83,7 @@ def build_library(
         else:
             path.write_bytes(found.code)
             parts[name] = found.parts
-    shared = {OWN: own_job} | ({MASKS: masks_job} if MASKS in calls else {})
+    shared = {OWN: own_job, LAUNCH: launch_job} | ({MASKS: masks_job} if MASKS in calls else {})
     for name, job_of in shared.items():
         path = library.add(name)
         if (found := kept.find(name, None)) is None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from torch_pruner import exc
+from torch_pruner.devices.openmp import crowded
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
 from torch_pruner.dynamo.run.failures import Fallback
 from torch_pruner.dynamo.run.masks import MaskDrawer, draws, with_drawer
 from torch_pruner.dynamo.run.narrow_call import NarrowRegionCall
-from torch_pruner.dynamo.run.openmp import SmallOnOneThread, crowded, is_light
+from torch_pruner.dynamo.run.openmp import SmallOnOneThread, is_light
 from torch_pruner.dynamo.run.packed_inputs import layouts_held
 from torch_pruner.dynamo.run.runtime import GraphCall, GraphStep, RegionCall, profiled
 from torch_pruner.graph.coded import NotCodedError

@@ -1,4 +1,4 @@
-"""Small operators of eager's between kernels run on one thread.
+"""Small operators of eager's between kernels run on one thread, where kernels have other threads.
 
 The threads of torch's OpenMP look for work for milliseconds after each parallel loop, and so do
 those of TVM's pool: with as many threads as cores each takes the other's core, and a copy of some
@@ -9,14 +9,12 @@ which any would.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import operator
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
+
+from torch_pruner.devices.openmp import loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +28,6 @@ Result = TypeVar("Result")
 SMALL_BYTES: Final = 8 << 20
 """What one thread computes in less time than the kernels after it would lose: it reads and writes
 so much in two milliseconds or so."""
-_NAMES: Final = ("libgomp*.so*", "libiomp5*.so*", "libomp*.so*")
 _aten = torch.ops.aten
 # Beside what is computed element by element, and views: each reads and writes its operands once.
 _LIGHT: Final = frozenset(
@@ -45,34 +42,9 @@ _LIGHT: Final = frozenset(
 )  # fmt: skip
 
 
-class _OpenMP(NamedTuple):
-    """How many threads the calling thread's next parallel loop may have."""
-
-    most: Callable[[], int]
-    limit: Callable[[int], None]
-
-
-@functools.cache
-def _openmp() -> _OpenMP | None:
-    """The OpenMP that torch has loaded; None where it is not found."""
-    if not hasattr(os, "RTLD_NOLOAD"):
-        return None
-    folder = Path(torch.__file__).with_name("lib")
-    own = [str(path) for pattern in _NAMES for path in sorted(folder.glob(pattern))]
-    for name in (*own, "libgomp.so.1", "libiomp5.so"):
-        try:
-            library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-            most, limit = library.omp_get_max_threads, library.omp_set_num_threads
-        except (OSError, AttributeError):  # not loaded
-            continue
-        limit.restype = None
-        return _OpenMP(most, limit)
-    return None
-
-
 def on_one_thread(work: Callable[..., Result], *args: object) -> Result:
     """``work(*args)``, whose loops have one thread. Does nothing more with an unknown OpenMP."""
-    openmp = _openmp()
+    openmp = loaded()
     if openmp is None or (most := openmp.most()) < 2:
         return work(*args)
     openmp.limit(1)
@@ -80,12 +52,6 @@ def on_one_thread(work: Callable[..., Result], *args: object) -> Result:
         return work(*args)
     finally:
         openmp.limit(most)
-
-
-def crowded() -> bool:
-    """Whether torch's threads beside as many of kernels are more than there are cores."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return 2 * torch.get_num_threads() > (usable or 1)
 
 
 def is_light(step: fx.GraphModule) -> bool:

@@ -17,9 +17,10 @@ import torch
 from torch_pruner.compiler.compiled import CompiledGraph, LibraryCall
 from torch_pruner.devices.aten import run_spec
 from torch_pruner.devices.dtypes import DTYPES
+from torch_pruner.devices.openmp import crowded
 from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import takeable
-from torch_pruner.dynamo.run.openmp import SMALL_BYTES, crowded, on_one_thread
+from torch_pruner.dynamo.run.openmp import SMALL_BYTES, on_one_thread
 from torch_pruner.dynamo.run.packed_inputs import PackedInputs
 from torch_pruner.graph.updates import written_inputs
 

@@ -1,0 +1,236 @@
+"""Emits how a library launches its threads: on those of an OpenMP, or else on TVM's.
+
+TVM's code calls a launch and a barrier by two pointers that every library has, which are TVM's own
+functions when it has been loaded. The entry ``LAUNCH`` puts the two of this module in their place
+and takes the address of a table (``teams.py``), which is read at every launch. Eager's operators
+run on the threads of torch's OpenMP; kernels that run on them as well leave no second pool whose
+threads look for work on the cores of the first.
+
+A launch asks OpenMP for a team; each of its threads runs one task. Tasks wait for one another at
+barriers, so there have to be as many threads as tasks. TVM's pool has the launch where that is not
+known beforehand (the table says zero; a calling thread whose loops have another number of threads;
+inside a parallel loop), and where the team turns out to be smaller.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tvm_ffi
+
+from torch_pruner import exc
+from torch_pruner.codegen.build.link import make_room
+from torch_pruner.codegen.tir.builders import tvm
+from torch_pruner.graph.memory import LAUNCH
+
+if TYPE_CHECKING:
+    from torch_pruner.target import TargetSpec
+
+MAX_TASKS = 256  # of one launch: each has a line of counters on the caller's stack
+_PAUSES = 1 << 12  # of a thread that waits at a barrier, before it lets others have its core
+
+# What tells a core that its thread waits, and its declaration. Others run on as they are.
+_X86 = ("call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()")
+_AARCH64 = ("call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)")
+_ANY = ("", "")
+
+# %env is TVM's TVMParallelGroupEnv; its counters lie sixteen numbers apart, as TVM's own do. The
+# two pointers are defined weakly, as TVM does: a library whose kernels never wait has no other.
+_CODE = """
+%env = type { ptr, i32 }
+%launch = type { ptr, ptr, %env, i32, i32 }
+
+@__TVMBackendParallelLaunch = weak global ptr null
+@__TVMBackendParallelBarrier = weak global ptr null
+@table = internal global ptr null
+
+declare i32 @sched_yield()
+declare void @TVMFFIErrorSetRaisedFromCStr(ptr, ptr)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+DECLARED
+
+@kind = internal constant [13 x i8] c"RuntimeError\\00"
+@failed = internal constant [34 x i8] c"a task of a kernel returned error\\00"
+
+define internal ptr @field(i64 %number) {
+  %fields = load ptr, ptr @table
+  %place = getelementptr i64, ptr %fields, i64 %number
+  %value = load ptr, ptr %place
+  ret ptr %value
+}
+
+define internal void @task(ptr %of) {
+  %count_of = call ptr @field(i64 2)
+  %count = call i32 %count_of()
+  %wanted_at = getelementptr %launch, ptr %of, i32 0, i32 2, i32 1
+  %wanted = load i32, ptr %wanted_at
+  %whole = icmp eq i32 %count, %wanted
+  br i1 %whole, label %run, label %short
+short:
+  %short_at = getelementptr %launch, ptr %of, i32 0, i32 4
+  store atomic i32 1, ptr %short_at monotonic, align 4
+  ret void
+run:
+  %number_of = call ptr @field(i64 1)
+  %number = call i32 %number_of()
+  %function = load ptr, ptr %of
+  %given_at = getelementptr %launch, ptr %of, i32 0, i32 1
+  %given = load ptr, ptr %given_at
+  %env_at = getelementptr %launch, ptr %of, i32 0, i32 2
+  %status = call i32 %function(i32 %number, ptr %env_at, ptr %given)
+  %good = icmp eq i32 %status, 0
+  br i1 %good, label %done, label %bad
+bad:
+  %bad_at = getelementptr %launch, ptr %of, i32 0, i32 3
+  store atomic i32 1, ptr %bad_at monotonic, align 4
+  ret void
+done:
+  ret void
+}
+
+define internal i32 @launch(ptr %function, ptr %given, i32 %asked) {
+  %fields = load ptr, ptr @table
+  %threads_at = getelementptr i64, ptr %fields, i64 6
+  %threads = load atomic i64, ptr %threads_at monotonic, align 8
+  %threads32 = trunc i64 %threads to i32
+  %all = icmp eq i32 %asked, 0
+  %count = select i1 %all, i32 %threads32, i32 %asked
+  %may = icmp ne i32 %threads32, 0
+  %many = icmp sgt i32 %count, 1
+  %few = icmp sle i32 %count, MAX_TASKS
+  %several = and i1 %many, %few
+  %possible = and i1 %may, %several
+  br i1 %possible, label %ask, label %other
+ask:
+  %most_of = call ptr @field(i64 3)
+  %most = call i32 %most_of()
+  %same = icmp eq i32 %most, %count
+  br i1 %same, label %outer, label %other
+outer:
+  %inside_of = call ptr @field(i64 4)
+  %inside = call i32 %inside_of()
+  %outermost = icmp eq i32 %inside, 0
+  br i1 %outermost, label %team, label %other
+team:
+  %of = alloca %launch, align 64
+  %numbers = mul i32 %count, 16
+  %counters = alloca i32, i32 %numbers, align 64
+  %count64 = zext i32 %count to i64
+  %bytes = mul i64 %count64, 64
+  call void @llvm.memset.p0.i64(ptr align 64 %counters, i8 0, i64 %bytes, i1 false)
+  store ptr %function, ptr %of
+  %given_at = getelementptr %launch, ptr %of, i32 0, i32 1
+  store ptr %given, ptr %given_at
+  %counters_at = getelementptr %launch, ptr %of, i32 0, i32 2, i32 0
+  store ptr %counters, ptr %counters_at
+  %wanted_at = getelementptr %launch, ptr %of, i32 0, i32 2, i32 1
+  store i32 %count, ptr %wanted_at
+  %bad_at = getelementptr %launch, ptr %of, i32 0, i32 3
+  store i32 0, ptr %bad_at
+  %short_at = getelementptr %launch, ptr %of, i32 0, i32 4
+  store i32 0, ptr %short_at
+  %parallel = call ptr @field(i64 0)
+  call void %parallel(ptr @task, ptr %of, i32 %count, i32 0)
+  %short = load atomic i32, ptr %short_at monotonic, align 4
+  %complete = icmp eq i32 %short, 0
+  br i1 %complete, label %ran, label %other
+ran:
+  %bad = load atomic i32, ptr %bad_at monotonic, align 4
+  %good = icmp eq i32 %bad, 0
+  br i1 %good, label %done, label %raise
+done:
+  ret i32 0
+raise:
+  call void @TVMFFIErrorSetRaisedFromCStr(ptr @kind, ptr @failed)
+  ret i32 -1
+other:
+  %tvm = call ptr @field(i64 5)
+  %status = call i32 %tvm(ptr %function, ptr %given, i32 %asked)
+  ret i32 %status
+}
+
+define internal i32 @barrier(i32 %number, ptr %env) {
+entry:
+  %counters = load ptr, ptr %env
+  %count_at = getelementptr %env, ptr %env, i32 0, i32 1
+  %count = load i32, ptr %count_at
+  %own = mul i32 %number, 16
+  %own_at = getelementptr i32, ptr %counters, i32 %own
+  %before = atomicrmw add ptr %own_at, i32 1 release
+  br label %each
+each:
+  %k = phi i32 [ 0, %entry ], [ %next, %met ]
+  %more = icmp slt i32 %k, %count
+  br i1 %more, label %other, label %done
+other:
+  %self = icmp eq i32 %k, %number
+  %theirs = mul i32 %k, 16
+  %theirs_at = getelementptr i32, ptr %counters, i32 %theirs
+  br i1 %self, label %met, label %look
+look:
+  %looks = phi i32 [ 0, %other ], [ %looks, %give ], [ %again, %wait ]
+  %seen = load atomic i32, ptr %theirs_at monotonic, align 4
+  %behind = icmp sle i32 %seen, %before
+  br i1 %behind, label %late, label %met
+late:
+  %again = add i32 %looks, 1
+  %long = icmp sgt i32 %again, PAUSES
+  br i1 %long, label %give, label %wait
+give:
+  %ignored = call i32 @sched_yield()
+  br label %look
+wait:
+  PAUSE
+  br label %look
+met:
+  %next = add i32 %k, 1
+  br label %each
+done:
+  fence acquire
+  ret i32 0
+}
+
+define dllexport i32 @__tvm_ffi_LAUNCH(ptr %self, ptr %given, i32 %count, ptr %result) {
+  %value_at = getelementptr i8, ptr %given, i64 8
+  %address = load ptr, ptr %value_at
+  store ptr %address, ptr @table
+  store ptr @launch, ptr @__TVMBackendParallelLaunch
+  store ptr @barrier, ptr @__TVMBackendParallelBarrier
+  ret i32 0
+}
+
+!llvm.module.flags = !{!0}
+!0 = !{i32 4, !"tvm_target", !"TARGET"}
+"""
+
+
+def launch_code(target: TargetSpec) -> str:
+    """The module, in LLVM's language, for one target."""
+    written = str(tvm.target.Target(target.tvm_target()))
+    escaped = written.replace("\\", "\\5C").replace('"', "\\22")
+    pause, declared = _X86 if target.is_x86 else _AARCH64 if _is_aarch64(target) else _ANY
+    code = _CODE.replace("DECLARED", declared)
+    code = code.replace("PAUSES", str(_PAUSES)).replace("PAUSE", pause)
+    code = code.replace("MAX_TASKS", str(MAX_TASKS)).replace("LAUNCH(", f"{LAUNCH}(")
+    return code.replace("TARGET", escaped)
+
+
+def _is_aarch64(target: TargetSpec) -> bool:
+    return str(dict(target.attrs).get("mtriple", "")).startswith(("aarch64", "arm64"))
+
+
+def write_launch(target: TargetSpec, path: Path) -> None:
+    """Write the object file of the entry ``LAUNCH``. Raises ``CompileError``, ``OSError``."""
+    load = tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")
+    with tempfile.TemporaryDirectory(prefix="torch_pruner") as folder:
+        text = Path(folder) / "launch.ll"
+        text.write_text(launch_code(target), encoding="ascii")
+        try:
+            module = load(str(text), "ll")
+        except (tvm.error.InternalError, RuntimeError, ValueError) as err:
+            problem = "TVM refused the code of the launch"
+            raise exc.CompileError("kernels", problem, log=str(err)) from err
+    make_room(path)
+    module.write_to_file(str(path), "o")
