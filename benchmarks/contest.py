@@ -33,8 +33,8 @@ class Contest(ProcessJob):
     """What to run, and how. ``excluded`` gives reasons for contestants that are not tried.
 
     ``onnx`` names a file for each runtime that wants one; ``quick`` has the options of the
-    contestant ``pruner-quick``. Times are seconds; the limit is for
-    getting one peer ready.
+    contestant ``pruner-quick``, ``stock`` those of ``metaschedule``. Times are seconds; the limit
+    is for getting one peer ready.
     """
 
     network: str
@@ -49,6 +49,7 @@ class Contest(ProcessJob):
     peer_limit_s: float = 300.0
     onnx: dict[str, str] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
+    stock: dict[str, Any] = field(default_factory=dict)
 
 
 def run(contest: Contest, answer: Path) -> dict[str, Any]:
@@ -58,7 +59,9 @@ def run(contest: Contest, answer: Path) -> dict[str, Any]:
         contest.network, models.PRECISIONS[contest.precision], contest.batch, contest.layers
     )
     ours = (contest.options, contest.quick)
-    setting = Setting(module, inputs, contest.precision, threads, *ours, dict(contest.onnx))
+    setting = Setting(
+        module, inputs, contest.precision, threads, *ours, dict(contest.onnx), contest.stock
+    )
     calls: dict[str, Callable[[], object]] = {}
     found: dict[str, dict[str, Any]] = {}
     result: dict[str, Any] = {"status": "ok", "threads": threads, "contestants": found}

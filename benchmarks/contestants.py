@@ -31,7 +31,8 @@ GRACE_S = 30.0
 class Setting:
     """The same for every contestant. ``onnx`` names the file for each runtime that wants one.
 
-    ``options`` are those of pruner's contestants, ``quick`` what the quick one has instead.
+    ``options`` are those of pruner's contestants, ``quick`` what the quick one has instead,
+    ``stock`` what the one has whose kernels MetaSchedule finds.
     """
 
     module: nn.Module
@@ -41,6 +42,7 @@ class Setting:
     options: Mapping[str, Any] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
     onnx: Mapping[str, str] = field(default_factory=dict)
+    stock: Mapping[str, Any] = field(default_factory=dict)
 
 
 class TookTooLong(TimeoutError):
@@ -90,6 +92,11 @@ def pruner_quick(setting: Setting) -> Callable[[], object]:
     """With the default effort and budget, and a cache of its own: it takes nothing from ``full``
     and gives nothing."""
     return _ours(setting, setting.quick)
+
+
+def metaschedule(setting: Setting) -> Callable[[], object]:
+    """Kernels as MetaSchedule finds them in its own space, in the programs that hold ours."""
+    return _ours(setting, setting.stock)
 
 
 def _ours(setting: Setting, options: Mapping[str, Any]) -> Callable[[], object]:
@@ -149,13 +156,14 @@ PREPARE: dict[str, Callable[[Setting], Callable[[], object]]] = {
     "inductor": _compiled(),
     "inductor-freezing": _compiled(freezing=True),
     "inductor-max": _compiled(freezing=True, max_autotune=True),
+    "metaschedule": metaschedule,
     "pruner-quick": pruner_quick,
     "pruner": pruner,
 }
 """In the order in which they are prepared: what can crash comes before what takes long."""
 
 FROM_ONNX = ("onnxruntime", "openvino")
-OURS = ("pruner-quick", "pruner")
+OURS = ("metaschedule", "pruner-quick", "pruner")
 
 
 def as_tensors(outputs: object) -> object:

@@ -40,7 +40,10 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return json.loads(self.contest.to_json())
+        settings: dict[str, Any] = json.loads(self.contest.to_json())
+        if "metaschedule" not in self.contest.contestants:
+            del settings["stock"]
+        return settings
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -115,7 +118,8 @@ def _compete(contest: Contest, time_limit_s: float, folder: Path) -> dict[str, A
     # Caches of the row's own where none was asked for: what tuning takes is part of the answer.
     ours = {"cache_dir": str(folder / "pruner")} | contest.options
     quick = contest.quick | {"cache_dir": ours["cache_dir"] + "-quick"}
-    contest = replace(contest, options=ours, quick=quick)
+    stock = contest.stock | {"cache_dir": ours["cache_dir"] + "-stock"}
+    contest = replace(contest, options=ours, quick=quick, stock=stock)
     while True:
         row = launch(
             contest, time_limit_s=time_limit_s, environment=caches, module="benchmarks.contest"
@@ -164,6 +168,12 @@ def _plans(options: argparse.Namespace) -> list[Plan]:
             layers=options.layers if models.NETWORKS[name].depth else None,
             options=ours,
             quick={"effort": "quick"},
+            stock={
+                "effort": "full",
+                "strategy": "metaschedule",
+                "trials": options.stock_trials,
+                "library": False,
+            },
             threads=_threads(options),
             rounds=options.rounds,
             min_seconds=options.seconds,
@@ -180,7 +190,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peers",
         type=peer_names,
-        default=tuple(PREPARE),
+        default=tuple(name for name in PREPARE if name != "metaschedule"),
         metavar="NAME,...",
         help=f"pruner and these of {', '.join(PREPARE)}; pruner-quick has the default effort, and"
         " a cache directory beside the one given",
@@ -192,6 +202,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30, help="samples of each, at least")
     parser.add_argument("--seconds", type=float, default=0.2, help="for each, at least")
     parser.add_argument("--pause", type=float, default=timing.PAUSE_S, metavar="SECONDS")
+    parser.add_argument(
+        "--stock-trials",
+        type=int,
+        default=1000,
+        help="of MetaSchedule, in all of a network's tasks",
+    )
     parser.add_argument(
         "--peer-limit", type=float, default=600.0, metavar="SECONDS", help="to get one peer ready"
     )

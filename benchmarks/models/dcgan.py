@@ -1,4 +1,4 @@
-"""The DCGAN generator (Radford et al., 2015): 100 numbers to a 64x64 image."""
+"""DCGAN (Radford et al., 2015): a generator of 64x64 images, and what tells them from others."""
 
 from __future__ import annotations
 
@@ -31,3 +31,16 @@ class Generator(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return self.layers(z[:, :, None, None])
+
+
+def discriminator(channels: int = 3, width: int = 64) -> nn.Module:
+    """A 64x64 image to how likely it is a photograph: four convolutions that halve the extent."""
+    layers: list[nn.Module] = []
+    inputs = channels
+    for step, factor in enumerate((1, 2, 4, 8)):
+        layers.append(nn.Conv2d(inputs, width * factor, 4, 2, 1, bias=False))
+        if step:
+            layers.append(nn.BatchNorm2d(width * factor))
+        layers.append(nn.LeakyReLU(0.2, inplace=True))
+        inputs = width * factor
+    return nn.Sequential(*layers, nn.Conv2d(inputs, 1, 4, bias=False), nn.Sigmoid(), nn.Flatten())

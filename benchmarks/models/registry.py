@@ -6,12 +6,11 @@ a function of the seed alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from benchmarks.models import (
     dcgan,
@@ -20,6 +19,8 @@ from benchmarks.models import (
     images,
     inception,
     mobilenet,
+    more,
+    operators,
     resnet,
     sequences,
     transformer,
@@ -27,46 +28,27 @@ from benchmarks.models import (
     vision,
     zoo,
 )
-from benchmarks.models.init import randomise
+from benchmarks.models.network import (
+    BOTH,
+    Inputs,
+    Network,
+    clicks,
+    convolutional,
+    graph,
+    image_network,
+    latents,
+    normal,
+    pixels,
+    positions,
+    step_and_class,
+    tokens,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Inputs = tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-BOTH = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """One row of the tables.
-
-    ``factory`` takes ``(layers, attention)``; for a network that has no repeated layers to leave
-    out, ``depth`` is None. ``default_layers`` is less than ``depth`` where the full network does
-    not fit in the memory of a small machine: layers repeat, so the tuning tasks are the same.
-    ``kind``: ``language`` models, ``convolution`` networks, and ``vision`` transformers.
-    ``in_papers``: whether it is a row of the papers' tables.
-    """
-
-    name: str
-    title: str
-    factory: Callable[[int, str], nn.Module]
-    inputs: Callable[[int, torch.dtype], Inputs]
-    precisions: tuple[str, ...] = ("float32",)
-    batches: tuple[int, ...] = (1,)
-    depth: int | None = None
-    default_layers: int | None = None
-    kind: str = "vision"
-    in_papers: bool = True
-
-    def build(self, layers: int | None = None, attention: str = "sdpa") -> nn.Module:
-        """The network with weights from torch's global generator."""
-        if layers is not None and self.depth is None:
-            message = f"{self.name} has no repeated layers: leave out `layers`"
-            raise ValueError(message)
-        return self.factory(layers or self.default_layers or self.depth or 0, attention)
+    from torch import nn
 
 
 def load(
@@ -115,83 +97,6 @@ def call(module: Callable[..., object], inputs: Inputs) -> object:
     return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
 
 
-def _whole(builder: Callable[[], nn.Module]) -> Callable[[int, str], nn.Module]:
-    """A network without layers to leave out, with the weights that its modules begin with."""
-
-    def factory(_layers: int, _attention: str) -> nn.Module:
-        return builder()
-
-    return factory
-
-
-def _convolutional(builder: Callable[[], nn.Module]) -> Callable[[int, str], nn.Module]:
-    def factory(_layers: int, _attention: str) -> nn.Module:
-        network = builder()
-        randomise(network, torch.default_generator)
-        return network
-
-    return factory
-
-
-def _normal(*shape: int) -> Callable[[int, torch.dtype], Inputs]:
-    def inputs(batch: int, dtype: torch.dtype) -> Inputs:
-        return (torch.randn(batch, *shape).to(dtype),)
-
-    return inputs
-
-
-def _tokens(vocabulary: int, length: int = 128) -> Callable[[int, torch.dtype], Inputs]:
-    def inputs(batch: int, _dtype: torch.dtype) -> Inputs:
-        return {"input_ids": torch.randint(vocabulary, (batch, length))}
-
-    return inputs
-
-
-def _pixels(rows: int, columns: int = 0) -> Callable[[int, torch.dtype], Inputs]:
-    def inputs(batch: int, dtype: torch.dtype) -> Inputs:
-        return {"pixel_values": torch.randn(batch, 3, rows, columns or rows).to(dtype)}
-
-    return inputs
-
-
-def _latents(batch: int, dtype: torch.dtype) -> Inputs:
-    """What a step of Stable Diffusion takes: latents, the time step, and a text of 77 tokens."""
-    latents, text = torch.randn(batch, 4, 32, 32), torch.randn(batch, 77, 768)
-    return latents.to(dtype), torch.full((batch,), 500.0), text.to(dtype)
-
-
-def _step_and_class(batch: int, dtype: torch.dtype) -> Inputs:
-    """What a step of a diffusion transformer takes: latents, the time step and a class."""
-    latents = torch.randn(batch, 4, 32, 32).to(dtype)
-    return latents, torch.full((batch,), 500.0), torch.randint(1000, (batch,))
-
-
-def _positions(vocabulary: int, length: int) -> Callable[[int, torch.dtype], Inputs]:
-    """Tokens without a name."""
-
-    def inputs(batch: int, _dtype: torch.dtype) -> Inputs:
-        return (torch.randint(vocabulary, (batch, length)),)
-
-    return inputs
-
-
-def _graph(batch: int, dtype: torch.dtype) -> Inputs:
-    """``batch`` graphs side by side, of 2,000 nodes with 256 features and 16,000 edges."""
-    nodes, edges = 2000 * batch, 16000 * batch
-    source, target = torch.randint(nodes, (2, edges))
-    return torch.randn(nodes, 256).to(dtype), source, target
-
-
-def _clicks(batch: int, dtype: torch.dtype) -> Inputs:
-    """Requests of a recommender: 13 numbers and 26 categories."""
-    return torch.randn(batch, 13).to(dtype), torch.randint(20000, (batch, 26))
-
-
-def _image_network(name: str, title: str, builder: Callable[[], nn.Module], *shape: int) -> Network:
-    factory = _convolutional(builder)
-    return Network(name, title, factory, _normal(*shape), kind="convolution")
-
-
 def _language_model(
     name: str,
     title: str,
@@ -206,7 +111,7 @@ def _language_model(
         name,
         title,
         factory,
-        _tokens(vocabulary),
+        tokens(vocabulary),
         precisions,
         (1, 4),
         depth,
@@ -219,7 +124,7 @@ def _of_zoo(entry: zoo.Entry) -> Network:
     return Network(
         entry.name,
         entry.title,
-        _whole(entry.build),
+        whole(entry.build),
         entry.inputs,
         batches=(entry.batch,),
         kind=entry.kind,
@@ -233,13 +138,13 @@ _HALF = ("bfloat16",)
 NETWORKS: dict[str, Network] = {
     network.name: network
     for network in (
-        _image_network("resnet50", "ResNet-50", resnet.resnet50, 3, 224, 224),
-        _image_network("wide_resnet50_2", "Wide-ResNet-50-2", resnet.wide_resnet50_2, 3, 224, 224),
-        _image_network("inception_v3", "Inception-V3", inception.inception_v3, 3, 299, 299),
-        _image_network("densenet121", "DenseNet-121", densenet.densenet121, 3, 224, 224),
-        _image_network("mobilenet_v2", "MobileNet-V2", mobilenet.mobilenet_v2, 3, 224, 224),
-        _image_network("dcgan", "DCGAN generator", dcgan.Generator, 100),
-        _image_network("deeplab_v3", "DeepLab-V3 (ResNet-50)", deeplab.DeepLabV3, 3, 224, 224),
+        image_network("resnet50", "ResNet-50", resnet.resnet50, 3, 224, 224),
+        image_network("wide_resnet50_2", "Wide-ResNet-50-2", resnet.wide_resnet50_2, 3, 224, 224),
+        image_network("inception_v3", "Inception-V3", inception.inception_v3, 3, 299, 299),
+        image_network("densenet121", "DenseNet-121", densenet.densenet121, 3, 224, 224),
+        image_network("mobilenet_v2", "MobileNet-V2", mobilenet.mobilenet_v2, 3, 224, 224),
+        image_network("dcgan", "DCGAN generator", dcgan.Generator, 100),
+        image_network("deeplab_v3", "DeepLab-V3 (ResNet-50)", deeplab.DeepLabV3, 3, 224, 224),
         _language_model("bert_tiny", "BERT-tiny", _BERT_TINY, 30522, 6),
         _language_model("bert_base", "BERT-base", _BERT_BASE, 30522, 12),
         _language_model("gpt2", "GPT-2", transformer.gpt2, 50257, 12),
@@ -262,13 +167,13 @@ NETWORKS: dict[str, Network] = {
             precisions=_HALF,
             default_layers=2,
         ),
-        Network("vit", "ViT", transformer.vit, _pixels(256), depth=12),
-        Network("detr", "DeTR", transformer.detr, _pixels(256), depth=6),
+        Network("vit", "ViT", transformer.vit, pixels(256), depth=12),
+        Network("detr", "DeTR", transformer.detr, pixels(256), depth=6),
         *(
             replace(network, in_papers=False)
             for network in (
-                _image_network("resnet18", "ResNet-18", resnet.resnet18, 3, 224, 224),
-                _image_network(
+                image_network("resnet18", "ResNet-18", resnet.resnet18, 3, 224, 224),
+                image_network(
                     "mobilenet_v3_large",
                     "MobileNet-V3-Large",
                     mobilenet.mobilenet_v3_large,
@@ -279,57 +184,57 @@ NETWORKS: dict[str, Network] = {
                 Network(
                     "efficientnet_b0",
                     "EfficientNet-B0",
-                    _whole(vision.efficientnet_b0),
-                    _pixels(224),
+                    whole(vision.efficientnet_b0),
+                    pixels(224),
                     kind="convolution",
                 ),
                 Network(
                     "regnet_y_400mf",
                     "RegNet-Y-400MF",
-                    _whole(vision.regnet_y_400mf),
-                    _pixels(224),
+                    whole(vision.regnet_y_400mf),
+                    pixels(224),
                     kind="convolution",
                 ),
                 Network(
                     "efficientnet_b7",
                     "EfficientNet-B7",
-                    _whole(vision.efficientnet_b7),
-                    _pixels(600),
+                    whole(vision.efficientnet_b7),
+                    pixels(600),
                     kind="convolution",
                 ),
-                Network("vit_s", "ViT-S", transformer.vit_small, _pixels(224), depth=12),
-                Network("swin_t", "Swin-T", _whole(vision.swin_t), _pixels(224)),
-                Network("convnext_t", "ConvNeXt-T", _whole(vision.convnext_t), _pixels(224)),
+                Network("vit_s", "ViT-S", transformer.vit_small, pixels(224), depth=12),
+                Network("swin_t", "Swin-T", whole(vision.swin_t), pixels(224)),
+                Network("convnext_t", "ConvNeXt-T", whole(vision.convnext_t), pixels(224)),
                 Network(
                     "unet",
                     "Stable Diffusion's UNet (small)",
-                    _whole(unet.UNet),
-                    _latents,
+                    whole(unet.UNet),
+                    latents,
                     kind="convolution",
                 ),
                 Network(
                     "unet_narrow_heads",
                     "U-Net, heads of few columns",
-                    _whole(partial(unet.UNet, widths=(64, 128, 256, 256), heads=32)),
-                    _latents,
+                    whole(partial(unet.UNet, widths=(64, 128, 256, 256), heads=32)),
+                    latents,
                     kind="convolution",
                 ),
-                _image_network("detector", "One-stage detector", images.Detector, 3, 320, 416),
-                _image_network("decoder", "Decoder of latents", images.LatentDecoder, 4, 32, 32),
-                _image_network("convmixer", "ConvMixer", images.ConvMixer, 3, 224, 224),
-                _image_network("video", "X3D (small)", images.VideoNet, 3, 13, 160, 160),
+                image_network("detector", "One-stage detector", images.Detector, 3, 320, 416),
+                image_network("decoder", "Decoder of latents", images.LatentDecoder, 4, 32, 32),
+                image_network("convmixer", "ConvMixer", images.ConvMixer, 3, 224, 224),
+                image_network("video", "X3D (small)", images.VideoNet, 3, 13, 160, 160),
                 Network(
-                    "segformer_b0", "SegFormer-B0", _whole(vision.segformer_b0), _pixels(250, 330)
+                    "segformer_b0", "SegFormer-B0", whole(vision.segformer_b0), pixels(250, 330)
                 ),
-                Network("mobilevit_s", "MobileViT-S", _whole(vision.mobilevit_s), _pixels(256)),
+                Network("mobilevit_s", "MobileViT-S", whole(vision.mobilevit_s), pixels(256)),
                 Network(
-                    "dit_s", "DiT-S", _convolutional(images.DiffusionTransformer), _step_and_class
+                    "dit_s", "DiT-S", convolutional(images.DiffusionTransformer), step_and_class
                 ),
                 Network(
                     "t5_encoder",
                     "T5's encoder",
                     transformer.t5_encoder,
-                    _tokens(32000, 40),
+                    tokens(32000, 40),
                     batches=(32,),
                     depth=6,
                     kind="language",
@@ -338,7 +243,7 @@ NETWORKS: dict[str, Network] = {
                     "minilm",
                     "MiniLM, sentences of 32 tokens",
                     transformer.minilm,
-                    _tokens(30522, 32),
+                    tokens(30522, 32),
                     batches=(32,),
                     depth=6,
                     kind="language",
@@ -347,7 +252,7 @@ NETWORKS: dict[str, Network] = {
                     "whisper_encoder",
                     "Whisper's encoder",
                     transformer.whisper_encoder,
-                    _normal(80, 3000),
+                    normal(80, 3000),
                     depth=4,
                     kind="sequence",
                 ),
@@ -355,7 +260,7 @@ NETWORKS: dict[str, Network] = {
                     "wav2vec2",
                     "wav2vec 2.0",
                     transformer.wav2vec2,
-                    _normal(32000),
+                    normal(32000),
                     depth=12,
                     default_layers=6,
                     kind="sequence",
@@ -363,35 +268,37 @@ NETWORKS: dict[str, Network] = {
                 Network(
                     "separation",
                     "Conv-TasNet",
-                    _convolutional(sequences.Separation),
-                    _normal(1, 16000),
+                    convolutional(sequences.Separation),
+                    normal(1, 16000),
                     kind="sequence",
                 ),
                 Network(
                     "state_space",
                     "State-space model",
-                    _whole(sequences.StateSpaceModel),
-                    _positions(32000, 256),
+                    whole(sequences.StateSpaceModel),
+                    positions(32000, 256),
                     kind="sequence",
                 ),
-                Network("graph", "Graph attention", _whole(sequences.GraphNet), _graph),
+                Network("graph", "Graph attention", whole(sequences.GraphNet), graph),
                 Network(
                     "recommender",
                     "DLRM",
-                    _whole(sequences.Recommender),
-                    _clicks,
+                    whole(sequences.Recommender),
+                    clicks,
                     batches=(1, 128),
                     kind="recommender",
                 ),
                 Network(
                     "tagger",
                     "Recurrent tagger",
-                    _whole(sequences.Tagger),
-                    _positions(20000, 64),
+                    whole(sequences.Tagger),
+                    positions(20000, 64),
                     batches=(1, 8),
                     kind="sequence",
                 ),
                 *(_of_zoo(entry) for entry in zoo.ENTRIES),
+                *more.NETWORKS,
+                *operators.NETWORKS,
             )
         ),
     )

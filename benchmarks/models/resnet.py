@@ -38,11 +38,13 @@ def basic_block(inputs: int, width: int, stride: int) -> Residual:
     return Residual(branch, inputs, width, stride)
 
 
-def bottleneck(inputs: int, width: int, outputs: int, stride: int, dilation: int) -> Residual:
-    """1x1 down to ``width``, 3x3 (which carries stride and dilation), 1x1 up to ``outputs``."""
+def bottleneck(
+    inputs: int, width: int, outputs: int, stride: int, dilation: int, groups: int = 1
+) -> Residual:
+    """1x1 down to ``width``, 3x3 (with stride, dilation and groups), 1x1 up to ``outputs``."""
     branch = nn.Sequential(
         ConvNorm(inputs, width, 1),
-        ConvNorm(width, width, 3, stride=stride, dilation=dilation),
+        ConvNorm(width, width, 3, stride=stride, dilation=dilation, groups=groups),
         ConvNorm(width, outputs, 1, act=None, gain=RESIDUAL_GAIN),
     )
     return Residual(branch, inputs, outputs, stride)
@@ -59,6 +61,7 @@ def bottleneck_trunk(
     depths: Sequence[int] = (3, 4, 6, 3),
     *,
     widen: int = 1,
+    groups: int = 1,
     dilated: Sequence[bool] = (False, False, False, False),
 ) -> nn.Sequential:
     """Stem and four stages of bottlenecks; 2048 channels come out.
@@ -81,6 +84,7 @@ def bottleneck_trunk(
                     base * 4,
                     stride if block == 0 else 1,
                     first_dilation if block == 0 else dilation,
+                    groups,
                 )
             )
             channels = base * 4

@@ -34,6 +34,10 @@ PARAMETERS = {  # at full depth: what the literature and the public implementati
     "swin_t": 28_288_354,
     "convnext_t": 28_589_128,
     "vit_s": 21_813_504,
+    "resnext50": 25_028_904,
+    "resnet3d18": 33_371_472,
+    "dcgan_discriminator": 2_765_568,
+    "bert_large": 335_141_888,
 }
 
 OUTPUTS = {  # shape of the first output at batch 1
@@ -45,6 +49,19 @@ OUTPUTS = {  # shape of the first output at batch 1
     "detr": (1, 100, 92),
     "unet": (1, 4, 32, 32),
     "unet_narrow_heads": (1, 4, 32, 32),
+    "dcgan_discriminator": (1, 1),
+    "c1d_1": (1, 128, 128),
+    "c2d_1": (1, 64, 112, 112),
+    "c3d_1": (1, 64, 8, 112, 112),
+    "gmm_2": (1, 512, 32),
+    "grp_1": (1, 128, 28, 28),
+    "dil_1": (1, 64, 109, 109),
+    "dep_2": (1, 64, 56, 56),
+    "t2d_4": (1, 3, 64, 64),
+    "cap_1": (1, 4, 128, 8, 8),
+    "nrm_4": (1,),
+    "cbr_3": (1, 256, 14, 14),
+    "tbs_3": (1, 12, 64, 64),
 }
 
 TOO_BIG_TO_RUN = {"opt_1_3b", "mistral_7b"}
@@ -122,3 +139,18 @@ def test_layers_are_refused_where_there_are_none() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(KeyError, match="resnet50"):
         load("resnet51")
+
+
+def test_capsules_multiply_matrices() -> None:
+    """The convolution of channels is the sum over places of products of pixels' matrices."""
+    module, (x,) = load("cap_4", batch=2)
+    found = call(module, (x,))
+    pixels = x.unflatten(2, (16, 4))  # N, row, capsule, inner, height, width
+    weights = module.votes.weight.unflatten(0, (16, 4)).unflatten(2, (16, 4))
+    padded = torch.nn.functional.pad(pixels, (1, 1, 1, 1))
+    expected = torch.zeros(2, 4, 16, 4, 8, 8)
+    for i in range(3):
+        for j in range(3):
+            at = padded[..., i : i + 8, j : j + 8]
+            expected += torch.einsum("nrckhw,opck->nrophw", at, weights[..., i, j])
+    torch.testing.assert_close(found, expected.flatten(2, 3), rtol=1e-4, atol=1e-4)
