@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Node
 
 _ROUNDED = frozenset(("matmul", "conv", "conv_transpose"))
-_APPROXIMATED = frozenset(("exp", "erf", "tanh", "sigmoid", "log"))
+_APPROXIMATED = frozenset(("exp", "erf", "tanh", "sigmoid"))
 
 
 def allow_tf32(graph: Graph, ops: Collection[str]) -> Graph:
