@@ -61,6 +61,28 @@ def produced(m: int, n: int, k: int, *, weight: str = "float32") -> Graph:
     return allow_fast(b.finish([b.pointwise("relu", y)]))
 
 
+def convolution(
+    channels: int,
+    size: int,
+    out: int,
+    kernel: int,
+    stride: int = 1,
+    pad: int = 0,
+    dilation: int = 1,
+) -> Graph:
+    """Channels last on both sides, as graphs are laid out, and an epilogue."""
+    b = GraphBuilder()
+    x = b.input(0, (2, size, size + 1, channels), "float32")
+    w = b.input(1, (out, channels, kernel, kernel), "float32", static=True)
+    reach = dilation * (kernel - 1) + 1
+    dims = [(s + 2 * pad - reach) // stride + 1 for s in (size, size + 1)]
+    y = b.append(
+        "conv", (b.permute(x, (0, 3, 1, 2)), w), (2, out, *dims), "float32",
+        stride=(stride,) * 2, lo=(pad,) * 2, hi=(pad,) * 2, dilation=(dilation,) * 2, groups=1,
+    )  # fmt: skip
+    return allow_fast(b.finish([b.permute(b.pointwise("relu", y), (0, 2, 3, 1))]))
+
+
 def agrees(spec: Graph, family: str, decisions: Mapping[str, int]) -> None:
     outputs, expected, _ = K.run(spec, family, decisions)
     assert 0 < K.error(outputs, expected) < BOUND
@@ -98,6 +120,23 @@ def test_operands_through_views(family: str, decisions: dict[str, int], spec: Gr
     agrees(spec, family, decisions)
 
 
+CONVOLUTIONS = {
+    "3x3": convolution(16, 9, 24, 3, 1, 1),
+    "strided": convolution(32, 10, 20, 3, 2, 1),
+    "few channels": convolution(3, 12, 16, 5, 2, 2),
+    "odd channels": convolution(20, 7, 33, 3, 1, 1),
+    "dilated": convolution(16, 11, 16, 3, 1, 2, 2),
+    "1x1": convolution(24, 6, 40, 1),
+    "no padding": convolution(16, 8, 16, 3),
+}
+
+
+@either
+@pytest.mark.parametrize("spec", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_convolutions(family: str, decisions: dict[str, int], spec: Graph) -> None:
+    agrees(spec, family, decisions)
+
+
 @either
 def test_what_is_no_number_stays_that(family: str, decisions: dict[str, int]) -> None:
     """Rounding a NaN by its bits alone could make it an infinity."""
@@ -113,7 +152,11 @@ def test_what_is_no_number_stays_that(family: str, decisions: dict[str, int]) ->
 @pytest.mark.parametrize(
     "kind", [pytest.param(Bf16PairsSketch, marks=pairs), pytest.param(Bf16TilesSketch, marks=tiles)]
 )
-@pytest.mark.parametrize("spec", [linear(70, 70, 96), scores(3, 40, 32)], ids=["linear", "scores"])
+@pytest.mark.parametrize(
+    "spec",
+    [linear(70, 70, 96), scores(3, 40, 32), CONVOLUTIONS["strided"]],
+    ids=["linear", "scores", "convolution"],
+)
 def test_points_of_the_space(kind: type[Sketch], spec: Graph) -> None:
     for decisions in K.points(kind(Task("kernel", spec, TARGET, 2)), 12):
         agrees(spec, kind.name, decisions)

@@ -89,14 +89,17 @@ class PairForm:
 
 def takes_pairs(graph: Graph) -> bool:
     """Whether the one contraction of ``graph`` is a product of matrices that are bfloat16 or,
-    where ``fast_math`` allows it, rounded to that.
+    where ``fast_math`` allows it, rounded to that; then a convolution with constant weights, too.
 
     Its sums may stay float32: they are rounded after the bias, as eager does.
     """
     con = contraction_of(graph)
     halves = all(is_half(graph, operand) for operand in (con.a, con.b))
-    fits = halves or is_fast(graph.nodes[con.anchor])
-    return con.form == "matmul" and fits and con.acc_dtype == "float32" and con.flops > 0
+    rounded = is_fast(graph.nodes[con.anchor])
+    fits = con.form == "matmul" and (halves or rounded)
+    if con.form == "conv" and con.groups == 1 and rounded:
+        fits = constant_operand(graph, con) is not None
+    return fits and con.acc_dtype == "float32" and con.flops > 0
 
 
 def is_half(graph: Graph, operand: int) -> bool:
@@ -107,8 +110,8 @@ def is_half(graph: Graph, operand: int) -> bool:
 def pair_form(graph: Graph, family: str) -> PairForm:
     """The operands of ``graph`` (see ``takes_pairs``) for the family of that name."""
     con, step = contraction_of(graph), STEPS[family]
-    (depth,) = con.k
-    place = strided(graph, con.a) if is_half(graph, con.a) else None
+    depth, whole = con.depth, con.conv is None and is_half(graph, con.a)
+    place = strided(graph, con.a) if whole else None
     if place is not None and (depth % step or (depth > 1 and place.strides[-1] != 1)):
         place = None
     return PairForm(con, -(-depth // step) * step, place, constant_operand(graph, con))
@@ -145,7 +148,7 @@ def division(spec: Graph, decisions: Bf16PairsDecisions[int]) -> Division | None
     """The columns of each task, where they are panels of all rows; None if not."""
     con, block = contraction_of(spec), decisions.nv * COLUMNS
     tiles = -(-con.rows // decisions.tm)
-    if con.groups != 1 or min(decisions.mc, tiles) > 1:
+    if con.groups != 1 or con.conv is not None or min(decisions.mc, tiles) > 1:
         return None
     panels = -(-con.n // block)
     each = -(-panels // min(decisions.tasks, panels))

@@ -29,9 +29,9 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
-from torch_pruner.codegen.tir.values import bits, held_bits, store, value_dtype
+from torch_pruner.codegen.tir.values import bits, held_bits, store
 from torch_pruner.families.bf16_pairs.form import COLUMNS, PairForm, is_half, pair_form
-from torch_pruner.families.bf16_pairs.rounding import rounded_vector
+from torch_pruner.families.bf16_pairs.rows import copy_rows
 from torch_pruner.graph.strided import Strided, strided
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def walk(
 
         return around(loop(per_task, step, name="u"))
 
-    copied = None if nest.copy is None else _copy_rows(nest, kind)
+    copied = None if nest.copy is None else copy_rows(nest, kind)
     return seq([copied, loop(tasks, task, kind, name="p")])
 
 
@@ -170,45 +170,6 @@ def _bits_at(nest: PairNest, node: int, place: Strided | None, index: Index) -> 
     if place is not None:
         return held_bits(nest.reader.buffers[place.source], element(place, index))
     return bits(nest.reader.at(node, index))
-
-
-def _copy_rows(nest: PairNest, kind: ForKind) -> Stmt:
-    """The first operand with k contiguous and padded with zeros."""
-    con, copy, scope = nest.form.con, nest.copy, nest.reader.scope
-    assert copy is not None
-    (depth,) = con.k
-
-    def row(p: Expr) -> Stmt:
-        g, r = unlinear(p, (con.groups, con.rows))
-        base = p * nest.form.depth
-
-        def value(k: Expr) -> Expr:
-            return nest.reader.at(con.a, (*unlinear(g, con.batch), r, k))
-
-        def one(k: Expr) -> Stmt:
-            return store(copy, base + k, value(k))
-
-        whole = depth // COLUMNS
-        parts = []
-        if whole:
-
-            def vector(o: Expr) -> Stmt:
-                first = o * COLUMNS
-                if not is_half(nest.spec, con.a):
-                    return rounded_vector(copy, base + first, lambda v: value(first + v), scope)
-                return scope(lambda: [loop(COLUMNS, lambda v: one(first + v), VECTORIZED, "v")])
-
-            parts.append(loop(whole, vector, name="k"))
-        if depth % COLUMNS:
-            rest = depth % COLUMNS
-            parts.append(loop(rest, lambda k: one(whole * COLUMNS + k), name="k"))
-        if nest.form.depth > depth:
-            zero = T.const(0, value_dtype("bfloat16"))
-            pad = nest.form.depth - depth
-            parts.append(loop(pad, lambda k: store(copy, base + depth + k, zero), name="k"))
-        return seq(parts)
-
-    return loop(con.groups * con.rows, row, kind, name="p")
 
 
 def _pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
@@ -277,7 +238,8 @@ def write(nest: PairNest, g: Expr, nb: Expr, row: Expr, acc: Callable[[Expr], tu
         first = nb * nest.block + j * COLUMNS
 
         def element(v: Expr) -> Stmt:
-            index = along(nest.spec, path, anchor_index(con, g, (row,), first + v))
+            at_anchor = anchor_index(con, g, unlinear(row, con.m), first + v)
+            index = along(nest.spec, path, at_anchor)
             buf, at = acc(j * COLUMNS + v)
             reader.overrides[con.anchor] = lambda _: buf[at]
             return reader.scope(
