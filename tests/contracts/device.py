@@ -18,6 +18,7 @@ from torch_pruner.dynamo.run.build import built_region, region_calls
 from torch_pruner.families import families, sketches_for
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.layout import identity
+from torch_pruner.graph.precision import is_fast
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.task import MeasureInput, MeasureStatus, Task
 
@@ -138,6 +139,18 @@ class DeviceContract:
         for task in tasks:
             assert sketches_for(task), task.name
             draft(task)
+
+    def test_fast_math_is_in_the_tasks_of_devices_that_approximate(self, device, config) -> None:
+        """A task of the default is the same whether or not there is such an option."""
+        orders = [[(0, 1), (0, 1)], [(0, 1)]]
+        exact, fast = (
+            device.compiler(config.replace(fast_math=f)).lower(linear(), *orders).tasks
+            for f in (False, True)
+        )
+        assert not any(is_fast(n) for t in exact for n in t.spec.nodes)
+        marked = [n.op for t in fast for n in t.spec.nodes if is_fast(n)]
+        both = device.compiler(config).capabilities.approximations
+        assert marked == (["matmul", "exp"] if both else [])
 
     @pytest.mark.parametrize("name", ["linear", "int8"])
     def test_a_compiled_graph_computes_what_it_says(self, device, compiler, name) -> None:

@@ -25,5 +25,7 @@ class Capabilities:
     """Whether kernels of attention leave out values behind the keys that count."""
     mixed_operands: bool = True
     """Whether products of two dtypes, as float32 with int8 weights, are as fast as others."""
+    approximations: bool = True
+    """Whether ``fast_math`` lets kernels be less exact than float32."""
     tf32: frozenset[str] = frozenset()
     """Contractions whose float32 operands may be rounded to ten bits."""

@@ -41,7 +41,7 @@ from torch_pruner.graph.memory import (
 )
 from torch_pruner.graph.narrow import keep_narrow
 from torch_pruner.graph.neighbours import calls_together
-from torch_pruner.graph.precision import allow_tf32
+from torch_pruner.graph.precision import allow_fast, allow_tf32
 from torch_pruner.graph.prepared import ordinary
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
 from torch_pruner.graph.simplify import simplify
@@ -94,9 +94,9 @@ class Compiler:
     runs_first: bool = False  # whether a worker runs kernels before this process loads them
 
     @property
-    def tf32(self) -> frozenset[str]:
-        """Contractions whose float32 operands may be rounded."""
-        return self.capabilities.tf32
+    def approximates(self) -> bool:
+        """Whether kernels may be less exact than float32."""
+        return self.config.fast_math and self.capabilities.approximations
 
     def lower(self, graph: Graph, inputs: Sequence[Order], outputs: Sequence[Order]) -> Lowered:
         """Simplify, split off what depends on parameters alone, and cut into kernels.
@@ -115,7 +115,9 @@ class Compiler:
                 small = keep_groups(small)
             small = ordinary(small)
             hoisted = hoist_static(small)
-            main = allow_tf32(hoisted.graph, self.tf32)
+            main = allow_tf32(hoisted.graph, self.capabilities.tf32)
+            if self.approximates:
+                main = allow_fast(main)
             fixed = demanded(main, inputs, outputs)
             target = self.context.target
             tiles = target.bf16_tiles and tiles_allowed()

@@ -227,6 +227,7 @@ def capabilities() -> Capabilities:
         few_queries=False,
         values_masked=False,
         mixed_operands=False,
+        approximations=False,
         tf32=tf32_allowed(),
     )
 

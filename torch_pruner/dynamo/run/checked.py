@@ -41,6 +41,8 @@ largest score. A bug in four bits still shows, since results that have nothing t
 differ by more than the largest of them."""
 TF32_BOUND = _BOUNDS[torch.float16]
 """With operands rounded to tf32, which has the mantissa of float16."""
+FAST_BOUND = _BOUNDS[torch.bfloat16]
+"""With operands rounded to bfloat16, as ``fast_math`` allows."""
 _UNWRITTEN = frozenset(
     (
         aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,

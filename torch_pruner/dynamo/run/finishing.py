@@ -12,6 +12,7 @@ from torch_pruner.dynamo.lower import serialization
 from torch_pruner.dynamo.run import cuda_graphs, reports
 from torch_pruner.dynamo.run.build import build_graph
 from torch_pruner.dynamo.run.checked import (
+    FAST_BOUND,
     TF32_BOUND,
     CheckedCall,
     bound_of_weights,
@@ -117,7 +118,9 @@ class _FirstResult:
                 partial(run_eager, gm), call, label, strict=config.strict, draws=may_draw(gm),
                 failed=self._failed_unasked, device=self.device,
             )  # fmt: skip
-        least = bound_of_weights(config.rounded_bits) or (TF32_BOUND if self.compiler.tf32 else 0.0)
+        least = bound_of_weights(config.rounded_bits)
+        least = max(least, TF32_BOUND if self.compiler.capabilities.tf32 else 0.0)
+        least = max(least, FAST_BOUND if self.compiler.approximates else 0.0)
         return CheckedCall(
             gm, call, label, strict=config.strict, failed=self._failed, on_match=self._confirm,
             device=self.device, least_bound=least,

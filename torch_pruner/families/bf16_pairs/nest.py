@@ -29,8 +29,9 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
-from torch_pruner.codegen.tir.values import bits, held_bits, store, value_dtype
-from torch_pruner.families.bf16_pairs.form import COLUMNS, PairForm, pair_form
+from torch_pruner.codegen.tir.values import bits, held_bits, store
+from torch_pruner.families.bf16_pairs.form import COLUMNS, PairForm, is_half, pair_form
+from torch_pruner.families.bf16_pairs.rows import copy_rows
 from torch_pruner.graph.strided import Strided, strided
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def walk(
 
         return around(loop(per_task, step, name="u"))
 
-    copied = None if nest.copy is None else _copy_rows(nest, kind)
+    copied = None if nest.copy is None else copy_rows(nest, kind)
     return seq([copied, loop(tasks, task, kind, name="p")])
 
 
@@ -171,48 +172,11 @@ def _bits_at(nest: PairNest, node: int, place: Strided | None, index: Index) -> 
     return bits(nest.reader.at(node, index))
 
 
-def _copy_rows(nest: PairNest, kind: ForKind) -> Stmt:
-    """The first operand with k contiguous and padded with zeros."""
-    con, copy = nest.form.con, nest.copy
-    assert copy is not None
-    (depth,) = con.k
-
-    def row(p: Expr) -> Stmt:
-        g, r = unlinear(p, (con.groups, con.rows))
-        base = p * nest.form.depth
-
-        def one(k: Expr) -> Stmt:
-            read = nest.reader.at(con.a, (*unlinear(g, con.batch), r, k))
-            return store(copy, base + k, read)
-
-        whole = depth // COLUMNS
-        parts = []
-        if whole:
-
-            def vector(o: Expr) -> Stmt:
-                def body() -> list[Stmt]:
-                    return [loop(COLUMNS, lambda v: one(o * COLUMNS + v), VECTORIZED, "v")]
-
-                return nest.reader.scope(body)
-
-            parts.append(loop(whole, vector, name="k"))
-        if depth % COLUMNS:
-            rest = depth % COLUMNS
-            parts.append(loop(rest, lambda k: one(whole * COLUMNS + k), name="k"))
-        if nest.form.depth > depth:
-            zero = T.const(0, value_dtype("bfloat16"))
-            pad = nest.form.depth - depth
-            parts.append(loop(pad, lambda k: store(copy, base + depth + k, zero), name="k"))
-        return seq(parts)
-
-    return loop(con.groups * con.rows, row, kind, name="p")
-
-
 def _pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
     """Copy one panel of a second operand that is not constant, as words of two elements."""
     con, panel, block = nest.form.con, nest.panel, nest.block
     (depth,) = con.k
-    place = strided(nest.spec, con.b)
+    place = strided(nest.spec, con.b) if is_half(nest.spec, con.b) else None
     batch = unlinear(g, con.batch)
 
     def word(pair: Expr, column: Expr) -> Expr:
@@ -274,7 +238,8 @@ def write(nest: PairNest, g: Expr, nb: Expr, row: Expr, acc: Callable[[Expr], tu
         first = nb * nest.block + j * COLUMNS
 
         def element(v: Expr) -> Stmt:
-            index = along(nest.spec, path, anchor_index(con, g, (row,), first + v))
+            at_anchor = anchor_index(con, g, unlinear(row, con.m), first + v)
+            index = along(nest.spec, path, at_anchor)
             buf, at = acc(j * COLUMNS + v)
             reader.overrides[con.anchor] = lambda _: buf[at]
             return reader.scope(

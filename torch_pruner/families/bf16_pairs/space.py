@@ -16,6 +16,7 @@ from torch_pruner.families.bf16_pairs.form import (
     COLUMNS,
     Bf16PairsDecisions,
     PairDecisions,
+    is_half,
     pair_form,
     takes_pairs,
 )
@@ -24,6 +25,10 @@ from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
+_COPIED_CYCLES = 0.25  # of an element that is copied
+_ROUNDED_CYCLES = 0.5  # that is rounded, too
+_WINDOW_CYCLES = 0.8  # that is of a convolution: there are more than a cache holds
+_ALONE_CYCLES = 8.0  # that is in no whole vector of a row, or of a window's channels
 _CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 P = TypeVar("P", bound=PairDecisions[Array])
@@ -97,7 +102,8 @@ class PairSketch(Sketch[P]):
         parallel = np.where(tasks > 1, 1, 0)
         seconds, rounds = machine.parallel_seconds(tasks, task_s, parallel, threads)
         if form.place is None:
-            copied = con.groups * con.rows * form.depth * 0.25 / np.minimum(tasks, threads)
+            total = con.groups * con.rows * form.depth * self._copied_cycles()
+            copied = total / np.minimum(tasks, threads)
             seconds = seconds + copied / target.frequency_hz + machine.LAUNCH_S * parallel
         weights = 2.0 * con.groups * con.n * con.depth
         # A core alone gets its share of what memory gives.
@@ -124,6 +130,15 @@ class PairSketch(Sketch[P]):
 
     def _task_cycles(self) -> float:
         return 0.0
+
+    def _copied_cycles(self) -> float:
+        """Of one element of the first operand's copy."""
+        if is_half(self.task.spec, self.con.a):
+            return _COPIED_CYCLES
+        line = self.con.k[-1]
+        alone = line % COLUMNS / line
+        whole = _WINDOW_CYCLES if self.con.conv else _ROUNDED_CYCLES
+        return whole * (1 - alone) + _ALONE_CYCLES * alone
 
     def _epilogue(self) -> float:
         after = set(range(self.con.anchor + 1, len(self.task.spec.nodes)))

@@ -13,7 +13,7 @@ import numpy as np
 
 from torch_pruner.graph.extents import Bound, false_beyond, unneeded, unspecified
 from torch_pruner.graph.ops import FLOATS, OpKind
-from torch_pruner.graph.precision import is_tf32
+from torch_pruner.graph.precision import is_fast, is_tf32
 from torch_pruner.graph.reference import numpy_dtype
 
 if TYPE_CHECKING:
@@ -211,6 +211,8 @@ def expectations(
     looser = max((_LOOSER[d] for d in dtypes), default=1.0)
     if any(is_tf32(n) for n in spec.nodes):
         looser = max(looser, _TF32)
+    if any(is_fast(n) and n.kind is OpKind.CONTRACT for n in spec.nodes):
+        looser = max(looser, _LOOSER["bfloat16"])
     growth = max(1.0, math.sqrt(reduction_length(spec) / 256))
     steps = bool(dtypes) and any(_is_step(spec, n) for n in spec.nodes)
     found = []
