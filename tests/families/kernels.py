@@ -34,10 +34,14 @@ def inputs_for(spec: Graph, seed: int = 0) -> list[Array]:
 
 
 def run(
-    spec: Graph, sketch: str, decisions: Mapping[str, int], threads: int = 2
+    spec: Graph,
+    sketch: str,
+    decisions: Mapping[str, int],
+    threads: int = 2,
+    inputs: list[Array] | None = None,
 ) -> tuple[list[Array], list[Array], LoadedKernel]:
     """Outputs of the generated kernel and of the reference, and the kernel."""
-    arrays = inputs_for(spec)
+    arrays = inputs_for(spec) if inputs is None else inputs
     expected = evaluate(spec, arrays)
     kernel = schedule(spec, sketch, decisions)
     built = compile_kernel(kernel, TargetSpec.detect(threads))

@@ -33,9 +33,9 @@ _FORMS: dict[str, Callable[[Array], Array]] = {}
 class PackLayout:
     """How the constant operand of one contraction is laid out.
 
-    ``view`` takes the raw input to the operand as the contraction sees it (views only); ``form``
-    says how that operand's axes become ``(group, k, n)``; ``block`` is the width of a panel in
-    elements.
+    ``view`` takes the raw input to the operand as the contraction sees it (views, and perhaps a
+    cast); ``form`` says how that operand's axes become ``(group, k, n)``; ``block`` is the width of
+    a panel in elements.
     """
 
     view: Graph
@@ -47,7 +47,7 @@ class PackLayout:
     code: int = 0  # lanes of vectors for which numbers are coded (``graph.coded``); 0: they are not
 
     def pack(self, array: Array, out: Array | None = None) -> Array:
-        """The packed copy of ``array`` (any dtype; the element type is kept), in ``out`` if given.
+        """The packed copy of ``array`` (any dtype; ``view`` alone changes it), in ``out`` if given.
 
         ``out`` is dense and has ``shape``. No second copy is made of what is large.
 
@@ -88,10 +88,14 @@ class PackLayout:
         return used(packed.reshape(-1).view(np.uint16), Places(columns, depth, self.code))
 
     @property
+    def dtype(self) -> str:
+        """Of the packed copy's elements."""
+        return self.view.nodes[self.view.outputs[0]].dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the packed copy, at most."""
-        dtype = self.view.nodes[self.view.inputs[0]].dtype
-        return math.prod(self.shape) * ITEMSIZE[dtype]
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Node
 
 _ROUNDED = frozenset(("matmul", "conv", "conv_transpose"))
-_APPROXIMATED = frozenset(("exp", "erf", "tanh", "sigmoid", "log"))
+_APPROXIMATED = frozenset(("exp", "erf", "tanh", "sigmoid"))
 
 
 def allow_tf32(graph: Graph, ops: Collection[str]) -> Graph:
@@ -33,9 +33,10 @@ def allow_tf32(graph: Graph, ops: Collection[str]) -> Graph:
 def allow_fast(graph: Graph) -> Graph:
     """Marks what ``fast_math`` lets kernels compute less exactly with the attribute ``fast``.
 
-    Contractions of float32 (not those that ``allow_tf32`` leaves alone): operands may be rounded to
-    bfloat16, an error of 2**-9 of each, and minimal filtering may be larger. Elementary functions
-    of float32: a cheaper approximation whose error is stated.
+    Contractions of float32, of which one operand may be bfloat16 (not those that ``allow_tf32``
+    leaves alone): operands may be rounded to bfloat16, an error of 2**-9 of each, and minimal
+    filtering may be larger. Elementary functions of float32: a cheaper approximation whose error is
+    stated.
     """
     return _marked(graph, "fast", _ROUNDED, _APPROXIMATED)
 
@@ -58,9 +59,11 @@ def _marked(
     for node in graph.nodes:
         given.append(node.op == "input" or any(given[i] for i in node.inputs))
         operands = [nodes[i].dtype for i in node.inputs]
-        wanted = node.kind is OpKind.CONTRACT and node.op in contractions
-        wanted = wanted and all(given[i] for i in node.inputs)
+        product = node.kind is OpKind.CONTRACT and node.op in contractions
+        wanted = product and all(given[i] for i in node.inputs)
         wanted = wanted or (node.op in pointwise and node.dtype == "float32")
+        if product and mark == "fast" and node.dtype == "float32":
+            operands = [dtype for dtype in operands if dtype != "bfloat16"] or ["bfloat16"]
         if wanted and all(dtype == "float32" for dtype in operands):
             node = replace(node, attrs=tuple(sorted((*node.attrs, (mark, True)))))
         nodes.append(node)

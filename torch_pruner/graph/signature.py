@@ -51,7 +51,7 @@ def signature_of(
     nodes = spec.nodes
     layouts = tuple(packs.get(k) for k in range(len(spec.inputs)))
     inputs = tuple(
-        BufferSpec(p.shape if p else nodes[i].shape, nodes[i].dtype)
+        BufferSpec(p.shape, p.dtype) if p else BufferSpec(nodes[i].shape, nodes[i].dtype)
         for i, p in zip(spec.inputs, layouts, strict=True)
     )
     outputs = tuple(BufferSpec(nodes[o].shape, nodes[o].dtype) for o in spec.outputs)

@@ -45,7 +45,7 @@ def test_it_is_another_workload_and_survives_json() -> None:
 
 
 def layer(dtype: str = "float32") -> Graph:
-    """A product, GELU's erf, a sum of exponentials and their logarithm."""
+    """A product, GELU's erf, a sum of exponentials and its logarithm, which stays exact."""
     b = GraphBuilder()
     total = b.matmul(b.input(0, (4, 8), dtype), b.input(1, (8, 4), dtype))
     powers = b.pointwise("exp", b.pointwise("erf", total))
@@ -57,7 +57,7 @@ def fast(graph: Graph) -> list[str]:
 
 
 def test_fast_math_marks_products_and_elementary_functions() -> None:
-    assert fast(allow_fast(layer())) == ["matmul", "erf", "exp", "log"]
+    assert fast(allow_fast(layer())) == ["matmul", "erf", "exp"]
     assert fast(allow_tf32(layer(), {"matmul"})) == []
 
 

@@ -20,11 +20,12 @@ from torch_pruner.codegen.tir.indices import (
     unlinear,
     view_index,
 )
-from torch_pruner.codegen.tir.scalar import EXP_AT_MOST_ONE, EXP_BESIDE_ONE, apply
+from torch_pruner.codegen.tir.scalar import EXP_AT_MOST_ONE, EXP_BESIDE_ONE, apply, approximated
 from torch_pruner.codegen.tir.values import load, round_bfloat16, value_dtype
 from torch_pruner.graph.ir import Graph, const_value
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.powers import is_at_most_one, is_beside_one
+from torch_pruner.graph.precision import is_fast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -205,9 +206,10 @@ class Reader:
 
     def _operator(self, node: int) -> str:
         """What is computed of a pointwise node's operands: less where less is asked."""
-        if is_at_most_one(self.graph, node):
-            return EXP_AT_MOST_ONE
-        return EXP_BESIDE_ONE if is_beside_one(self.graph, node) else self.graph.nodes[node].op
+        n = self.graph.nodes[node]
+        op = EXP_BESIDE_ONE if is_beside_one(self.graph, node) else n.op
+        op = EXP_AT_MOST_ONE if is_at_most_one(self.graph, node) else op
+        return approximated(op) if is_fast(n) else op
 
     def _view(self, node: int, index: Index) -> Expr:
         n = self.graph.nodes[node]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypeGuard
 
-from torch_pruner.codegen.tir import integer, vmath
+from torch_pruner.codegen.tir import approximate, integer, vmath
 from torch_pruner.codegen.tir.builders import Expr, T
 from torch_pruner.codegen.tir.vmath import Bindings
 from torch_pruner.graph.ops import COMPARISONS, FLOATS
@@ -34,6 +34,7 @@ _PREDICATES = COMPARISONS | {
 }
 # No operators of graphs: exp of what is known not to exceed 0, exp to which 1 is added.
 EXP_AT_MOST_ONE, EXP_BESIDE_ONE = "exp_at_most_one", "exp_beside_one"
+_FAST = "fast_"  # nor these: what may be less exact, by ``approximate``
 _ROUNDING = {"floor": T.floor, "ceil": T.ceil, "trunc": T.trunc, "round": T.nearbyint}
 _VECTOR: dict[str, Callable[[Bindings, Expr], Expr]] = {
     "exp": vmath.exp, "exp2": vmath.exp2, "expm1": vmath.expm1, "log": vmath.log,
@@ -41,6 +42,11 @@ _VECTOR: dict[str, Callable[[Bindings, Expr], Expr]] = {
     "sigmoid": vmath.sigmoid, "erf": vmath.erf, "erfc": vmath.erfc, "sin": vmath.sin,
     "cos": vmath.cos, EXP_AT_MOST_ONE: vmath.exp_at_most_one,
     EXP_BESIDE_ONE: vmath.exp_beside_one,
+}  # fmt: skip
+_VECTOR |= {
+    _FAST + "exp": approximate.exp, _FAST + EXP_BESIDE_ONE: approximate.exp,
+    _FAST + EXP_AT_MOST_ONE: approximate.exp_at_most_one, _FAST + "erf": approximate.erf,
+    _FAST + "sigmoid": approximate.sigmoid, _FAST + "tanh": approximate.tanh,
 }  # fmt: skip
 _LIBM = frozenset(
     (
@@ -61,6 +67,11 @@ def apply(op: str, args: Sequence[Expr], dtype: str, bindings: Bindings | None =
     b = Bindings() if bindings is None else bindings
     result = _apply(b, op, [b.hoist(a) for a in args], dtype)
     return b.close(result) if bindings is None else result
+
+
+def approximated(op: str) -> str:
+    """What stands for ``op`` where its result may be less exact: itself if nothing is cheaper."""
+    return fast if (fast := _FAST + op) in _VECTOR else op
 
 
 def cast(x: Expr, dtype: str) -> Expr:
@@ -201,6 +212,7 @@ def _float(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
     zero, one = T.const(0.0, dtype), T.const(1.0, dtype)
     if op in _VECTOR and dtype == "float32" and not isinstance(x, T.FloatImm):
         return _VECTOR[op](b, x)
+    op = op.removeprefix(_FAST)
     if op in (EXP_AT_MOST_ONE, EXP_BESIDE_ONE):
         op = "exp"
     if op in _LIBM:

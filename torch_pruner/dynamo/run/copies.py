@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.run.arrays import to_numpy
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.weight_checks import Contents, read_contents, span_of
@@ -133,7 +134,7 @@ def _packed(wanted: Wanted, held: Mapping[int, Held]) -> torch.Tensor:
     if (known := copies.get((layout, order))) is not None:
         return known
     dense = tensor if order is None else tensor.detach().permute(order)
-    packed = torch.empty(layout.shape, dtype=tensor.dtype)
+    packed = torch.empty(layout.shape, dtype=DTYPES[layout.dtype])
     used = layout.used(layout.pack(to_numpy(dense), to_numpy(packed)))
     if used < packed.numel():
         packed = packed.reshape(-1)[:used].clone()

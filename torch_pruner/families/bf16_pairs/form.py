@@ -3,7 +3,8 @@
 Two instructions: a dot product of pairs (``bf16_pairs``), which steps through the reduction by 2,
 and a product of tiles (``bf16_tiles``), which steps by 32. Both want the second operand in panels
 ``[group][column block][k pair][column][2]`` and the first with its k contiguous and padded to whole
-steps: where it lies that way it is read in place, else the kernel copies it.
+steps: where it lies that way it is read in place, else the kernel copies it. Float32 that may be
+rounded (``fast_math``) is rounded by that copy and by the packing.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import Contraction, constant_operand, contraction_of
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.phases import Division
+from torch_pruner.graph.precision import is_fast
 from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.graph.strided import Strided, strided
 
@@ -85,20 +88,27 @@ class PairForm:
 
 
 def takes_pairs(graph: Graph) -> bool:
-    """Whether the one contraction of ``graph`` is a product of bfloat16 matrices.
+    """Whether the one contraction of ``graph`` is a product of matrices that are bfloat16 or,
+    where ``fast_math`` allows it, rounded to that.
 
     Its sums may stay float32: they are rounded after the bias, as eager does.
     """
     con = contraction_of(graph)
-    halves = all(graph.nodes[i].dtype == "bfloat16" for i in (con.a, con.b))
-    return con.form == "matmul" and halves and con.acc_dtype == "float32" and con.flops > 0
+    halves = all(is_half(graph, operand) for operand in (con.a, con.b))
+    fits = halves or is_fast(graph.nodes[con.anchor])
+    return con.form == "matmul" and fits and con.acc_dtype == "float32" and con.flops > 0
+
+
+def is_half(graph: Graph, operand: int) -> bool:
+    """Whether an operand need not be rounded."""
+    return graph.nodes[operand].dtype == "bfloat16"
 
 
 def pair_form(graph: Graph, family: str) -> PairForm:
     """The operands of ``graph`` (see ``takes_pairs``) for the family of that name."""
     con, step = contraction_of(graph), STEPS[family]
     (depth,) = con.k
-    place = strided(graph, con.a)
+    place = strided(graph, con.a) if is_half(graph, con.a) else None
     if place is not None and (depth % step or (depth > 1 and place.strides[-1] != 1)):
         place = None
     return PairForm(con, -(-depth // step) * step, place, constant_operand(graph, con))
@@ -114,12 +124,21 @@ def parameters(spec: Graph, family: str, block: int) -> Parameters:
     shape, scratch = form.panel(block), []
     if form.constant is not None:
         index, view = form.constant
-        packs[index] = PackLayout(view, form.con.form, form.con.groups, block, shape, 2)
+        packs[index] = PackLayout(_rounded(view), form.con.form, form.con.groups, block, shape, 2)
     else:
         scratch.append(BufferSpec((*shape[:-1], block), "int32"))
     if form.place is None:
         scratch.append(BufferSpec(form.copy, "bfloat16"))
     return Parameters(packs, tuple(scratch))
+
+
+def _rounded(view: Graph) -> Graph:
+    """The same views of bfloat16s, rounded where they are not that."""
+    (out,) = view.outputs
+    if is_half(view, out):
+        return view
+    builder = GraphBuilder(list(view.nodes))
+    return builder.finish([builder.cast(out, "bfloat16")])
 
 
 def division(spec: Graph, decisions: Bf16PairsDecisions[int]) -> Division | None:

@@ -30,7 +30,8 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import bits, held_bits, store, value_dtype
-from torch_pruner.families.bf16_pairs.form import COLUMNS, PairForm, pair_form
+from torch_pruner.families.bf16_pairs.form import COLUMNS, PairForm, is_half, pair_form
+from torch_pruner.families.bf16_pairs.rounding import rounded_vector
 from torch_pruner.graph.strided import Strided, strided
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _bits_at(nest: PairNest, node: int, place: Strided | None, index: Index) -> 
 
 def _copy_rows(nest: PairNest, kind: ForKind) -> Stmt:
     """The first operand with k contiguous and padded with zeros."""
-    con, copy = nest.form.con, nest.copy
+    con, copy, scope = nest.form.con, nest.copy, nest.reader.scope
     assert copy is not None
     (depth,) = con.k
 
@@ -181,19 +182,21 @@ def _copy_rows(nest: PairNest, kind: ForKind) -> Stmt:
         g, r = unlinear(p, (con.groups, con.rows))
         base = p * nest.form.depth
 
+        def value(k: Expr) -> Expr:
+            return nest.reader.at(con.a, (*unlinear(g, con.batch), r, k))
+
         def one(k: Expr) -> Stmt:
-            read = nest.reader.at(con.a, (*unlinear(g, con.batch), r, k))
-            return store(copy, base + k, read)
+            return store(copy, base + k, value(k))
 
         whole = depth // COLUMNS
         parts = []
         if whole:
 
             def vector(o: Expr) -> Stmt:
-                def body() -> list[Stmt]:
-                    return [loop(COLUMNS, lambda v: one(o * COLUMNS + v), VECTORIZED, "v")]
-
-                return nest.reader.scope(body)
+                first = o * COLUMNS
+                if not is_half(nest.spec, con.a):
+                    return rounded_vector(copy, base + first, lambda v: value(first + v), scope)
+                return scope(lambda: [loop(COLUMNS, lambda v: one(first + v), VECTORIZED, "v")])
 
             parts.append(loop(whole, vector, name="k"))
         if depth % COLUMNS:
@@ -212,7 +215,7 @@ def _pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
     """Copy one panel of a second operand that is not constant, as words of two elements."""
     con, panel, block = nest.form.con, nest.panel, nest.block
     (depth,) = con.k
-    place = strided(nest.spec, con.b)
+    place = strided(nest.spec, con.b) if is_half(nest.spec, con.b) else None
     batch = unlinear(g, con.batch)
 
     def word(pair: Expr, column: Expr) -> Expr:
