@@ -17,6 +17,7 @@ from torch_pruner import families
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.ops import BINARY, COMPARISONS, FLOATS, ITEMSIZE, UNARY
+from torch_pruner.graph.precision import allow_fast
 from torch_pruner.graph.reference import numpy_dtype
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ MORE: dict[str, list[Graph]] = {
     "bf16_tiles": [K.linear(37, 50, 70, dtype="bfloat16")],
     "bf16_pairs": [K.linear(37, 50, 70, dtype="bfloat16"), K.linear(3, 72, 33, dtype="bfloat16")],
     "winograd": [K.conv(32, 20, 32, 3, 1, 1), K.conv(5, 11, 9, 3, 1, 1), K.conv(8, 9, 8, 3, 1, 0)],
+    "winograd4": [allow_fast(K.conv(32, 20, 32, 3, 1, 1)), allow_fast(K.conv(8, 9, 8, 3, 1, 0))],
     "contraction": [
         *(K.linear(20, 33, 67, dtype=dtype) for dtype in sorted(FLOATS)),
         K.linear(4, 72, 50),

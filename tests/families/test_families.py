@@ -24,6 +24,7 @@ from torch_pruner.compiler import kernels
 from torch_pruner.config import Config
 from torch_pruner.families import bf16_tiles, sources
 from torch_pruner.families.bf16_tiles import space as tiles_space
+from torch_pruner.graph.precision import allow_fast
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureInput, MeasureStatus, Task
 from torch_pruner.tuner.measure.base import EvaluatorSpec
@@ -50,6 +51,7 @@ SPECS = {
     "bf16_tiles": K.linear(64, 64, 64, dtype="bfloat16"),
     "bf16_pairs": K.linear(64, 64, 64, dtype="bfloat16"),
     "winograd": G.convolution(),
+    "winograd4": allow_fast(G.convolution()),
     "contraction": G.matmul(64, 96, 128),
     "columns": G.reduction(),
     "elementwise": G.pointwise(),

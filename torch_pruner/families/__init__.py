@@ -40,6 +40,7 @@ NAMES = (
     "bf16_tiles",
     "bf16_pairs",
     "winograd",
+    "winograd4",
     "outer_products",
     "contraction",
     "columns",

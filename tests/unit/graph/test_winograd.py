@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,8 +17,17 @@ from torch_pruner.families.winograd.form import (
     transformed,
     winograd_of,
 )
+from torch_pruner.families.winograd.matrices import (
+    POINTS,
+    Exact,
+    input_factors,
+    output_factors,
+    transforms,
+    weight_matrix,
+)
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.packing import PackLayout, to_gkn
+from torch_pruner.graph.precision import allow_fast
 
 _DECISIONS = dict.fromkeys(WinogradDecisions._fields, 1)
 
@@ -61,20 +71,79 @@ def test_a_tile_is_the_convolution(kernel: tuple[int, ...]) -> None:
     data = rng.integers(-8, 8, plan.tile).astype(np.float64)
     taps = rng.integers(-8, 8, (1, 1, *kernel)).astype(np.float64)
     moved = data
-    for d, matrix in enumerate(plan.input_transform()):
-        moved = along(matrix, moved, d)
+    for d, factors in enumerate(plan.input_transform()):
+        for matrix in factors:
+            moved = along(matrix, moved, d)
     products = moved * transformed(taps).reshape(plan.tile)
-    for d, matrix in enumerate(plan.output_transform()):
-        products = along(matrix, products, d)
+    for d, factors in enumerate(plan.output_transform()):
+        for matrix in factors:
+            products = along(matrix, products, d)
     for at in places(plan.step):
         window = tuple(slice(i, i + k) for i, k in zip(at, kernel, strict=True))
         assert products[at] == (data[window] * taps[0, 0]).sum()
 
 
+@pytest.mark.parametrize("points", [POINTS, (Fraction(1), Fraction(2)), (Fraction(1, 3), 3)])
+def test_four_results_are_exact_in_rational_arithmetic(points: tuple[Fraction, Fraction]) -> None:
+    rng = np.random.default_rng(0)
+    data = [Fraction(int(n), 7) for n in rng.integers(-99, 99, 6)]
+    taps = [Fraction(int(n), 3) for n in rng.integers(-99, 99, 3)]
+    moved = data
+    for matrix in input_factors(*points):
+        moved = times(matrix, moved)
+    products = [a * b for a, b in zip(moved, times(weight_matrix(*points), taps), strict=True)]
+    for matrix in output_factors(*points):
+        products = times(matrix, products)
+    assert products == [sum(data[i + j] * taps[j] for j in range(3)) for i in range(4)]
+
+
+def times(matrix: Exact, vector: list[Fraction]) -> list[Fraction]:
+    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
+
+
+def test_transforms_of_four_results_are_numbers_of_float32() -> None:
+    """Of inputs and results; weights are transformed in double precision."""
+    found = transforms(6)
+    for matrix in (*found.input, *found.output):
+        wide = np.array(matrix)
+        assert (wide.astype(np.float32) == wide).all()
+
+
+@pytest.mark.parametrize("kernel", [(3,), (3, 3), (1, 3), (3, 1)])
+def test_a_tile_of_four_results_is_the_convolution(kernel: tuple[int, ...]) -> None:
+    plan = winograd_of(allow_fast(conv(kernel, size=(9, 12)[: len(kernel)])), 4)
+    assert plan is not None
+    assert plan.step == tuple(4 if k > 1 else 1 for k in kernel)
+    rng = np.random.default_rng(0)
+    moved = data = rng.standard_normal(plan.tile)
+    taps = rng.standard_normal((1, 1, *kernel))
+    for d, factors in enumerate(plan.input_transform()):
+        for matrix in factors:
+            moved = along(matrix, moved, d)
+    products = moved * transformed(taps, 4).reshape(plan.tile)
+    for d, factors in enumerate(plan.output_transform()):
+        for matrix in factors:
+            products = along(matrix, products, d)
+    for at in places(plan.step):
+        window = tuple(slice(i, i + k) for i, k in zip(at, kernel, strict=True))
+        assert products[at] == pytest.approx((data[window] * taps[0, 0]).sum(), abs=1e-12)
+
+
+def test_four_results_are_for_convolutions_that_may_be_less_exact() -> None:
+    spec = conv()
+    assert winograd_of(spec, 4) is None
+    assert winograd_of(allow_fast(spec), 4) is not None
+    with pytest.raises(ValueError, match="three neighbouring taps"):
+        signature(spec, "winograd4", {**_DECISIONS, "vl": 4})
+    two, marked = winograd_of(spec), winograd_of(allow_fast(spec))
+    assert two == marked
+
+
+@pytest.mark.parametrize("results", [2, 4])
 @pytest.mark.parametrize("dilation", [1, 2, 3, 5, 12])
 @pytest.mark.parametrize("size", [(9, 12), (1, 7), (16, 31)])
-def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int) -> None:
-    plan = winograd_of(conv(size=size, dilation=dilation))
+def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int, results: int) -> None:
+    plan = winograd_of(allow_fast(conv(size=size, dilation=dilation)), results)
     assert plan is not None
     assert plan.tiles == np.prod(plan.grid)
     made = np.zeros(size, dtype=int)
@@ -146,3 +215,8 @@ def test_costs_are_those_of_the_literature() -> None:
     assert additions(plan.input_transform()) == 32
     assert additions(plan.output_transform()) == 24
     assert plan.con.flops == pytest.approx(2.25 * plan.flops)
+    four = winograd_of(allow_fast(conv(size=(8, 8))), 4)
+    assert four is not None
+    assert additions(four.input_transform()) == 144
+    assert additions(four.output_transform()) == 100
+    assert four.con.flops == pytest.approx(4 * four.flops)

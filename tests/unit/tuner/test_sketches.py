@@ -36,6 +36,7 @@ from torch_pruner.families.space import _pairs
 from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.fuse import fuse
 from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.graph.precision import allow_fast
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -63,6 +64,7 @@ _SPECS = {
     "bfloat16": matmul(64, 64, 64, dtype="bfloat16"),
     "float64": matmul(64, 64, 64, dtype="float64"),
     "conv": convolution(),
+    "fast conv": allow_fast(convolution()),
     "five taps": convolution(kernel=5),
     "grouped": convolution(4),
     "depthwise": convolution(16),
@@ -126,6 +128,7 @@ _NAMES = {
     "outer_products": "vl tm nv mc order ku par kb",
     "rows": "vl lanes chunk par",
     "winograd": "vl tm nv tb mc nc ku ahead par",
+    "winograd4": "vl tm nv tb mc nc ku ahead par",
 }
 
 
@@ -173,6 +176,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("bytes", ["int8_products", "contraction"]),
         ("keys", ["in_place", "contraction"]),
         ("conv", ["winograd", "contraction"]),
+        ("fast conv", ["winograd", "winograd4", "contraction"]),
         ("five taps", ["contraction"]),
         ("turned", ["outer_products", "contraction"]),
         ("weight gradient", ["filtered_gradient", "gradient", "contraction"]),
@@ -187,6 +191,31 @@ def _grid(sketch: Sketch) -> np.ndarray:
 def test_which_sketches_express_a_kernel(name: str, expected: list[str]) -> None:
     found = sketches_for(Task(name, _SPECS[name], _TARGETS["512"], 4))
     assert [s.name for s in found] == expected
+
+
+@pytest.mark.parametrize("name", ["winograd", "contraction"])
+def test_fast_math_leaves_the_spaces_of_others_alone(name: str) -> None:
+    ours, marked = made("conv", "512", 4, name), made("fast conv", "512", 4, name)
+    for left, right in zip(ours.domains, marked.domains, strict=True):
+        np.testing.assert_array_equal(left, right)
+    points = _spread_points(ours)
+    np.testing.assert_array_equal(ours.valid(points), marked.valid(points))
+    np.testing.assert_array_equal(ours.symbols(points).latency_s, marked.symbols(points).latency_s)
+
+
+def test_estimates_of_larger_tiles_count_transforms_and_memory() -> None:
+    """Fewer products, but more weights: which of the two is drafted is left to the estimates."""
+    two, four = (made("fast conv", "512", 4, name) for name in ("winograd", "winograd4"))
+    points = _spread_points(two)
+    points = points[two.valid(points) & four.valid(points)]
+    fewer, more = four.symbols(points), two.symbols(points)
+    assert fewer.s8_ops.min() < more.s8_ops.min()
+    assert (fewer.s5_traffic_bytes > more.s5_traffic_bytes).all()
+
+
+def _spread_points(sketch: Sketch) -> np.ndarray:
+    grid = _grid(sketch)
+    return grid[:: max(1, len(grid) // 500)]
 
 
 _HALVES = {

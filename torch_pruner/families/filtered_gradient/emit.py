@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.families.filtered_gradient.form import FilteredGradientDecisions
-    from torch_pruner.families.winograd.form import Matrix
+    from torch_pruner.families.winograd.matrices import Matrix
     from torch_pruner.graph.ir import Graph, Shape
     from torch_pruner.graph.signature import Signature
 

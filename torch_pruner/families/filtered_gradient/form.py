@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.gradient.form import gradient_of
-from torch_pruner.families.winograd.form import RESULTS, TAPS, Matrix, transforms
+from torch_pruner.families.winograd.matrices import RESULTS, TAPS, Matrix, transforms
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ class FilteredGradient:
         return 2 * self.tiles * self.positions * self.channels * self.con.n
 
     def input_transform(self) -> list[Matrix]:
-        return [transforms(t).input for t in self.tile]
+        return [transforms(t).input[0] for t in self.tile]
 
     def result_transform(self) -> list[Matrix]:
         """Of a tile of what the convolution's results get."""
-        return [turned(transforms(t).output) for t in self.tile]
+        return [turned(transforms(t).output[0]) for t in self.tile]
 
     def weight_transform(self) -> list[Matrix]:
         return [turned(transforms(t).weight) for t in self.tile]

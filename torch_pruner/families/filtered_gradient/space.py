@@ -114,8 +114,9 @@ class FilteredGradientSketch(Sketch[FilteredGradientDecisions[Array]]):
     def _transform_cycles(self, rows: Array, columns: Array) -> Array:
         """Cycles of one tile of both operands: loads, additions, stores."""
         plan, lanes = self.plan, self.lanes
-        first = 2.0 * plan.positions + additions(plan.input_transform())
-        second = plan.positions + math.prod(plan.step) + additions(plan.result_transform())
+        first = 2.0 * plan.positions + additions([(m,) for m in plan.input_transform()])
+        second = plan.positions + math.prod(plan.step)
+        second += additions([(m,) for m in plan.result_transform()])
         vectors = rows * first * _BORDER + columns * second
         cycles: Array = vectors / lanes / machine.ISSUED_PER_CYCLE + 20
         return cycles

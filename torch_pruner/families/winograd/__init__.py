@@ -1,13 +1,14 @@
-"""Convolutions of three taps by minimal filtering, F(2, 3)."""
+"""Convolutions of three taps by minimal filtering, F(2, 3); ``winograd4`` is F(4, 3)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.kinds import is_product
 from torch_pruner.families.winograd import form
 from torch_pruner.families.winograd.form import WinogradDecisions
+from torch_pruner.families.winograd.matrices import RESULTS
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -22,6 +23,8 @@ class WinogradFamily(Family):
 
     name = "winograd"
     decisions = WinogradDecisions
+    results: ClassVar[int] = RESULTS
+    """Of a tile, along each dimension of three taps."""
 
     def matches(self, task: Task) -> bool:
         return is_product(task.spec) and self.space().fits(task)
@@ -32,7 +35,7 @@ class WinogradFamily(Family):
         return WinogradSketch
 
     def parameters(self, spec: Graph, decisions: WinogradDecisions[int]) -> Parameters:
-        return form.parameters(spec, decisions)
+        return form.parameters(spec, decisions, self.results)
 
     def emit(
         self,
@@ -44,10 +47,10 @@ class WinogradFamily(Family):
     ) -> Emitted:
         from torch_pruner.families.winograd.emit import emit
 
-        return emit(spec, decisions, signature)
+        return emit(spec, decisions, signature, self.results)
 
     def operations(self, spec: Graph) -> int | None:
-        plan = form.winograd_of(spec)
+        plan = form.winograd_of(spec, self.results)
         return None if plan is None else plan.flops
 
 

@@ -38,7 +38,8 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.winograd.form import Winograd, places, winograd_of
-from torch_pruner.families.winograd.transform import transformed
+from torch_pruner.families.winograd.matrices import RESULTS
+from torch_pruner.families.winograd.transform import transformed, transformed_by_lines
 from torch_pruner.families.winograd.weights import pack_weights
 from torch_pruner.graph.ops import ITEMSIZE
 
@@ -102,18 +103,20 @@ class _Nest:
         return self.tm * self.tb
 
 
-def emit(spec: Graph, decisions: WinogradDecisions[int], signature: Signature) -> Emitted:
+def emit(
+    spec: Graph, decisions: WinogradDecisions[int], signature: Signature, results: int = RESULTS
+) -> Emitted:
     """TIR for a convolution of three taps."""
-    plan = winograd_of(spec)
+    plan = winograd_of(spec, results)
     assert plan is not None
     inputs, (out,), scratch = parameters(signature)
-    transformed, products, *own = scratch
+    given, products, *own = scratch
     packed = [b for b, p in zip(inputs, signature.packs, strict=True) if p is not None]
     (weights,) = own or packed
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     vl, tm, nv, tb, chunks, shares, ku, ahead, parallel = decisions
     nest = _Nest(
-        spec, plan, reader, vl, tm, nv, tb, ku, bool(ahead), weights, transformed,
+        spec, plan, reader, vl, tm, nv, tb, ku, bool(ahead), weights, given,
         products, out, row_counts(spec, plan.con, reader),
     )  # fmt: skip
     kind = PARALLEL if parallel else SERIAL
@@ -256,13 +259,11 @@ def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: tuple[Expr, Expr], *, guarded
     def read(place: Shape, v: Expr) -> Expr:
         return raw[order[place] * vl + v]
 
-    return seq(
-        [
-            stack(raw),
-            *map(fetch, order),
-            *transformed(nest.vl, nest.plan.con.acc_dtype, plan.input_transform(), read, keep),
-        ]
-    )
+    dtype, matrices = plan.con.acc_dtype, plan.input_transform()
+    if plan.few:
+        whole = [factors[0] for factors in matrices]
+        return seq([stack(raw), *map(fetch, order), *transformed(vl, dtype, whole, read, keep)])
+    return seq([stack(raw), *transformed_by_lines(vl, dtype, matrices, read, keep, fetch)])
 
 
 def _multiply(nest: _Nest, p: Expr, nb: Expr) -> Stmt:
@@ -341,9 +342,11 @@ def _results(
             def keep(place: Shape, v: Expr, value: Expr) -> Stmt:
                 return store(done, made[place] * vl + v, value)
 
-            steps = transformed(
-                nest.vl, nest.plan.con.acc_dtype, plan.output_transform(), product, keep
-            )
+            dtype, matrices = plan.con.acc_dtype, plan.output_transform()
+            if plan.few:
+                steps = transformed(vl, dtype, [factors[0] for factors in matrices], product, keep)
+            else:
+                steps = transformed_by_lines(vl, dtype, matrices, product, keep)
             stored = [_store(nest, where, i, column, (done, k * vl)) for i, k in made.items()]
             return seq([stack(done), *steps, *stored])
 

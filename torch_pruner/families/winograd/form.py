@@ -1,4 +1,4 @@
-"""Convolutions of three taps by minimal filtering, F(2, 3) in every dimension that has three.
+"""Convolutions of three taps by minimal filtering in every dimension that has three.
 
 Two neighbouring results of three taps take four products instead of six (Winograd 1980; Lavin and
 Gray, "Fast Algorithms for Convolutional Neural Networks", 2015): ``y = A^T [(G g) * (B^T d)]``. In
@@ -6,7 +6,9 @@ two dimensions that is 16 products for four results instead of 36. For every pla
 ("position") the sums over channels are one product of matrices.
 
 Of these algorithms F(2, 3) alone rounds no worse than the sum it replaces: its transforms add and
-halve. An infinite input spreads over its tile as NaN, as it does in vendors' libraries.
+halve. F(4, 3) takes 36 products for sixteen results instead of 144 and rounds worse; it is for
+convolutions that may be less exact (``graph.precision``). An infinite input spreads over its tile
+as NaN, as it does in vendors' libraries.
 """
 
 from __future__ import annotations
@@ -14,27 +16,29 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_pruner.families.base import Parameters
+from torch_pruner.families.winograd.matrices import (
+    MORE_RESULTS,
+    RESULTS,
+    TAPS,
+    Matrix,
+    transforms,
+)
 from torch_pruner.graph.contraction import Contraction, constant_operand, contraction_of
 from torch_pruner.graph.packing import PackLayout, operand_form
+from torch_pruner.graph.precision import is_fast
 from torch_pruner.graph.signature import BufferSpec
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph, Shape
 
 Array = npt.NDArray[Any]
-Matrix = tuple[tuple[float, ...], ...]
-
-TAPS, RESULTS = 3, 2
-_ONE: Matrix = ((1.0,),)
-_INPUT: Matrix = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
-_WEIGHT: Matrix = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
-_OUTPUT: Matrix = ((1, 1, 1, 0), (0, 1, -1, -1))
 MAX_DEPTH = 1024  # channels that are summed in one go without losing digits
 
 N = TypeVar("N")
@@ -65,6 +69,11 @@ class Winograd:
     @property
     def positions(self) -> int:
         return math.prod(self.tile)
+
+    @property
+    def few(self) -> bool:
+        """Whether a tile has two results in a dimension: registers hold all of it."""
+        return max(self.step) <= RESULTS
 
     @property
     def channels(self) -> int:
@@ -106,7 +115,7 @@ class Winograd:
 
     @property
     def flops(self) -> int:
-        """Operations of the products; direct convolution takes up to 2.25 times as many."""
+        """Operations of the products; direct convolution takes up to 2.25 times as many, or 4."""
         return 2 * self.tiles * self.positions * self.channels * self.con.n
 
     def blocked(self, rows: int, chunks: int) -> tuple[int, int]:
@@ -115,35 +124,26 @@ class Winograd:
         each = -(-blocks // min(chunks, blocks))
         return -(-blocks // each), each
 
-    def input_transform(self) -> list[Matrix]:
+    def input_transform(self) -> list[tuple[Matrix, ...]]:
+        """By dimension, factors of the matrix; the first is applied first."""
         return [transforms(t).input for t in self.tile]
 
     def weight_transform(self) -> list[Matrix]:
         return [transforms(t).weight for t in self.tile]
 
-    def output_transform(self) -> list[Matrix]:
+    def output_transform(self) -> list[tuple[Matrix, ...]]:
+        """By dimension, factors of the matrix; the first is applied first."""
         return [transforms(t).output for t in self.tile]
 
 
-class Transforms(NamedTuple):
-    """The matrices of one dimension."""
-
-    input: Matrix
-    weight: Matrix
-    output: Matrix
-
-
-def transforms(tile: int) -> Transforms:
-    """Of tiles with so many inputs: four, or one where a kernel has a single tap."""
-    return Transforms(_INPUT, _WEIGHT, _OUTPUT) if tile > 1 else Transforms(_ONE, _ONE, _ONE)
-
-
-def winograd_of(graph: Graph) -> Winograd | None:
-    """The tiles of a kernel graph's convolution; None where the algorithm does not apply.
+def winograd_of(graph: Graph, results: int = RESULTS) -> Winograd | None:
+    """The tiles of a kernel graph's convolution, of so many results along a dimension of three
+    taps: two, or four; None where the algorithm does not apply.
 
     It does for dense float32 convolutions of one or two dimensions with three taps (or one, not
     everywhere), that visit every position; they may be dilated. Weights that are not constant may
-    be turned, as gradients of inputs read them (``conv_transpose``).
+    be turned, as gradients of inputs read them (``conv_transpose``). More than two results are for
+    convolutions that were marked (``graph.precision.allow_fast``).
     """
     con = contraction_of(graph)
     conv, forms = con.conv, ("conv", "conv_transpose")
@@ -156,29 +156,35 @@ def winograd_of(graph: Graph) -> Winograd | None:
         return None
     if con.form == "conv_transpose" and constant_operand(graph, con) is not None:
         return None
-    step = tuple(RESULTS if k > 1 else 1 for k in conv.kernel)
+    if results > RESULTS and not is_fast(graph.nodes[con.anchor]):
+        return None
+    step = tuple(results if k > 1 else 1 for k in conv.kernel)
     return Winograd(con, step, tuple(s + k - 1 for s, k in zip(step, conv.kernel, strict=True)))
 
 
-def transformed(weights: Array) -> Array:
+def transformed(weights: Array, results: int = RESULTS) -> Array:
     """``G g G^T`` of weights (o, i, *kernel) as (1, positions * i, o), rounded once."""
     result = weights.astype(np.float64)
     for d, taps in enumerate(weights.shape[2:], 2):
-        matrix = np.array(transforms(taps).weight)
+        matrix = np.array(transforms(taps + results - 1 if taps > 1 else 1).weight)
         result = np.moveaxis(np.tensordot(matrix, result, (1, d)), 0, d)
     outputs, channels = weights.shape[:2]
     flat = result.reshape(outputs, channels, -1).astype(weights.dtype)
     return flat.transpose(2, 1, 0).reshape(1, -1, outputs)
 
 
-def additions(matrices: list[Matrix]) -> int:
-    """Additions of a transform that is applied dimension by dimension."""
-    sizes = [len(m[0]) for m in matrices]
+def additions(matrices: list[tuple[Matrix, ...]]) -> int:
+    """Additions of a transform that is applied dimension by dimension, factor by factor.
+
+    What a term is multiplied by comes with its addition.
+    """
+    sizes = [len(factors[0][0]) for factors in matrices]
     total = 0
-    for d, matrix in enumerate(matrices):
-        terms = sum(sum(c != 0 for c in row) - 1 for row in matrix)
-        total += terms * math.prod(sizes) // sizes[d]
-        sizes[d] = len(matrix)
+    for d, factors in enumerate(matrices):
+        for matrix in factors:
+            terms = sum(sum(c != 0 for c in row) - 1 for row in matrix)
+            total += terms * math.prod(sizes) // sizes[d]
+            sizes[d] = len(matrix)
     return total
 
 
@@ -187,18 +193,20 @@ def places(shape: Shape) -> list[Shape]:
     return list(itertools.product(*(range(n) for n in shape)))
 
 
-def parameters(spec: Graph, decisions: WinogradDecisions[int]) -> Parameters:
+def parameters(
+    spec: Graph, decisions: WinogradDecisions[int], results: int = RESULTS
+) -> Parameters:
     """Scratch in order: for each task transformed inputs of a block, and a panel's products;
     transformed weights, where no caller packs them."""
     packs: dict[int, PackLayout] = {}
-    plan = winograd_of(spec)
+    plan = winograd_of(spec, results)
     if plan is None:
         raise ValueError("no convolution of three neighbouring taps")
     block = decisions.vl * decisions.nv
     shape = (1, -(-plan.con.n // block), plan.positions * plan.channels, block)
     constant = constant_operand(spec, plan.con)
     if constant is not None:
-        packs[constant[0]] = PackLayout(constant[1], "winograd", 1, block, shape)
+        packs[constant[0]] = PackLayout(constant[1], _FORMS[results], 1, block, shape)
     rows = decisions.tm * decisions.tb
     tasks = plan.blocked(rows, decisions.mc)[0] * decisions.nc
     scratch = tuple(
@@ -209,4 +217,6 @@ def parameters(spec: Graph, decisions: WinogradDecisions[int]) -> Parameters:
     return Parameters(packs, (*scratch, *own))
 
 
-operand_form("winograd", transformed)
+_FORMS = {RESULTS: "winograd", MORE_RESULTS: "winograd4"}
+for _results, _name in _FORMS.items():
+    operand_form(_name, partial(transformed, results=_results))

@@ -1,4 +1,4 @@
-"""Transforms of minimal filtering, vector by vector: sums of a tile's elements, halved at most.
+"""Transforms of minimal filtering, vector by vector: sums of a tile's elements with factors.
 
 In: a tile that is read by place, and the matrix of each dimension (``form``). Out: statements that
 write every element of the transformed tile. What is between two dimensions stays in registers.
@@ -15,7 +15,7 @@ from torch_pruner.families.winograd.form import places
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch_pruner.families.winograd.form import Matrix
+    from torch_pruner.families.winograd.matrices import Matrix
     from torch_pruner.graph.ir import Shape
 
 
@@ -32,19 +32,70 @@ def transformed(
     *before, last = range(len(matrices))
     for d in before:
         shape = (*shape[:d], len(matrices[d]), *shape[d + 1 :])
-        part = _Part(vl, dtype, shape, d)
-        stmts += [stack(part.held), *_pass(vl, matrices[d], d, shape, read, part.store)]
+        part = _Part(vl, dtype, places(shape), d)
+        stmts += [stack(part.held), *_pass(vl, matrices[d], d, places(shape), read, part.store)]
         read = part.load
     shape = (*shape[:last], len(matrices[last]))
-    return [*stmts, *_pass(vl, matrices[last], last, shape, read, write)]
+    return [*stmts, *_pass(vl, matrices[last], last, places(shape), read, write)]
+
+
+def transformed_by_lines(
+    vl: int,
+    dtype: str,
+    matrices: Sequence[tuple[Matrix, ...]],
+    read: Callable[[Shape, Expr], Expr],
+    write: Callable[[Shape, Expr, Expr], Stmt],
+    fetch: Callable[[Shape], Stmt] | None = None,
+) -> list[Stmt]:
+    """The same, factor by factor, for tiles that registers do not hold: a line along a dimension
+    goes through all factors, its elements fetched just before, before the next one begins."""
+    shape = tuple(len(factors[0][0]) for factors in matrices)
+    stmts: list[Stmt] = []
+    last = len(matrices) - 1
+    for d, factors in enumerate(matrices):
+        after = (*shape[:d], len(factors[-1]), *shape[d + 1 :])
+        part = _Part(vl, dtype, places(after), d)
+        stmts += [stack(part.held)] if d < last else []
+        for start in places((*shape[:d], 1, *shape[d + 1 :])):
+            if d == 0 and fetch is not None:
+                stmts += [fetch((i, *start[1:])) for i in range(shape[0])]
+            target = part.store if d < last else write
+            stmts += _line(vl, dtype, factors, d, start, read, target)
+        shape, read = after, part.load
+    return stmts
+
+
+def _line(
+    vl: int,
+    dtype: str,
+    factors: tuple[Matrix, ...],
+    d: int,
+    start: Shape,
+    read: Callable[[Shape, Expr], Expr],
+    write: Callable[[Shape, Expr, Expr], Stmt],
+) -> list[Stmt]:
+    """All factors of dimension ``d`` applied to the line of a tile that begins at ``start``."""
+    stmts: list[Stmt] = []
+    *before, last = factors
+    for k, matrix in enumerate(before):
+        made = _along(start, d, matrix)
+        part = _Part(vl, dtype, made, k)
+        stmts += [stack(part.held), *_pass(vl, matrix, d, made, read, part.store)]
+        read = part.load
+    return [*stmts, *_pass(vl, last, d, _along(start, d, last), read, write)]
+
+
+def _along(start: Shape, d: int, matrix: Matrix) -> list[Shape]:
+    """The places of a line after a transform by ``matrix``."""
+    return [(*start[:d], i, *start[d + 1 :]) for i in range(len(matrix))]
 
 
 class _Part:
-    """A tile between the transforms of two dimensions, in registers."""
+    """Elements of a tile between two transforms, in registers."""
 
-    def __init__(self, vl: int, dtype: str, shape: Shape, d: int) -> None:
+    def __init__(self, vl: int, dtype: str, made: Sequence[Shape], d: int) -> None:
         self.vl = vl
-        self.order = {place: k for k, place in enumerate(places(shape))}
+        self.order = {place: k for k, place in enumerate(made)}
         self.held = buffer(len(self.order) * vl, dtype, f"part{d}", scope="local")
 
     def load(self, place: Shape, v: Expr) -> Expr:
@@ -58,11 +109,11 @@ def _pass(
     vl: int,
     matrix: Matrix,
     d: int,
-    shape: Shape,
+    made: Sequence[Shape],
     read: Callable[[Shape, Expr], Expr],
     write: Callable[[Shape, Expr, Expr], Stmt],
 ) -> list[Stmt]:
-    """The transform of dimension ``d``; ``shape`` is the tile's after it."""
+    """The transform of dimension ``d``: the elements ``made`` of the tile after it."""
 
     def vector(place: Shape) -> Stmt:
         def element(v: Expr) -> Stmt:
@@ -73,7 +124,7 @@ def _pass(
 
         return loop(vl, element, VECTORIZED, "v")
 
-    return [vector(place) for place in places(shape)]
+    return [vector(place) for place in made]
 
 
 def _sum(row: Sequence[float], term: Callable[[int], Expr]) -> Expr:
