@@ -31,6 +31,7 @@ from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
 from torch_pruner.graph.int4 import keep_groups, quantize_weights4
+from torch_pruner.graph.long_rows import in_parts
 from torch_pruner.graph.memory import (
     CHECKSUMS,
     COPIES,
@@ -118,6 +119,7 @@ class Compiler:
             main = allow_tf32(hoisted.graph, self.capabilities.tf32)
             if self.approximates:
                 main = allow_fast(main)
+            main = main if self.context.target.card else in_parts(main, self.context.threads)
             fixed = demanded(main, inputs, outputs)
             target = self.context.target
             tiles = target.bf16_tiles and tiles_allowed()
