@@ -17,7 +17,7 @@ from torch_pruner.config import OPTIONS, Config
 from torch_pruner.devices import device_for, forked_threads, torch_device_of
 from torch_pruner.dynamo.capture import torch_cache
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
-from torch_pruner.dynamo.lower import activations, serialization
+from torch_pruner.dynamo.lower import activations, saved_statistics, serialization
 from torch_pruner.dynamo.lower.program import describe
 from torch_pruner.dynamo.run import cuda_graphs, reports
 from torch_pruner.dynamo.run.build import build_graph
@@ -78,6 +78,7 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
     kind = metadata.kind
     if not outputs(gm):
         return SavedCall(why="an empty graph", kind=kind, call=boxed(gm))
+    saved_statistics.as_traced(gm)
     device = device_for(torch_device_of(gm), config)
     if kind == "backward":
         activations.adopt(gm, graph.example_inputs)

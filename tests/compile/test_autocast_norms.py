@@ -1,0 +1,37 @@
+"""Batch norms that train under autocast: a half input beside float32 parameters."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.tvm
+
+
+def test_a_step_under_autocast_is_eagers_within_bfloat16(tmp_path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16),
+    )  # fmt: skip
+    x, towards = torch.randn(4, 8, 10, 10), torch.randn(4, 16, 10, 10)
+    options = {"effort": "none", "strict": True, "cache_dir": str(tmp_path)}
+    found = []
+    for compiles in (False, True):
+        own = copy.deepcopy(net)
+        run = torch.compile(own, backend="pruner", options=options) if compiles else own
+        given = x.clone().requires_grad_()
+        for _ in range(3):
+            own.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                y = run(given)
+            (y.float() * towards).mean().backward()
+        grads = [p.grad for p in own.parameters()]
+        found.append([y, given.grad, *grads, *own.buffers()])
+    for ours, eager in zip(found[1], found[0], strict=True):
+        assert ours.dtype == eager.dtype
+        scale = eager.float().abs().max() + 1e-6
+        assert (ours.float() - eager.float()).abs().max() <= 0.06 * scale
