@@ -75,7 +75,7 @@ def openmp(library, monkeypatch):
     before = list(team._table)
     watched = Watched(real)
     load.set_threads(2, watched.functions)
-    library[1](team.address())
+    team.join(library[1])
     yield watched
     team._table[:] = before
 
@@ -160,3 +160,21 @@ def test_code_for_other_processors(tmp_path, triple: str, mcpu: str) -> None:
     target = TargetSpec.from_dict({"kind": "llvm", "mtriple": triple, "mcpu": mcpu}, 2)
     write_launch(target, tmp_path / "launch.o")
     assert (tmp_path / "launch.o").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_threads_are_shared_once_a_library_has_joined(monkeypatch) -> None:
+    """Kernels in memory, where there is no C compiler to link them, stay on TVM's pool."""
+    from torch_pruner.codegen.build import team
+
+    before, joined = list(team._table), []
+    monkeypatch.setattr(team, "_forked", False)
+    monkeypatch.setattr(team, "_joined", False)
+    try:
+        team.share(team.OpenMP(1, 1, 1, 1, 1), 1, 2)
+        assert not team.is_shared(2)
+        team.join(joined.append)
+        assert team.is_shared(2)
+        assert not team.is_shared(3)
+        assert len(joined) == 1
+    finally:
+        team._table[:] = before

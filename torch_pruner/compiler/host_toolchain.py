@@ -97,5 +97,5 @@ class HostToolchain(Toolchain):
     def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
         *entries, launch = load_entries(path, [*names, LAUNCH])
         if self.openmp is not None:
-            launch(team.address())
+            team.join(launch)
         return entries

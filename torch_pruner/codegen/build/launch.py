@@ -2,7 +2,7 @@
 
 TVM's code calls a launch and a barrier by two pointers that every library has, which are TVM's own
 functions when it has been loaded. The entry ``LAUNCH`` puts the two of this module in their place
-and takes the address of a table (``teams.py``), which is read at every launch. Eager's operators
+and takes the address of a table (``team.py``), which is read at every launch. Eager's operators
 run on the threads of torch's OpenMP; kernels that run on them as well leave no second pool whose
 threads look for work on the cores of the first.
 
@@ -36,6 +36,7 @@ _X86 = ("call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()
 _AARCH64 = ("call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)")
 _ANY = ("", "")
 
+# The fields of the table are numbered: those of ``team.OpenMP`` from 0 to 4, TVM's launch, threads.
 # %env is TVM's TVMParallelGroupEnv; its counters lie sixteen numbers apart, as TVM's own do. The
 # two pointers are defined weakly, as TVM does: a library whose kernels never wait has no other.
 _CODE = """

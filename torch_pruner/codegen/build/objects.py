@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
-from torch_pruner.codegen.build import launch
 from torch_pruner.codegen.build.lower import entry_module, kernel_module, object_code
 from torch_pruner.codegen.build.masks import mask_functions
 from torch_pruner.codegen.build.row_copies import copy_functions
@@ -45,11 +44,6 @@ def write_own(target: TargetSpec, path: Path) -> None:
 def write_masks(target: TargetSpec, path: Path) -> None:
     """Write the object file of the entry ``MASKS``. Raises ``CompileError``, ``OSError``."""
     object_code(IRModule(mask_functions()), target, path)
-
-
-def write_launch(target: TargetSpec, path: Path) -> None:
-    """Write the object file of the entry ``LAUNCH``. Raises ``CompileError``, ``OSError``."""
-    launch.write_launch(target, path)
 
 
 def write_entries(

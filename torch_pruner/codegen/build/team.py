@@ -6,7 +6,10 @@ Libraries read one table of the process at every launch (``launch.py``). Needs n
 from __future__ import annotations
 
 import ctypes
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class OpenMP(NamedTuple):
@@ -22,9 +25,8 @@ class OpenMP(NamedTuple):
 _FIELDS: Final = len(OpenMP._fields)
 # Then TVM's launch, and how many threads a launch has that does not say; 0: TVM's pool has it.
 _table: Final = (ctypes.c_int64 * (_FIELDS + 2))()
-
-
 _forked = False  # an OpenMP's threads are not in a child
+_joined = False  # libraries in memory have no entry ``LAUNCH``, and stay on TVM's pool
 
 
 def share(openmp: OpenMP, tvm_launch: int, threads: int) -> None:
@@ -43,11 +45,13 @@ def forked() -> None:
     _table[_FIELDS + 1] = 0
 
 
+def join(launch: Callable[[int], object]) -> None:
+    """Have a library, whose entry ``LAUNCH`` this is, read the table at every launch."""
+    global _joined
+    launch(ctypes.addressof(_table))
+    _joined = True
+
+
 def is_shared(threads: int) -> bool:
-    """Whether launches of so many tasks run on an OpenMP's threads."""
-    return bool(_table[_FIELDS + 1] == threads)
-
-
-def address() -> int:
-    """Of the table, which lives as long as the process."""
-    return ctypes.addressof(_table)
+    """Whether launches of so many tasks run on an OpenMP's threads, of libraries that can."""
+    return _joined and bool(_table[_FIELDS + 1] == threads)

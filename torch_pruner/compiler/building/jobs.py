@@ -91,10 +91,10 @@ def parts_of(reply: Message) -> tuple[Division, ...]:
 
 
 def _built(message: Message) -> list[list[int | bool | None]]:
+    from torch_pruner.codegen.build.launch import write_launch
     from torch_pruner.codegen.build.objects import (
         write_entries,
         write_kernel,
-        write_launch,
         write_masks,
         write_own,
     )
