@@ -18,7 +18,7 @@ SOURCES = {
 
 def last(backend: str) -> Report | None:
     """The report of the compilation just made, if our backend made it."""
-    if not backend.startswith("pruner"):
+    if not backend.startswith(("pruner", "metaschedule")):
         return None
     import torch_pruner
 
