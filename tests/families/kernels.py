@@ -135,16 +135,30 @@ def conv(
     return b.finish([b.permute(b.pointwise("relu", y), (0, *range(2, rank + 2), 1))])
 
 
-def conv_transpose(channels: int, size: int, out: int, kernel: int, stride: int, pad: int) -> Graph:
+def conv_transpose(
+    channels: int,
+    size: int,
+    out: int,
+    kernel: int,
+    stride: int,
+    pad: int,
+    *,
+    dtype: str = "float32",
+    static: bool = True,
+    last: bool = False,
+) -> Graph:
+    """``last``: of an input that lies channels last."""
     b = GraphBuilder()
-    x = b.input(0, (1, channels, size, size), "float32")
-    w = b.input(1, (channels, out, kernel, kernel), "float32", static=True)
+    shape = (1, size, size, channels) if last else (1, channels, size, size)
+    x = b.input(0, shape, dtype)
+    x = b.permute(x, (0, 3, 1, 2)) if last else x
+    w = b.input(1, (channels, out, kernel, kernel), dtype, static=static)
     extent = (size - 1) * stride - 2 * pad + kernel
     y = b.append(
         "conv_transpose",
         (x, w),
         (1, out, extent, extent),
-        "float32",
+        dtype,
         stride=(stride, stride),
         lo=(pad, pad),
         dilation=(1, 1),
@@ -176,13 +190,14 @@ def weight_gradient(
     *,
     rank: int = 2,
     batch: int = 2,
+    dtype: str = "float32",
 ) -> Graph:
     """Of the convolution with these sizes, both operands channels last, in torch's order."""
     b = GraphBuilder()
     last, turn = (0, rank + 1, *range(1, rank + 1)), (1, 0, *range(2, rank + 2))
     extent = (size + 2 * pad - kernel) // stride + 1
-    x = b.permute(b.input(0, (batch, *(size,) * rank, channels), "float32"), last)
-    grad = b.permute(b.input(1, (batch, *(extent,) * rank, out), "float32"), last)
+    x = b.permute(b.input(0, (batch, *(size,) * rank, channels), dtype), last)
+    grad = b.permute(b.input(1, (batch, *(extent,) * rank, out), dtype), last)
     hi = (extent - 1) * stride + kernel - size - pad
     if hi < 0:  # the last positions of the input are never read
         x = b.slice(
@@ -192,7 +207,7 @@ def weight_gradient(
         "conv",
         (b.permute(x, turn), b.permute(grad, turn)),
         (channels, out, *(kernel,) * rank),
-        "float32",
+        dtype,
         stride=(1,) * rank,
         lo=(pad,) * rank,
         hi=(max(hi, 0),) * rank,

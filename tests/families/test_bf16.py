@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 TARGET = TargetSpec.detect(2)
-DOT = {"tm": 6, "nv": 2, "mc": 1, "order": 0, "ku": 2, "tasks": 2, "ahead": 0}
-TILES = {"rt": 2, "nv": 2, "mc": 1, "order": 0, "ku": 1, "tasks": 2, "ahead": 0}
+DOT = {"tm": 6, "nv": 2, "mc": 1, "order": 0, "ku": 2, "tasks": 2, "ahead": 0, "way": 0}
+TILES = {"rt": 2, "nv": 2, "mc": 1, "order": 0, "ku": 1, "tasks": 2, "ahead": 0, "way": 0}
 BOUND = 1e-2  # of the largest result: bfloat16 has 8 bits
 
 dot = pytest.mark.skipif(not TARGET.bf16_dot, reason="needs AVX512-BF16")

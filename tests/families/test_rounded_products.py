@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
 TARGET = TargetSpec.detect(2)
-PAIRS = {"tm": 6, "nv": 2, "mc": 1, "order": 0, "ku": 2, "tasks": 2, "ahead": 0}
-TILES = {"rt": 2, "nv": 2, "mc": 1, "order": 0, "ku": 1, "tasks": 2, "ahead": 0}
+PAIRS = {"tm": 6, "nv": 2, "mc": 1, "order": 0, "ku": 2, "tasks": 2, "ahead": 0, "way": 0}
+TILES = {"rt": 2, "nv": 2, "mc": 1, "order": 0, "ku": 1, "tasks": 2, "ahead": 0, "way": 0}
 BOUND = 2.0**-7  # of the largest result: each operand is off by 2**-9 of itself
 
 pairs = pytest.mark.skipif(not TARGET.bf16_dot, reason="needs AVX512-BF16")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 from torch_pruner.graph.strided import matrix_strides, strided
+
+_PIECE = 16  # weights that lie together at least
 
 if TYPE_CHECKING:
     from torch_pruner.graph.contraction import Contraction
@@ -71,6 +74,28 @@ def packs_in_squares(spec: Graph, con: Contraction, lanes: int) -> bool:
         return columns_apart(spec, con)
     place = strided(spec, con.b) if con.form == "conv" else None
     return place is not None and place.strides[1] == 1 and place.strides[0] != 1
+
+
+def kernels_together(graph: Graph, con: Contraction) -> str:
+    """How the weights of a convolution lie whose offsets are in one piece: an even number of
+    channels of one group.
+
+    "columns apart": each column has all channels, one after another; "columns beside": each channel
+    has all columns (a transposed convolution's). Else "".
+    """
+    place = strided(graph, con.b) if con.conv is not None and con.groups == 1 else None
+    shape = graph.nodes[con.b].shape
+    if place is None or con.k[-1] % 2 or con.form not in ("conv", "conv_transpose"):
+        return ""
+    taps = math.prod(shape[2:])
+    within = tuple(math.prod(shape[d + 1 :]) for d in range(2, len(shape)))
+    # Of an extent of one any stride is right.
+    lies = all(
+        n == 1 or s == w for n, s, w in zip(shape[2:], place.strides[2:], within, strict=True)
+    )
+    if not lies or place.strides[1] != taps or taps * shape[1] < _PIECE:
+        return ""
+    return "columns apart" if con.form == "conv" else "columns beside"
 
 
 def rows_together(spec: Graph, con: Contraction) -> bool:

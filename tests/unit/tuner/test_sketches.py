@@ -112,8 +112,8 @@ class TestSketches(SketchContract):
 _NAMES = {
     "attention": "vl nv tm tr nc kb order pack turned tasks",
     "axpy": "vl ku cv ahead par",
-    "bf16_pairs": "tm nv mc order ku tasks ahead",
-    "bf16_tiles": "rt nv mc order ku tasks ahead",
+    "bf16_pairs": "tm nv mc order ku tasks ahead way",
+    "bf16_tiles": "rt nv mc order ku tasks ahead way",
     "columns": "vl chunk par",
     "contraction": "vl tm nv mc order ku pack par ahead kb",
     "depthwise": "vl tw th nv mc order par",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
@@ -167,7 +167,20 @@ def b_at(
     return second_operand(nest, g, k, column)
 
 
-def second_operand(nest: Nest, g: Expr, k: Index, column: Expr) -> Expr:
+class Operands(Protocol):
+    """What says where a contraction's operands are."""
+
+    @property
+    def spec(self) -> Graph: ...
+
+    @property
+    def con(self) -> Contraction: ...
+
+    @property
+    def reader(self) -> Reader: ...
+
+
+def second_operand(nest: Operands, g: Expr, k: Index, column: Expr) -> Expr:
     """The second operand where the graph has it (not packed)."""
     con = nest.con
     if con.form == "conv_phases":
@@ -197,7 +210,7 @@ def element(place: Strided, index: Index) -> Expr:
     return offset
 
 
-def _tap_of_phase(nest: Nest, g: Expr, offsets: list[Expr], pair: Index) -> Expr:
+def _tap_of_phase(nest: Operands, g: Expr, offsets: list[Expr], pair: Index) -> Expr:
     """A weight of a strided transposed convolution; taps past the kernel are zeros."""
     con, node = nest.con, nest.spec.nodes[nest.con.b]
     counted = unlinear(g, con.batch)

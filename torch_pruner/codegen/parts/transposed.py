@@ -19,7 +19,7 @@ from torch_pruner.codegen.tir.builders import (
     stack,
     vector,
 )
-from torch_pruner.codegen.tir.values import store
+from torch_pruner.codegen.tir.values import load, store, value_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,10 +80,12 @@ def in_square(
         return loop(vl, lambda i: loop(vl, lambda v: body(i, v), VECTORIZED, "v"), UNROLLED, "i")
 
     def take(i: Expr, v: Expr) -> Stmt:
-        return nest.reader.scope(lambda: [store(squares[0], i * vl + v, taken(i, v).astype(dtype))])
+        return nest.reader.scope(
+            lambda: [store(squares[0], i * vl + v, taken(i, v).astype(value_dtype(dtype)))]
+        )
 
     def leave(i: Expr, v: Expr) -> Stmt:
         target, at = left(i, v)
-        return store(target, at, whole[i * vl + v])
+        return store(target, at, load(whole, i * vl + v))
 
     return seq([*(stack(s) for s in squares), vectors(take), *steps, vectors(leave)])

@@ -35,7 +35,7 @@ class Bf16PairsFamily(Family):
         return Bf16PairsSketch
 
     def parameters(self, spec: Graph, decisions: Bf16PairsDecisions[int]) -> Parameters:
-        return form.parameters(spec, self.name, decisions.nv * form.COLUMNS)
+        return form.parameters(spec, self.name, decisions.nv * form.COLUMNS, decisions.way)
 
     def serial(self, decisions: Mapping[str, int]) -> bool:
         return decisions["tasks"] == 1

@@ -21,14 +21,21 @@ from torch_pruner.codegen.tir.builders import (
     stack,
     vector,
 )
-from torch_pruner.codegen.tir.reader import imm
 from torch_pruner.families.bf16_pairs.form import COLUMNS
-from torch_pruner.families.bf16_pairs.nest import fetcher, pair_nest, walk, write
+from torch_pruner.families.bf16_pairs.nest import (
+    fetcher,
+    fetches,
+    pair_nest,
+    reduction,
+    walk,
+)
+from torch_pruner.families.bf16_pairs.results import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.codegen.tir.reader import Index
     from torch_pruner.families.bf16_pairs.form import Bf16PairsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
@@ -50,10 +57,8 @@ define <16 x float> @{_NAME}(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) alwa
 def emit(spec: Graph, decisions: Bf16PairsDecisions[int], signature: Signature) -> Emitted:
     """TIR for a product of matrices."""
     tm, nv, ku = decisions.tm, decisions.nv, decisions.ku
-    ahead = bool(decisions.ahead)
-    nest, emitted = pair_nest(spec, "bf16_pairs", signature, tm, nv * COLUMNS, ahead)
-    pairs = nest.form.depth // 2
-    ku = min(ku, pairs)
+    nest, emitted = pair_nest(spec, "bf16_pairs", signature, tm, nv * COLUMNS, decisions)
+    ku = min(ku, nest.inner // 2)
     acc = buffer(tm * nest.block, "float32", "acc", scope="local")
 
     def sums(i: Expr, j: Expr) -> Expr:
@@ -63,43 +68,36 @@ def emit(spec: Graph, decisions: Bf16PairsDecisions[int], signature: Signature) 
         return loop(tm, lambda i: loop(nv, lambda j: body(i, j), UNROLLED, "j"), UNROLLED, "i")
 
     def tile(_: Expr, g: Expr, nb: Expr, rb: Expr, turn: tuple[Expr, int]) -> Stmt:
-        row = nest.first_row(rb)
-
-        def columns(pair: Expr, j: Expr) -> Expr:
+        def columns(first: Expr, j: Expr) -> Expr:
+            pair = T.floordiv(first, 2)
             at = nest.panel_at(g, nb, pair) + j * (COLUMNS * nest.width)
             raw = nest.panel[vector(at, COLUMNS * nest.width)]
             return raw if nest.width == 1 else T.reinterpret("int32x16", raw)
 
-        def update(pair: Expr) -> Stmt:
+        def update(outer: Index, along: Expr, first: Expr) -> Stmt:
             def step(i: Expr, j: Expr) -> Stmt:
-                source, at = nest.a_address(g, row + i)
-                both = T.reinterpret("int32", source[vector(at + pair * 2, 2)])
-                args = acc[sums(i, j)], T.Broadcast(both, COLUMNS), columns(pair, j)
+                source, at = nest.a_address(g, rb, i, outer)
+                both = T.reinterpret("int32", source[vector(at + along, 2)])
+                args = acc[sums(i, j)], T.Broadcast(both, COLUMNS), columns(first, j)
                 value = T.call_extern("float32x16", _NAME, *args)
                 return S.BufferStore(acc, value, [sums(i, j)])
 
             return each(step)
 
-        fetch = fetcher(nest, g, nb, turn, max(1, pairs // ku))
+        def written(i: Expr) -> Stmt:
+            row = nest.row_index(rb, i)
+            return write(nest, g, nb, row, lambda c: (acc, i * nest.block + c), UNROLLED)
 
-        def block(first: Expr, count: int) -> Stmt:
-            return loop(count, lambda u: update(first + u), UNROLLED, "u")
-
-        def step(ko: Expr) -> Stmt:
-            return seq([fetch(ko) if fetch else None, block(ko * ku, ku)])
-
+        fetch = fetcher(nest, g, nb, turn, fetches(nest, 2, ku))
         zero = T.Broadcast(T.const(0, "float32"), COLUMNS)
-        done = pairs - pairs % ku
         return seq(
             [
                 stack(acc),
                 each(lambda i, j: S.BufferStore(acc, zero, [sums(i, j)])),
-                loop(pairs // ku, step, name="k"),
-                block(imm(done), pairs % ku) if pairs % ku else None,
-                loop(tm, lambda i: write(nest, g, nb, row + i, lambda c: (acc, i * nest.block + c),
-                                         UNROLLED), UNROLLED, "i"),
+                reduction(nest, 2, ku, fetch, update),
+                loop(tm, written, UNROLLED, "i"),
             ]
-        )  # fmt: skip
+        )
 
     emitted.body = importing(_IR, walk(nest, decisions, 1, tile))
     return emitted

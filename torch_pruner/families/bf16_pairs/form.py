@@ -2,18 +2,34 @@
 
 Two instructions: a dot product of pairs (``bf16_pairs``), which steps through the reduction by 2,
 and a product of tiles (``bf16_tiles``), which steps by 32. Both want the second operand in panels
-``[group][column block][k pair][column][2]`` and the first with its k contiguous and padded to whole
-steps: where it lies that way it is read in place, else the kernel copies it. Float32 that may be
-rounded (``fast_math``) is rounded by that copy and by the packing.
+``[group][column block][k pair][column][2]`` and the first with its k contiguous and whole steps of
+it. There are four ways to that:
+
+* rows: they lie so, or the kernel copies them and pads each; a convolution's are its windows.
+* windows: a convolution's input, channels last, is read where it lies, or a padded copy is. At each
+  offset of the kernel the channels are whole steps.
+* planes: the gradient of a convolution's weights sums over positions. The input is copied channel
+  by channel; the columns have zeros between lines, so that positions are one line from the first
+  to the last, and a tap reads it from another place on.
+* taps: the same, copied for each tap.
+
+Float32 that may be rounded (``fast_math``) is rounded by these copies and by the packing.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_pruner.families.base import Parameters
-from torch_pruner.graph.contraction import Contraction, constant_operand, contraction_of
+from torch_pruner.families.bf16_pairs.planes import Planes, planes_of
+from torch_pruner.graph.contraction import (
+    Contraction,
+    constant_operand,
+    contraction_of,
+    copied_shape,
+)
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.phases import Division
@@ -25,6 +41,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph, Shape
 
 STEPS = {"bf16_pairs": 2, "bf16_tiles": 32}
+ROWS, WINDOWS, PLANES, TAPS = range(4)
+_FORMS = ("matmul", "conv", "conv_transpose", "conv_phases")
 COLUMNS = 16  # of one vector or tile: pairs are 32 bits wide, vectors 512
 
 N = TypeVar("N")
@@ -41,6 +59,7 @@ class Bf16PairsDecisions(NamedTuple, Generic[N]):
     ku: N  # unrolled steps of the reduction, of two elements each
     tasks: N  # parallel tasks at most, among which units are shared out
     ahead: N  # 1: the next panel of constants is fetched early
+    way: N  # to the first operand: ROWS, WINDOWS, PLANES, TAPS
 
 
 class PairDecisions(Protocol[N_co]):
@@ -61,15 +80,21 @@ class PairDecisions(Protocol[N_co]):
     @property
     def ahead(self) -> N_co: ...
 
+    @property
+    def way(self) -> N_co: ...
+
 
 @dataclass(frozen=True, slots=True)
 class PairForm:
     """What the operands of one kernel look like."""
 
     con: Contraction
+    way: int  # to the first operand
     depth: int  # of the reduction, padded to whole steps
     place: Strided | None  # of the first operand, where it is read in place
     constant: tuple[int, Graph] | None  # the second operand's input and views
+    planes: Planes | None
+    input_shape: Shape  # of the windows that are read: (image, *place, channel)
 
     def panel(self, block: int) -> Shape:
         """Shape of the packed second operand, in elements."""
@@ -79,27 +104,65 @@ class PairForm:
     @property
     def copy(self) -> Shape:
         """Shape of the first operand's copy."""
-        return (self.con.groups, self.con.rows, self.depth)
+        if self.planes is not None:
+            return (self.con.m[0], self.planes.row)
+        return self.input_shape or (self.con.groups, self.con.rows, self.depth)
+
+    @property
+    def runs(self) -> int:
+        """How many runs of ``extent`` rows there are, each a constant apart, of which tiles are."""
+        return self.con.rows // self.extent
+
+    @property
+    def extent(self) -> int:
+        con = self.con
+        return (con.rows, con.m[-1], con.m[0], con.m[0])[self.way]
 
     @property
     def rows(self) -> int:
         """Rows of each tile: as many tiles as rows need, filled evenly."""
-        return -(-self.con.rows // -(-self.con.rows // 16))
+        return -(-self.extent // -(-self.extent // 16))
+
+    def tiles(self, rows: Any) -> Any:
+        """Tiles of ``rows`` rows (a number or an array)."""
+        return self.runs * -(-self.extent // rows)
+
+    @property
+    def outer(self) -> Shape:
+        """Axes of the reduction before the one along which steps lie in the first operand."""
+        return self.con.k[:-1] if self.way == WINDOWS else ()
+
+    @property
+    def packs_first(self) -> bool:
+        """Whether all of the second operand is packed before the first tile."""
+        return self.constant is None and self.con.conv is not None
 
 
 def takes_pairs(graph: Graph) -> bool:
-    """Whether the one contraction of ``graph`` is a product of matrices that are bfloat16 or,
-    where ``fast_math`` allows it, rounded to that; then a convolution with constant weights, too.
+    """Whether the one contraction of ``graph`` has operands that are bfloat16 or, where
+    ``fast_math`` allows it, rounded to that.
 
     Its sums may stay float32: they are rounded after the bias, as eager does.
     """
     con = contraction_of(graph)
     halves = all(is_half(graph, operand) for operand in (con.a, con.b))
-    rounded = is_fast(graph.nodes[con.anchor])
-    fits = con.form == "matmul" and (halves or rounded)
-    if con.form == "conv" and con.groups == 1 and rounded:
-        fits = constant_operand(graph, con) is not None
+    fits = con.form in _FORMS and (halves or is_fast(graph.nodes[con.anchor]))
     return fits and con.acc_dtype == "float32" and con.flops > 0
+
+
+def ways(graph: Graph, family: str) -> list[int]:
+    """The ways to the first operand that the family of that name has; none: it does not do it."""
+    con = contraction_of(graph)
+    if con.form == "matmul":
+        return [ROWS]
+    changes = constant_operand(graph, con) is None
+    plain = con.form == "conv" and con.groups == 1
+    gradient = math.prod(con.k[:-1]) >= math.prod(con.m[1:])  # sums over the more positions
+    whole = con.k[-1] % STEPS[family] == 0
+    found = [ROWS] * plain + [WINDOWS] * whole
+    if plain and changes and gradient:
+        found += [PLANES, TAPS] if math.prod(con.m[1:]) > 1 else [PLANES]
+    return found
 
 
 def is_half(graph: Graph, operand: int) -> bool:
@@ -107,27 +170,38 @@ def is_half(graph: Graph, operand: int) -> bool:
     return graph.nodes[operand].dtype == "bfloat16"
 
 
-def pair_form(graph: Graph, family: str) -> PairForm:
+def pair_form(graph: Graph, family: str, way: int) -> PairForm:
     """The operands of ``graph`` (see ``takes_pairs``) for the family of that name."""
     con, step = contraction_of(graph), STEPS[family]
-    depth, whole = con.depth, con.conv is None and is_half(graph, con.a)
-    place = strided(graph, con.a) if whole else None
-    if place is not None and (depth % step or (depth > 1 and place.strides[-1] != 1)):
+    constant = constant_operand(graph, con)
+    place = strided(graph, con.a) if is_half(graph, con.a) else None
+    if way in (PLANES, TAPS):
+        planes = planes_of(con, step, alone=way == TAPS)
+        return PairForm(con, way, planes.depth, None, constant, planes, ())
+    if way == WINDOWS:
+        assert con.conv is not None
+        if con.conv.copies_input or (place is not None and place.strides[1] != 1):
+            place = None
+        return PairForm(con, way, con.depth, place, constant, None, copied_shape(graph, con))
+    depth = con.depth
+    if con.conv or (place and (depth % step or (depth > 1 and place.strides[-1] != 1))):
         place = None
-    return PairForm(con, -(-depth // step) * step, place, constant_operand(graph, con))
+    return PairForm(con, way, -(-depth // step) * step, place, constant, None, ())
 
 
-def parameters(spec: Graph, family: str, block: int) -> Parameters:
+def parameters(spec: Graph, family: str, block: int, way: int) -> Parameters:
     """Parameters of panels of ``block`` columns, for the family of that name.
 
     Scratch in order: an operand packed at run time, as words; rows copied.
     """
     packs: dict[int, PackLayout] = {}
-    form = pair_form(spec, family)
+    form = pair_form(spec, family, way)
     shape, scratch = form.panel(block), []
     if form.constant is not None:
         index, view = form.constant
-        packs[index] = PackLayout(_rounded(view), form.con.form, form.con.groups, block, shape, 2)
+        # The view of phases has split them.
+        kind = "matmul" if form.con.form == "conv_phases" else form.con.form
+        packs[index] = PackLayout(_rounded(view), kind, form.con.groups, block, shape, 2)
     else:
         scratch.append(BufferSpec((*shape[:-1], block), "int32"))
     if form.place is None:

@@ -1,4 +1,4 @@
-"""What the two emitters for bfloat16 pairs share: operands, the walk over tiles, the epilogue.
+"""What the two emitters for bfloat16 pairs share: operands, the walk over tiles, the reduction.
 
 The nest is: parallel over tasks; column panels and row chunks of a task; row tiles; reduction; the
 tile's epilogue. A tile that would reach past the last row starts earlier and computes some rows
@@ -7,19 +7,18 @@ again: they are stored twice with the same values.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.operands import element
-from torch_pruner.codegen.parts.output import along, anchor_index, output_path
+from torch_pruner.codegen.parts.operands import element, phase
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,
-    VECTORIZED,
+    UNROLLED,
     Buffer,
     Expr,
-    ForKind,
     S,
     Stmt,
     T,
@@ -29,15 +28,23 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
-from torch_pruner.codegen.tir.values import bits, held_bits, store
-from torch_pruner.families.bf16_pairs.form import COLUMNS, PairForm, is_half, pair_form
+from torch_pruner.families.bf16_pairs.form import (
+    COLUMNS,
+    ROWS,
+    WINDOWS,
+    PairForm,
+    pair_form,
+)
+from torch_pruner.families.bf16_pairs.panels import pack, pack_all
 from torch_pruner.families.bf16_pairs.rows import copy_rows
-from torch_pruner.graph.strided import Strided, strided
+from torch_pruner.families.bf16_pairs.turned import turn
+from torch_pruner.families.bf16_pairs.windows import pad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.families.bf16_pairs.form import PairDecisions
+    from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
@@ -52,37 +59,107 @@ class PairNest:
     form: PairForm
     reader: Reader
     rows: int  # of one tile
-    tiles: int  # over all rows
     block: int  # columns of a panel
     ahead: bool
     panel: Buffer
     copy: Buffer | None
     out: Buffer
     sums: Buffer | None  # where tile registers are stored
+    vl: int = COLUMNS  # lanes of a vector of words
+
+    @property
+    def con(self) -> Contraction:
+        return self.form.con
+
+    @property
+    def tiles(self) -> int:
+        return int(self.form.tiles(self.rows))
 
     @property
     def blocks(self) -> int:
-        return -(-self.form.con.n // self.block)
+        return -(-self.con.n // self.block)
 
-    def first_row(self, tile: Expr) -> Expr:
-        """First row of a tile; past the last tile, that of the last one."""
-        if self.form.con.rows % self.rows == 0 and self.tiles * self.rows == self.form.con.rows:
-            return tile * self.rows
-        return T.min(tile * self.rows, imm(self.form.con.rows - self.rows))
+    def first_row(self, tile: Expr) -> tuple[Expr, Expr]:
+        """(run, first row in it) of a tile; the last tile of a run begins early enough.
 
-    def a_address(self, g: Expr, row: Expr) -> tuple[Buffer, Expr]:
-        """Buffer and element at which row ``row`` of the first operand starts."""
-        con, place = self.form.con, self.form.place
-        if place is None:
-            assert self.copy is not None
-            return self.copy, (g * con.rows + row) * self.form.depth
-        index = (*unlinear(g, con.batch), row, imm(0))
-        return self.reader.buffers[place.source], element(place, index)
+        Of planes all taps come one after another: their results share lines of the cache.
+        """
+        runs, pieces = self.form.runs, -(-self.form.extent // self.rows)
+        if self.form.planes is not None:
+            piece, run = unlinear(tile, (pieces, runs))
+        else:
+            run, piece = unlinear(tile, (runs, pieces))
+        if self.form.extent % self.rows == 0:
+            return run, piece * self.rows
+        return run, T.min(piece * self.rows, imm(self.form.extent - self.rows))
+
+    def row_index(self, tile: Expr, i: Expr) -> Index:
+        """Index of row ``i`` of a tile, by axes of rows."""
+        run, first = self.first_row(tile)
+        m = self.con.m
+        if self.form.way == ROWS:
+            return unlinear(first + i, m)
+        if self.form.way == WINDOWS:
+            return (*unlinear(run, m[:-1]), first + i)
+        return (first + i, *unlinear(run, m[1:]))
+
+    def a_address(self, g: Expr, tile: Expr, i: Expr, outer: Index = ()) -> tuple[Buffer, Expr]:
+        """Buffer and element at which row ``i`` of a tile of the first operand starts.
+
+        ``outer``: the position on the outer axes of the reduction.
+        """
+        con, place, way = self.con, self.form.place, self.form.way
+        row = self.row_index(tile, i)
+        if place is not None and way == ROWS:
+            index = (*unlinear(g, con.batch), *row, imm(0))
+            return self.reader.buffers[place.source], element(place, index)
+        if place is not None:
+            return self.reader.buffers[place.source], element(place, self._window(g, row, outer))
+        assert self.copy is not None
+        if way == ROWS:
+            return self.copy, (g * con.rows + linear(row, con.m)) * self.form.depth
+        if way == WINDOWS:
+            image, channel, *at = self._window(g, row, outer)
+            return self.copy, linear((image, *at, channel), self.form.copy)
+        return self.copy, row[0] * self.form.copy[1] + self._tap(row[1:])
+
+    def _window(self, g: Expr, row: Index, outer: Index) -> Index:
+        """Index of the first channel of a window's offset, in the padded input."""
+        con, conv = self.con, self.con.conv
+        assert conv is not None
+        image, *place = row
+        channel = imm(0)
+        if con.form == "conv_phases":
+            place = [q + late for q, (late, _) in zip(place, phase(con, g), strict=True)]
+        elif con.groups > 1:
+            channel = g * con.k[-1]
+        steps = zip(place, conv.stride, outer, conv.dilation, strict=True)
+        return (image, channel, *(p * s + r * d for p, s, r, d in steps))
+
+    def _tap(self, taps: Index) -> Expr:
+        """How far from a plane's first position a tap begins, its phase included."""
+        conv, planes = self.con.conv, self.form.planes
+        assert conv is not None
+        assert planes is not None
+        if planes.alone:
+            return linear(taps, planes.phases) * planes.length
+        found, plane = imm(0), []
+        for t, d, s, p in zip(taps, conv.stride, conv.dilation, planes.pitch, strict=True):
+            found = found + T.floordiv(t * d, s) * p
+            plane.append(T.floormod(t * d, s) if s > 1 else imm(0))
+        return found + linear(tuple(plane), planes.phases) * planes.length
 
     @property
     def a_stride(self) -> int:
-        """Elements from one row of the first operand to the next."""
-        return self.form.depth if self.form.place is None else self.form.place.strides[-2]
+        """Elements from one row of a tile of the first operand to the next."""
+        form, con = self.form, self.con
+        if form.planes is not None:
+            return form.copy[1]
+        if form.way == ROWS:
+            return form.depth if form.place is None else form.place.strides[-2]
+        assert con.conv is not None
+        pitch = form.copy[-1] if form.place is None else form.place.strides[-1]
+        return con.conv.stride[-1] * pitch
 
     def panel_at(self, g: Expr, nb: Expr, pair: Expr) -> Expr:
         """Element of the panel buffer where pair ``pair`` of column block ``nb`` starts."""
@@ -93,6 +170,11 @@ class PairNest:
         """Elements of the panel buffer in one pair: packed at run time they are whole words."""
         return 1 if str(self.panel.dtype) == "int32" else 2
 
+    @property
+    def inner(self) -> int:
+        """Elements of the reduction along its last axis."""
+        return self.form.depth // math.prod(self.form.outer)
+
 
 def pair_nest(
     spec: Graph,
@@ -100,10 +182,10 @@ def pair_nest(
     signature: Signature,
     rows: int,
     block: int,
-    ahead: bool,
+    decisions: PairDecisions[int],
 ) -> tuple[PairNest, Emitted]:
     """The nest of a kernel and the buffers of its emission, whose body is still empty."""
-    form = pair_form(spec, family)
+    form = pair_form(spec, family, decisions.way)
     inputs, (out,), scratch = parameters(signature)
     rest = list(scratch)
     sums = rest.pop() if family == "bf16_tiles" else None
@@ -111,9 +193,8 @@ def pair_nest(
     constant = next((k for k, p in enumerate(signature.packs) if p is not None), None)
     panel = inputs[constant] if constant is not None else rest.pop()
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
-    tiles = -(-form.con.rows // rows)
-    ahead = ahead and constant is not None
-    nest = PairNest(spec, form, reader, rows, tiles, block, ahead, panel, copy, out, sums)
+    ahead = bool(decisions.ahead) and constant is not None
+    nest = PairNest(spec, form, reader, rows, block, ahead, panel, copy, out, sums)
     return nest, Emitted(S.Evaluate(imm(0)), inputs, [out], scratch)
 
 
@@ -129,7 +210,7 @@ def walk(
     ``group`` row tiles are computed together; ``turn`` is which of how many blocks of a panel it
     is; ``around`` wraps what one task does.
     """
-    con = nest.form.con
+    con = nest.con
     row_blocks = -(-nest.tiles // group)
     per_chunk = -(-row_blocks // min(decisions.mc, row_blocks))
     chunks = -(-row_blocks // per_chunk)
@@ -151,7 +232,8 @@ def walk(
             body = tile(p, g, nb, rb, turn)
             return body if row_blocks % per_chunk == 0 else when(rb < row_blocks, body)
 
-        packed = None if nest.form.constant is not None else _pack(nest, g, nb)
+        here = nest.form.constant is None and not nest.form.packs_first
+        packed = pack(nest, g, nb) if here else None
         return seq([packed, loop(per_chunk, row_block, name="t")])
 
     def task(p: Expr) -> Stmt:
@@ -161,98 +243,45 @@ def walk(
 
         return around(loop(per_task, step, name="u"))
 
-    copied = None if nest.copy is None else copy_rows(nest, kind)
-    return seq([copied, loop(tasks, task, kind, name="p")])
+    copied = None if nest.copy is None else (copy_rows, pad, turn, turn)[nest.form.way](nest, kind)
+    packed = pack_all(nest, kind) if nest.form.packs_first else None
+    return seq([copied, packed, loop(tasks, task, kind, name="p")])
 
 
-def _bits_at(nest: PairNest, node: int, place: Strided | None, index: Index) -> Expr:
-    """Bits of element ``index`` of a node, as uint32."""
-    if place is not None:
-        return held_bits(nest.reader.buffers[place.source], element(place, index))
-    return bits(nest.reader.at(node, index))
+def reduction(
+    nest: PairNest,
+    step: int,
+    ku: int,
+    fetch: Callable[[Expr], Stmt] | None,
+    update: Callable[[Index, Expr, Expr], Stmt],
+) -> Stmt:
+    """The loops over the reduction in steps of ``step`` elements, of which ``ku`` are unrolled.
 
-
-def _pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
-    """Copy one panel of a second operand that is not constant, as words of two elements."""
-    con, panel, block = nest.form.con, nest.panel, nest.block
-    (depth,) = con.k
-    place = strided(nest.spec, con.b) if is_half(nest.spec, con.b) else None
-    batch = unlinear(g, con.batch)
-
-    def word(pair: Expr, column: Expr) -> Expr:
-        low = _bits_at(nest, con.b, place, (*batch, pair * 2, column))
-        high = _bits_at(nest, con.b, place, (*batch, pair * 2 + 1, column))
-        return T.bitwise_or(low, T.shift_left(high, T.const(16, "uint32")))
-
-    def half(column: Expr) -> Expr:  # the last element of an odd reduction
-        return _bits_at(nest, con.b, place, (*batch, imm(depth - 1), column))
-
-    def put(pair: Expr, column: Expr, value: Expr | None) -> Stmt:
-        at = nest.panel_at(g, nb, pair) + column
-        bit = T.const(0, "uint32") if value is None else value
-        return store(panel, at, bit.astype("int32"))
-
-    def line(pair: Expr, value: Callable[[Expr], Expr | None]) -> Stmt:
-        """All columns of a pair, by vectors; columns past the last one are zero."""
-
-        def vector(j: Expr) -> Stmt:
-            first = nb * block + j * COLUMNS
-
-            def lane(v: Expr) -> Stmt:
-                return put(pair, j * COLUMNS + v, value(first + v))
-
-            whole = loop(COLUMNS, lane, VECTORIZED, "v")
-            if con.n % block == 0:
-                return whole
-
-            def tail(v: Expr) -> Stmt:
-                nothing = put(pair, j * COLUMNS + v, None)
-                return when(first + v < con.n, lane(v), nothing)
-
-            return when(first + COLUMNS <= con.n, whole, loop(COLUMNS, tail, name="v"))
-
-        return loop(block // COLUMNS, vector, name="j")
-
-    pairs = depth // 2
-    parts = [loop(pairs, lambda p: line(p, lambda c: word(p, c)), name="k") if pairs else None]
-    if depth % 2:
-        parts.append(line(imm(pairs), half))
-    padding = nest.form.depth // 2 - pairs - depth % 2
-    if padding:
-        first = imm(pairs + depth % 2)
-        parts.append(loop(padding, lambda p: line(first + p, lambda _: None), name="k"))
-    return seq(parts)
-
-
-def write(nest: PairNest, g: Expr, nb: Expr, row: Expr, acc: Callable[[Expr], tuple[Buffer, Expr]],
-          kind: ForKind) -> Stmt:  # fmt: skip
-    """The epilogue of one row of a tile: every element through the rest of the graph, stored once.
-
-    ``acc(column)`` is where the sums are; ``kind`` of the loop over vectors.
+    ``update(outer, at, first)``: at which position of the outer axes, how many elements along the
+    last axis, and along the whole reduction, a step begins. ``fetch``: see ``fetcher``.
     """
-    con, reader = nest.form.con, nest.reader
-    path = output_path(nest.spec, con.anchor)
-    shape = nest.spec.nodes[path[-1]].shape
+    steps, outer = nest.inner // step, nest.form.outer
+    blocks, rest = divmod(steps, ku)
 
-    def vector(j: Expr) -> Stmt:
-        first = nb * nest.block + j * COLUMNS
+    def run(o: Expr) -> Stmt:
+        index = unlinear(o, outer)
 
-        def element(v: Expr) -> Stmt:
-            at_anchor = anchor_index(con, g, unlinear(row, con.m), first + v)
-            index = along(nest.spec, path, at_anchor)
-            buf, at = acc(j * COLUMNS + v)
-            reader.overrides[con.anchor] = lambda _: buf[at]
-            return reader.scope(
-                lambda: [store(nest.out, linear(index, shape), reader.at(path[-1], index))]
-            )
+        def one(s: Expr) -> Stmt:
+            return update(index, s * step, (o * steps + s) * step)
 
-        whole = loop(COLUMNS, element, VECTORIZED, "v")
-        if con.n % nest.block == 0:
-            return whole
-        single = loop(COLUMNS, lambda v: when(first + v < con.n, element(v)), name="v")
-        return when(first + COLUMNS <= con.n, whole, single)
+        def several(b: Expr) -> Stmt:
+            fetched = fetch(o * blocks + b) if fetch else None
+            return seq([fetched, loop(ku, lambda u: one(b * ku + u), UNROLLED, "u")])
 
-    return loop(nest.block // COLUMNS, vector, kind, name="j")
+        last = loop(rest, lambda u: one(blocks * ku + u), UNROLLED, "u") if rest else None
+        return seq([loop(blocks, several, name="k"), last])
+
+    return loop(math.prod(outer), run, name="o")
+
+
+def fetches(nest: PairNest, step: int, ku: int) -> int:
+    """How often ``reduction`` fetches."""
+    return math.prod(nest.form.outer) * (nest.inner // step // ku)
 
 
 def fetcher(

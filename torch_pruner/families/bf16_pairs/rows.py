@@ -39,7 +39,7 @@ def copy_rows(nest: PairNest, kind: ForKind) -> Stmt:
 def _row(nest: PairNest, g: Expr, r: Expr, base: Expr) -> Stmt:
     con = nest.form.con
     batch = unlinear(g, con.batch)
-    return _line(nest, base, con.depth, lambda k: (*batch, r, k))
+    return line_of(nest, base, con.depth, lambda k: (*batch, r, k))
 
 
 def _window(nest: PairNest, r: Expr, base: Expr) -> Stmt:
@@ -60,15 +60,15 @@ def _window(nest: PairNest, r: Expr, base: Expr) -> Stmt:
             if conv.padded[i] > extents[i] + conv.lo[i]:
                 inside.append(where < extents[i])
         first = base + o * channels
-        line = _line(nest, first, channels, lambda c: (image, c, *at))
+        line = line_of(nest, first, channels, lambda c: (image, c, *at))
         if not inside:
             return line
-        return when(T.all(*inside), line, _zeros(nest, first, channels))
+        return when(T.all(*inside), line, zeros(nest, first, channels))
 
     return loop(math.prod(kernel), offset, name="o")
 
 
-def _line(nest: PairNest, base: Expr, length: int, index: Callable[[Expr], Index]) -> Stmt:
+def line_of(nest: PairNest, base: Expr, length: int, index: Callable[[Expr], Index]) -> Stmt:
     """``length`` neighbours of the copy from ``base`` on; ``index`` of them in the operand."""
     con, copy, scope = nest.form.con, nest.copy, nest.reader.scope
     assert copy is not None
@@ -92,7 +92,8 @@ def _line(nest: PairNest, base: Expr, length: int, index: Callable[[Expr], Index
     return seq(parts)
 
 
-def _zeros(nest: PairNest, base: Expr, length: int) -> Stmt:
+def zeros(nest: PairNest, base: Expr, length: int) -> Stmt:
+    """``length`` zeros in the copy from ``base`` on."""
     whole, rest = divmod(length, COLUMNS)
 
     def vector(o: Expr) -> Stmt:

@@ -1,4 +1,4 @@
-"""Emits matmul of bfloat16 by AMX: tiles of 16 by 16 sums, 32 products of each in one instruction.
+"""Emits products of bfloat16 by AMX: tiles of 16 by 16 sums, 32 products each an instruction.
 
 Tiles of the first operand are read where they lie, with its row stride, those of the second from
 its panel. The sums of ``rt`` by ``nv`` tiles stay in tile registers over the whole reduction, then
@@ -26,48 +26,49 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import imm
 from torch_pruner.families.bf16_pairs.form import COLUMNS, pair_form
-from torch_pruner.families.bf16_pairs.nest import PairNest, fetcher, pair_nest, walk, write
+from torch_pruner.families.bf16_pairs.nest import (
+    PairNest,
+    fetcher,
+    fetches,
+    pair_nest,
+    reduction,
+    walk,
+)
+from torch_pruner.families.bf16_pairs.results import distances, write, write_turned
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
+    from torch_pruner.codegen.tir.reader import Index
     from torch_pruner.families.bf16_tiles.form import Bf16TilesDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 _REGISTERS = 8
 _PAIRS = 16  # of the reduction in one step
+_STEP = 2 * _PAIRS
 _ROW_BYTES = 64
 
 
 def emit(spec: Graph, decisions: Bf16TilesDecisions[int], signature: Signature) -> Emitted:
-    """TIR for a product of matrices."""
+    """TIR for a product of matrices or a convolution."""
     rt, ct = decisions.rt, decisions.nv
-    rows = pair_form(spec, "bf16_tiles").rows
-    nest, emitted = pair_nest(
-        spec, "bf16_tiles", signature, rows, ct * COLUMNS, bool(decisions.ahead)
-    )
-    steps = nest.form.depth // (2 * _PAIRS)
-    ku = min(decisions.ku, steps)
+    rows = pair_form(spec, "bf16_tiles", decisions.way).rows
+    nest, emitted = pair_nest(spec, "bf16_tiles", signature, rows, ct * COLUMNS, decisions)
+    ku = min(decisions.ku, nest.inner // _STEP)
     numel = rt * rows * nest.block
 
     def block(p: Expr, g: Expr, nb: Expr, rb: Expr, turn: tuple[Expr, int]) -> Stmt:
-        starts = [nest.first_row(_tile_number(rb, rt, i, nest.tiles)) for i in range(rt)]
-        fetch = fetcher(nest, g, nb, turn, max(1, steps // ku))
+        tiles = [_tile_number(rb, rt, i, nest.tiles) for i in range(rt)]
 
-        def update(step: Expr) -> Stmt:
-            return _step(nest, g, nb, starts, ct, step)
+        def update(outer: Index, along: Expr, first: Expr) -> Stmt:
+            return _step(nest, g, nb, tiles, ct, outer, along, first)
 
-        def several(ko: Expr) -> Stmt:
-            body = [update(ko * ku + u) for u in range(ku)]
-            return seq([fetch(ko) if fetch else None, *body])
-
-        done = steps - steps % ku
+        fetch = fetcher(nest, g, nb, turn, fetches(nest, _STEP, ku))
         return seq(
             [
                 *(intrinsic("llvm.x86.tilezero", _tmm(k)) for k in range(rt * ct)),
-                loop(steps // ku, several, name="k"),
-                *(update(imm(done + u)) for u in range(steps % ku)),
-                _finish(nest, g, nb, starts, p * numel),
+                reduction(nest, _STEP, ku, fetch, update),
+                _finish(nest, g, nb, tiles, p * numel),
             ]
         )
 
@@ -75,17 +76,19 @@ def emit(spec: Graph, decisions: Bf16TilesDecisions[int], signature: Signature) 
     return emitted
 
 
-def _step(nest: PairNest, g: Expr, nb: Expr, starts: list[Expr], ct: int, step: Expr) -> Stmt:
-    """32 products of every sum of the tiles whose first rows are ``starts``."""
-    rt, body = len(starts), []
+def _step(
+    nest: PairNest, g: Expr, nb: Expr, tiles: list[Expr], ct: int, outer: Index, along: Expr,
+    first: Expr,
+) -> Stmt:  # fmt: skip
+    """32 products of every sum of ``tiles``, those that ``nest.reduction`` says."""
+    rt, body = len(tiles), []
     first_b = rt * ct + rt
-    for i, start in enumerate(starts):
-        source, at = nest.a_address(g, start)
-        at = at + step * (2 * _PAIRS)
-        body.append(_load(rt * ct + i, T.address_of(source[at]), nest.a_stride * 2))
+    for i, tile in enumerate(tiles):
+        source, at = nest.a_address(g, tile, imm(0), outer)
+        body.append(_load(rt * ct + i, T.address_of(source[at + along]), nest.a_stride * 2))
     for j in range(ct):
         b = first_b + j % (_REGISTERS - first_b)
-        at = nest.panel_at(g, nb, step * _PAIRS) + j * (COLUMNS * nest.width)
+        at = nest.panel_at(g, nb, T.floordiv(first, 2)) + j * (COLUMNS * nest.width)
         body.append(_load(b, T.address_of(nest.panel[at]), nest.block * 4))
         body += [
             intrinsic("llvm.x86.tdpbf16ps", _tmm(i * ct + j), _tmm(rt * ct + i), _tmm(b))
@@ -94,7 +97,7 @@ def _step(nest: PairNest, g: Expr, nb: Expr, starts: list[Expr], ct: int, step: 
     return seq(body)
 
 
-def _finish(nest: PairNest, g: Expr, nb: Expr, starts: list[Expr], base: Expr) -> Stmt:
+def _finish(nest: PairNest, g: Expr, nb: Expr, tiles: list[Expr], base: Expr) -> Stmt:
     """Sums to memory at element ``base`` of the buffer for them, and from there the epilogue."""
     sums, rows, ct = nest.sums, nest.rows, nest.block // COLUMNS
     assert sums is not None
@@ -106,18 +109,25 @@ def _finish(nest: PairNest, g: Expr, nb: Expr, starts: list[Expr], base: Expr) -
             T.address_of(sums[base + i * rows * nest.block + j * COLUMNS]),
             stride,
         )
-        for i in range(len(starts))
+        for i in range(len(tiles))
         for j in range(ct)
     ]
 
-    def epilogue(i: int, start: Expr) -> Stmt:
+    by_row, by_column = distances(nest)
+    turned = rows == COLUMNS and 0 < by_row < by_column
+
+    def epilogue(i: int, tile: Expr) -> Stmt:
+        if turned:
+            return write_turned(nest, g, nb, tile, sums, base + i * rows * nest.block)
+
         def row(r: Expr) -> Stmt:
             first = base + (imm(i * rows) + r) * nest.block
-            return write(nest, g, nb, start + r, lambda c: (sums, first + c), UNROLLED)
+            index = nest.row_index(tile, r)
+            return write(nest, g, nb, index, lambda c: (sums, first + c), UNROLLED)
 
         return loop(rows, row, name="i")
 
-    return seq([*parts, *(epilogue(i, start) for i, start in enumerate(starts))])
+    return seq([*parts, *(epilogue(i, tile) for i, tile in enumerate(tiles))])
 
 
 def _configured(rt: int, ct: int, rows: int, body: Stmt) -> Stmt:

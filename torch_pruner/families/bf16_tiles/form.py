@@ -24,13 +24,14 @@ class Bf16TilesDecisions(NamedTuple, Generic[N]):
     ku: N  # unrolled steps of the reduction, of 32 elements each
     tasks: N  # parallel tasks at most, among which units are shared out
     ahead: N  # 1: the next panel of constants is fetched early
+    way: N  # to the first operand: see ``bf16_pairs.form``
 
 
 def parameters(spec: Graph, decisions: Bf16TilesDecisions[int]) -> Parameters:
     """Scratch in order: that of ``bf16_pairs``; the float32 sums that leave tile registers."""
     block = decisions.nv * pairs.COLUMNS
-    found = pairs.parameters(spec, "bf16_tiles", block)
-    rows = decisions.rt * pairs.pair_form(spec, "bf16_tiles").rows
+    found = pairs.parameters(spec, "bf16_tiles", block, decisions.way)
+    rows = decisions.rt * pairs.pair_form(spec, "bf16_tiles", decisions.way).rows
     # A line of the cache for every row: stacks are not aligned so well.
     sums = BufferSpec((decisions.tasks, rows, block), "float32")
     return Parameters(found.packs, (*found.scratch, sums))
