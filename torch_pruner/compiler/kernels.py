@@ -291,7 +291,8 @@ def _kept(
     ended = choice.source != "untuned" or (found is not None and found.exhausted)
     effort = config.effort if ended else ""
     finalists = found.finalists if found is not None else ()
-    if choice.source == "library":  # it is faster by more than a tie
+    # The library is faster by more than a tie; where nothing worked, to search again is in vain.
+    if choice.source == "library" or (ended and not finalists):
         finalists = objectives.alone(task, choice)
     stored = publish(task, choice, store, context, effort=effort, chosen=True, finalists=finalists)
     choice = replace(_as_stored(choice, stored), effort=effort)

@@ -208,6 +208,27 @@ def test_a_search_gives_both_and_the_next_process_finds_both(monkeypatch, cache:
             assert choice.latency_s < found.latency_s <= choice.latency_s * TIE
 
 
+@pytest.mark.parametrize("objective", ["memory", "energy"])
+def test_where_nothing_worked_no_objective_has_it_searched_again(
+    monkeypatch, cache: Cache, objective: str
+) -> None:
+    monkeypatch.setattr(kernels, "_import_ahead", lambda: None)
+    by = fakes.FakeExecutor(
+        lambda given: MeasureResult(given.candidate, MeasureStatus.BUILD_ERROR, (), "no compiler")
+    )
+    config = cache.config(objective=objective)
+    counts = []
+    for _ in range(2):
+        found = kernels.choose(
+            [cache.task], config, cache.store, cache.context, None, PhaseTimer(),
+            executor=lambda: by,
+        )  # fmt: skip
+        assert found[cache.task.workload].candidate == kernels.draft(cache.task)
+        counts.append(by.n_measured)
+    assert 0 < counts[0] == counts[1]
+    assert cache.chosen(objective=objective), "it serves"
+
+
 def test_finalists_go_with_the_better_schedule() -> None:
     key = Context.make(Config(), 1).kernel_key("a" * 64)
     old = KernelEntry(key, FAST.to_json(), 2e-4, effort="quick", finalists=known())
