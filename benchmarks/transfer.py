@@ -25,10 +25,10 @@ from benchmarks import records, tables
 from benchmarks.arguments import write_json
 from benchmarks.pools import BATCH, FIRST, Pool, load, replay
 from benchmarks.train import train
+from torch_pruner.pareto import TIE
 from torch_pruner.tuner.cost_model.moa import MomentumModel
 from torch_pruner.tuner.cost_model.pacm import PatternAwareModel
 from torch_pruner.tuner.cost_model.residual import ResidualModel
-from torch_pruner.tuner.task_run import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -46,6 +46,7 @@ SECTIONS = (
     ("Searches", "torch_pruner.tuner.search.base", ("SearchStrategy",)),
     ("Cost models", "torch_pruner.tuner.cost_model.base", ("CostModel",)),
     ("Measuring", "torch_pruner.tuner.measure.base", ("MeasureExecutor", "EvaluatorSpec")),
+    ("Meters of energy", "torch_pruner.tuner.measure.meter", ("Meter",)),
 )
 
 

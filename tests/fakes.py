@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torch_pruner.exc import MeterError
 from torch_pruner.families.space import Sketch
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph, GraphBuilder
@@ -22,6 +23,7 @@ from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureSta
 from torch_pruner.tuner.cost_model.base import CostModel
 from torch_pruner.tuner.measure.base import EvaluatorSpec, MeasureExecutor
 from torch_pruner.tuner.measure.builder import BuiltKernel
+from torch_pruner.tuner.measure.meter import Meter
 from torch_pruner.tuner.measure.worker_executor import UNUSABLE
 
 Latency = Callable[[np.ndarray], np.ndarray]  # (n, d) decisions -> (n,) seconds
@@ -131,6 +133,26 @@ class FakeExecutor(MeasureExecutor):
 
     def close(self) -> None:
         self.n_closed += 1
+
+
+class FakeMeter(Meter):
+    """Twenty watts, whatever runs. Or from its second reading on it raises, stands still, or takes
+    its process down."""
+
+    name, period_s = "a fake", 0.0
+
+    def __init__(self, argument: str = "steady") -> None:
+        if argument == "absent":
+            raise MeterError(self.name, "nobody has made one", "wait")
+        self._argument, self._readings = argument, 0
+
+    def joules(self) -> float:
+        self._readings += 1
+        if self._argument == "dies" and self._readings > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._argument == "raises" and self._readings > 1:
+            raise MeterError(self.name, "it came unplugged")
+        return 0.0 if self._argument == "still" else 20.0 * time.perf_counter()
 
 
 class ConstantModel(CostModel):

@@ -22,7 +22,7 @@ MAX_FUNCTION_LINES = 60
 # The picture of docs/architecture.md: what is on the left of an arrow may be imported by what is on
 # its right, and nothing may be imported the other way round.
 #
-#   exc ← log ← option_kinds ← config ← target ← graph ← task
+#   exc ← log ← option_kinds ← config ← target ← graph ← task ← pareto
 #     ← codegen.tir ← codegen.parts ← families ← codegen.build ← tuner
 #     ← compiler (which also has cache and report)
 #     ← devices ← background
@@ -31,11 +31,11 @@ _BASE = {
     "exc", "fork_locks", "log", "versions", "option_kinds", "config", "target", "cards", "cpus",
     "fingerprint",
 }  # fmt: skip
-_NOUNS = _BASE | {"graph", "task"}
+_NOUNS = _BASE | {"graph", "task", "pareto"}
 _KERNELS = {"codegen.tir", "codegen.parts", "families", "codegen.build"}
 _TUNING = _NOUNS | _KERNELS | {"tuner"}
 _COMPILING = _TUNING | {"cache", "report", "compiler"}
-_DYNAMO = _NOUNS | {"compiler", "report", "devices"}
+_DYNAMO = _NOUNS | {"compiler", "report", "devices", "text_tables"}
 _RUNNING = _DYNAMO | {"background"}
 _DYNAMO_PARTS = {"dynamo.lower", "dynamo.capture", "dynamo.run", "dynamo.sizes"}
 MAY_IMPORT = {
@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "report": {"exc", "fork_locks", "log", "text_tables"},
     "graph": _BASE,
     "task": _BASE | {"graph"},
+    "pareto": _BASE | {"graph", "task"},
     "codegen": set(),
     "codegen.tir": _BASE | {"graph"},
     "codegen.parts": _NOUNS | {"codegen.tir"},
@@ -81,6 +82,7 @@ FORBIDDEN = {
     **{name: {"torch", *_TVM} for name in _LIGHT},
     **{name: {"torch"} for name in ("compiler", "families")},
     "task": _TVM,
+    "pareto": {"torch", *_TVM},
     **dict.fromkeys(("devices", "background"), _TVM),
     **dict.fromkeys(("dynamo", *_DYNAMO_PARTS), _TVM),
     "onnx": _TVM,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PREFIX = "TORCH_PRUNER_"
 COMPILERS = ("gcc", "cc", "clang")
+OBJECTIVES = ("latency", "memory", "energy")
 SPINS = 7000  # looks for work before a thread sleeps: 2 to 5 ms
 _logger = log.logger(__name__)
 
@@ -80,6 +81,7 @@ OPTIONS: Mapping[str, kinds.Option] = MappingProxyType(
         "weight_bits": kinds.optional(kinds.number_of(8, 4)),
         "int8_weights": kinds.boolean(),
         "narrow_weights": kinds.boolean(),
+        "objective": kinds.choice(*OBJECTIVES),
         "strict": kinds.boolean(),
         "debug_dir": kinds.optional(kinds.path()),
         "progress": kinds.or_auto(kinds.boolean()),
@@ -127,6 +129,7 @@ class Config:
     weight_bits: int | None = None
     int8_weights: bool = False
     narrow_weights: bool = True
+    objective: str = "latency"
     strict: bool = False
     debug_dir: str | None = None
     progress: bool | Literal["auto"] = "auto"
@@ -222,7 +225,11 @@ class Config:
         return Path(tempfile.gettempdir()) / f"torch_pruner-{os.geteuid()}"
 
     def key_fields(self) -> dict[str, bool]:
-        """The settings that change generated code, as fields for a cache key."""
+        """The settings that change generated code, as fields for a cache key.
+
+        ``objective`` is none of them: what was measured of a schedule is true whoever asks, and
+        entries have what every objective chooses by (``compiler.objectives``).
+        """
         return {"fast_math": self.fast_math, "library": self.library}
 
 

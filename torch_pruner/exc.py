@@ -214,6 +214,21 @@ class MeasureError(PrunerError):
     """
 
 
+class MeterError(MeasureError):
+    """Energy cannot be measured: there is no meter, or it cannot be read.
+
+    Example:
+        try:
+            meter = RaplMeter()
+        except exc.MeterError as err:
+            print(err.meter, err.reason, err.fix)
+    """
+
+    def __init__(self, meter: str, reason: str, fix: str = "") -> None:
+        self.meter, self.reason, self.fix = meter, reason, fix
+        super().__init__(f"cannot read {meter}: {reason}" + (f"; {fix}" if fix else ""))
+
+
 class WorkerDied(MeasureError):
     """A worker process ended before it answered; negative exit codes are signals.
 

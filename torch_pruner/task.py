@@ -88,12 +88,16 @@ class MeasureInput:
 
 @dataclass(frozen=True, slots=True)
 class MeasureResult:
-    """What happened to one candidate. ``run_secs`` holds seconds per call, one per repeat."""
+    """What happened to one candidate. ``run_secs`` holds seconds per call, one per repeat.
+
+    ``joules`` are those of a call, None where no meter was read.
+    """
 
     candidate: Candidate
     status: MeasureStatus
     run_secs: tuple[float, ...] = ()
     error: str = ""
+    joules: float | None = None
 
     @property
     def latency_s(self) -> float:

@@ -54,6 +54,15 @@ def bytes_text(size: int) -> str:
     return _scaled(size, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
 
 
+def joules_text(joules: float | None) -> str:
+    """An energy in the unit that suits it."""
+    if joules is None:
+        return "-"
+    if joules < 1e-3:
+        return f"{1e6 * joules:.1f} uJ"
+    return f"{1e3 * joules:.2f} mJ" if joules < 1.0 else f"{joules:.2f} J"
+
+
 def percent(part: float, whole: float) -> str:
     """A share, rounded so that only the whole is 100 %."""
     if not whole:

@@ -21,7 +21,13 @@ from torch_pruner.cache import (
     TuningRecord,
 )
 from torch_pruner.cache.row_checksum import checksum_of, verified
+from torch_pruner.pareto import MOST, Finalist, Footprint
+from torch_pruner.task import Candidate
 
+FINALISTS = (
+    Finalist(Candidate("tiled", (("i", 4),)), 1e-3, Footprint(10, 10, 0), 0.5),
+    Finalist(Candidate("lying"), 1.01e-3, Footprint(0, 8, 2)),
+)
 _PRINT_DIGESTS = """
 from tests.contracts.store import graph_key, kernel_key
 print(kernel_key().digest(), graph_key().digest())
@@ -93,6 +99,7 @@ def test_what_is_no_key_is_a_value_error(data: object) -> None:
         kernel_entry(latency_s=math.inf, baseline_s=None, source="untuned", effort=""),
         kernel_entry(source="library", candidate={}, provenance={}),
         kernel_entry(task="naïve ☃", workload_text='{"a": "\\u0000"}'),
+        kernel_entry(finalists=FINALISTS),
     ],
 )
 def test_kernel_entries_survive_their_text(entry: KernelEntry) -> None:
@@ -116,12 +123,29 @@ def test_kernel_entries_survive_their_text(entry: KernelEntry) -> None:
         {"task": None},
         {"workload_text": 1},
         {"provenance": None},
+        {"finalists": {}},
+        {"finalists": [FINALISTS[0].to_json()] * (MOST + 1)},
     ],
 )
 def test_a_damaged_kernel_entry_is_a_value_error(change: dict[str, Any]) -> None:
     data = json.loads(kernel_entry().to_text()) | change
     with pytest.raises(ValueError, match=next(iter(change))):
         KernelEntry.from_text(json.dumps(data))
+
+
+def test_a_damaged_finalist_is_a_value_error() -> None:
+    told = FINALISTS[0].to_json()
+    for damage in ({"candidate": 1}, {"joules": -1}, {"packed_bytes": "9"}, {"latency_s": 0}):
+        data = json.loads(kernel_entry().to_text()) | {"finalists": [told | damage]}
+        with pytest.raises(ValueError, match=next(iter(damage))):
+            KernelEntry.from_text(json.dumps(data))
+
+
+def test_an_entry_without_finalists_is_what_it_was() -> None:
+    """As an earlier version wrote and reads it."""
+    text = kernel_entry().to_text()
+    assert "finalists" not in text
+    assert KernelEntry.from_text(text).finalists == ()
 
 
 @pytest.mark.parametrize("kind", ["", "graph", "LIBRARY", None, 1])

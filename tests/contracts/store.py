@@ -24,6 +24,8 @@ from torch_pruner.cache import (
     TuningRecord,
 )
 from torch_pruner.cache.entry import artifact_digest
+from torch_pruner.pareto import Finalist, Footprint
+from torch_pruner.task import Candidate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -275,6 +277,16 @@ class StoreContract:
         assert [TuningRecord.from_json(line["record"]) for line in rest] == store.records(
             kernel_key()
         )
+
+    def test_finalists_are_kept_and_exported_with_their_kernel(self, store: KernelStore) -> None:
+        finalist = Finalist(Candidate("tiled"), 1e-3, Footprint(16, 16, 8), 0.25)
+        store.put_kernel(kernel_entry(finalists=(finalist,)))
+        store.add_records(kernel_key(), [record("a")])
+        found = store.get_kernel(kernel_key())
+        assert found is not None
+        assert found.finalists == (finalist,)
+        kernel = json.loads(next(store.export_records()))
+        assert [Finalist.from_json(told) for told in kernel["finalists"]] == [finalist]
 
     def test_listing_verify_and_clear(self, store: KernelStore) -> None:
         store.put_kernel(kernel_entry())

@@ -285,6 +285,17 @@ def test_rounded_weights_are_kept_and_so_cannot_be_live():
         Config(weights="live", int8_weights=True)
 
 
+def test_objectives() -> None:
+    assert Config().objective == "latency"
+    assert Config.from_options(None, {}, {"TORCH_PRUNER_OBJECTIVE": "memory"}).objective == "memory"
+    with pytest.raises(OptionError, match="one of 'latency', 'memory', 'energy', not 'speed'"):
+        parse(objective="speed")
+
+
+def test_an_objective_does_not_change_what_is_known_of_a_kernel() -> None:
+    assert parse(objective="memory").key_fields() == Config().key_fields()
+
+
 def test_bits_of_weights() -> None:
     assert Config().rounded_bits is None
     assert parse(weight_bits=4).rounded_bits == 4

@@ -12,6 +12,7 @@ from torch_pruner import exc, versions
 from torch_pruner.cli import doctor
 from torch_pruner.cli.doctor import Check, Status
 from torch_pruner.config import Config
+from torch_pruner.tuner.measure.meter import MeterSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +51,18 @@ def test_json_is_all_there_is_on_standard_output(
     rows = json.loads(capsys.readouterr().out)
     assert {"name", "status", "found", "fix"} == set(rows[0])
     assert {r["status"] for r in rows} <= {"ok", "note"}
+
+
+def test_what_objectives_measure_with(
+    installed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for argument, status in (("steady", Status.OK), ("absent", Status.NOTE)):
+        source = MeterSource("tests.fakes:FakeMeter", argument)
+        monkeypatch.setattr(doctor, "RAPL", source)
+        found = named("energy meter")
+        assert found.status is status
+    assert "nobody has made one" in found.found
+    assert found.fix == "wait"
 
 
 @pytest.mark.parametrize("found", [None, "0.1.15.post2"])

@@ -23,6 +23,7 @@ EXAMPLES = [
     exc.CompileError("matmul", "undefined symbol", log="ld: oops\n"),
     exc.CompileError.no_compiler("matmul", ("gcc", "cc")),
     exc.MeasureError("no device"),
+    exc.MeterError("RAPL", "Permission denied", "run as root"),
     exc.WorkerDied(41, -9),
     exc.MeasureTimeout("build of matmul", 10.0),
     exc.WrongResult("matmul", 0.5, 1e-3),

@@ -22,6 +22,7 @@ from torch_pruner.compiler.host_toolchain import HostToolchain
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.log import PhaseTimer
 from torch_pruner.tuner.measure.lean import without_torch
+from torch_pruner.tuner.measure.meter import RAPL
 from torch_pruner.tuner.measure.priority import give_way
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def compiled(request: CompileRequest) -> Answer:
 
 def _executor(request: CompileRequest, threads: int) -> MeasureExecutor:
     """A search of hours rests while who asked for it, the parent of this process, is at work."""
-    found = local_executor(threads, request.config.seed)
+    meter = RAPL if request.config.objective == "energy" else None
+    found = local_executor(threads, request.config.seed, meter)
     if request.config.effort != "full":
         return found
     parent = os.getppid()

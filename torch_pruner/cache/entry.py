@@ -20,6 +20,7 @@ from torch_pruner.cache.key import (
     is_number,
     parse_object,
 )
+from torch_pruner.pareto import MOST, Finalist
 
 if TYPE_CHECKING:
     import os
@@ -46,6 +47,9 @@ class KernelEntry:
         task: the kernel's name, for people.
         workload_text: the kernel graph as text, for ``explain`` and bug reports.
         provenance: JSON facts about the measurement: when, versions, evaluator, ``run_secs``.
+        finalists: schedules with what they cost, of which no other is better in everything;
+            ``candidate`` is the best by latency, objectives choose among these. At most
+            ``pareto.MOST``; none in what an earlier version wrote.
     """
 
     key: KernelKey
@@ -58,6 +62,7 @@ class KernelEntry:
     task: str = ""
     workload_text: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    finalists: tuple[Finalist, ...] = ()
 
     @property
     def shippable(self) -> bool:
@@ -65,8 +70,10 @@ class KernelEntry:
         return bool(self.effort) and (self.source != "untuned" or self.effort == "none")
 
     def to_text(self) -> str:
+        told = [finalist.to_json() for finalist in self.finalists]
         return canonical_json(
             {
+                **({"finalists": told} if told else {}),
                 "key": self.key.to_json(),
                 "candidate": dict(self.candidate),
                 "latency_s": _finite_or_none(self.latency_s),
@@ -95,6 +102,7 @@ class KernelEntry:
             task=_text(data, "task"),
             workload_text=_text(data, "workload_text"),
             provenance=_object(data, "provenance"),
+            finalists=_finalists(data),
         )
 
 
@@ -170,12 +178,14 @@ def keep_best(old: KernelEntry | None, new: KernelEntry, *, chosen: bool = False
     What a search has ``chosen`` is better than what it met on its way, which was timed at one
     moment, perhaps a lucky one, and the choice in a race. So it replaces what is there, and what
     is not complete replaces nothing that is. Otherwise the lower latency is better; a tie keeps the
-    old one, unless neither was timed. Completed effort and trials never decrease.
+    old one, unless neither was timed. Completed effort and trials never decrease; finalists are
+    those of the better schedule, if it has any.
     """
     if old is None:
         return new
     untimed = math.isinf(old.latency_s) and math.isinf(new.latency_s)
     best, other = (new, old) if new.latency_s < old.latency_s or untimed else (old, new)
+    alike = math.isinf(old.latency_s) == math.isinf(new.latency_s)  # predictions are no times
     passing = not best.effort and other.effort and math.isfinite(other.latency_s)
     if passing or (chosen and best is not new and math.isfinite(new.latency_s)):
         best, other = other, best
@@ -186,11 +196,20 @@ def keep_best(old: KernelEntry | None, new: KernelEntry, *, chosen: bool = False
         effort=max(old.effort, new.effort, key=EFFORTS.index),
         task=best.task or other.task,
         workload_text=best.workload_text or other.workload_text,
+        finalists=best.finalists or (other.finalists if alike else ()),
     )
 
 
 def _finite_or_none(seconds: float | None) -> float | None:
     return None if seconds is None or math.isinf(seconds) else seconds
+
+
+def _finalists(data: Mapping[str, Any]) -> tuple[Finalist, ...]:
+    """None where an earlier version wrote the entry."""
+    value = data.get("finalists", [])
+    if not isinstance(value, list) or len(value) > MOST:
+        raise ValueError(f"not a list of at most {MOST} finalists: {str(value)[:80]}")
+    return tuple(Finalist.from_json(item) for item in value)
 
 
 def _object(data: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch_pruner.cache.row_checksum import RowChecksums
+    from torch_pruner.pareto import Finalist
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,15 @@ def tasks(conn: sqlite3.Connection, checksums: RowChecksums) -> Iterator[tuple[s
 
 
 def as_json_lines(
-    key: KernelKey, workload_text: str, records: Sequence[TuningRecord]
+    key: KernelKey,
+    workload_text: str,
+    records: Sequence[TuningRecord],
+    finalists: Sequence[Finalist] = (),
 ) -> Iterator[str]:
     """One line for the kernel, then one for each record, which names the kernel by its digest."""
     digest = key.digest()
     header = {"kind": "kernel", "digest": digest, "key": key.to_json()}
-    yield canonical_json(header | {"workload_text": workload_text})
+    told = {"finalists": [f.to_json() for f in finalists]} if finalists else {}
+    yield canonical_json(header | {"workload_text": workload_text} | told)
     for record in records:
         yield canonical_json({"kind": "record", "kernel": digest, "record": record.to_json()})

@@ -214,7 +214,9 @@ class KernelStore:
         """All tuning records as JSON lines: each kernel's line, then those of its records."""
         found = self._fallback.collect(IndexedBlobs.recorded)
         for _, key in sorted({key.digest(): key for keys in found for key in keys}.items()):
-            yield from as_json_lines(key, self._workload_text(key), self.records(key))
+            entry = self._best(key)
+            text, finalists = (entry.workload_text, entry.finalists) if entry else ("", ())
+            yield from as_json_lines(key, text, self.records(key), finalists)
 
     def claim(
         self, key_digest: str, timeout_s: float | None = None
@@ -308,10 +310,6 @@ class KernelStore:
     def _best(self, key: KernelKey) -> KernelEntry | None:
         entries = self._fallback.collect(lambda indexed: indexed.get_kernel(key), key.digest())
         return functools.reduce(keep_best, entries) if entries else None
-
-    def _workload_text(self, key: KernelKey) -> str:
-        entry = self._best(key)
-        return "" if entry is None else entry.workload_text
 
     def _look_after(self, work: Callable[[IndexedBlobs], T], *, writes: bool = False) -> T:
         root = str(self.root or "in memory")

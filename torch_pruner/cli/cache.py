@@ -7,6 +7,7 @@ change nothing.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -21,9 +22,11 @@ from torch_pruner.cache import (
     location,
 )
 from torch_pruner.cli import arguments, explain, model
-from torch_pruner.config import EFFORT, Config
+from torch_pruner.config import EFFORT, OBJECTIVES, Config
 from torch_pruner.fingerprint import DeviceFingerprint
-from torch_pruner.text_tables import bytes_text, shorten, table, time_text
+from torch_pruner.pareto import Objective
+from torch_pruner.task import Candidate
+from torch_pruner.text_tables import bytes_text, joules_text, shorten, table, time_text
 
 if TYPE_CHECKING:
     import argparse
@@ -74,6 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 type=arguments.positive,
                 help="the size limit to enforce",
             )
+        if name == "ls":
+            help_ = "also the schedules of each kernel that objectives choose among"
+            sub.add_argument("--finalists", action="store_true", help=help_)
         if name == "verify":
             help_ = "also build every kernel of this device anew and check its results"
             sub.add_argument("--run", action="store_true", dest="rerun", help=help_)
@@ -97,6 +103,10 @@ def ls(args: argparse.Namespace) -> int:
     if kernels:
         headers = ("name", "device", "latency", "source", "effort", "trials", "age", "last use")
         print("\n".join(table(headers, kernels, align="<<><<>>>")))
+    if args.finalists:
+        told = [row for i in found if isinstance(i.entry, KernelEntry) for row in _finalists(i)]
+        costs = ("name", "schedule", "for", "latency", "packed", "scratch", "energy")
+        print("\n".join(table(costs, told, align="<<<>>>>")))
     artifacts = [(i, i.entry) for i in found if isinstance(i.entry, ArtifactEntry)]
     if artifacts:
         rows = [_artifact_row(item, entry, here, now) for item, entry in artifacts]
@@ -231,6 +241,7 @@ def _listed_json(item: Listed) -> dict[str, Any]:
         "effort": entry.effort,
         "trials": entry.trials,
         "candidate": dict(entry.candidate),
+        "finalists": [f.to_json() for f in entry.finalists],
     }
 
 
@@ -245,6 +256,30 @@ def _row(item: Listed, entry: KernelEntry, here: str, now: float) -> tuple[str, 
         age(now - item.created),
         age(now - item.used),
     )
+
+
+def _finalists(item: Listed) -> list[tuple[str, ...]]:
+    """A row for each; the objectives that take it, where weights stay in memory."""
+    entry = item.entry
+    assert isinstance(entry, KernelEntry), "others have none"
+    known = entry.finalists
+    metered = any(f.joules is not None for f in known)
+    named = [Objective(name) for name in OBJECTIVES[1:] if name != "energy" or metered]
+    taken = {o.name: o.choose(known).candidate for o in named if o.decides(known)}
+    taken = {OBJECTIVES[0]: Candidate.from_json(entry.candidate), **taken}
+    predicted = "~" if entry.source == "untuned" else ""
+    return [
+        (
+            entry.task or item.digest[:8],
+            f.candidate.sketch,
+            " ".join(name for name, chosen in taken.items() if chosen == f.candidate) or "-",
+            predicted + time_text(f.latency_s if math.isfinite(f.latency_s) else None),
+            bytes_text(f.footprint.packed_bytes),
+            bytes_text(f.footprint.scratch_bytes),
+            joules_text(f.joules),
+        )
+        for f in known
+    ]
 
 
 def _artifact_row(item: Listed, entry: ArtifactEntry, here: str, now: float) -> tuple[str, ...]:
@@ -296,6 +331,8 @@ def _misses(tasks: list[TaskExplanation], config: Config) -> list[Miss]:
 def _reason(
     key: KernelKey, store: KernelStore, config: Config
 ) -> tuple[str, dict[str, tuple[Any, Any]]]:
+    from torch_pruner.compiler.objectives import lacks
+
     if (entry := store.get_kernel(key)) is not None:
         if not entry.effort:
             return "its tuning was interrupted; tune it again to go on", {}
@@ -303,6 +340,8 @@ def _reason(
             return "it ran untuned, as drafted", {}
         if list(EFFORT).index(entry.effort) < list(EFFORT).index(config.effort):
             return f"tuned with effort {entry.effort}, {config.effort} is asked for", {}
+        if lacking := lacks(entry, config):
+            return f"{lacking}, and objective={config.objective!r} asks for it", {}
         return f"its entry ({entry.source}) does not fit the options", {}
     nearest = store.nearest(key)
     if nearest is None or nearest.workload != key.workload:

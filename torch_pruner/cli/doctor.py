@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_pruner import config, versions
-from torch_pruner.exc import OptionError
+from torch_pruner.exc import MeterError, OptionError
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.target import CpuProbe, TargetSpec
+from torch_pruner.tuner.measure.meter import RAPL
 
 if TYPE_CHECKING:
     import argparse
@@ -83,6 +84,7 @@ def report() -> list[Check]:
         _cache(settings),
         *_cpu(),
         *_threads(settings, env, CpuProbe.read().usable_cores),
+        _meter(),
         *_optional(),
     ]
 
@@ -195,6 +197,16 @@ def _threads(settings: config.Config, env: Mapping[str, str], usable_cores: int)
         fix = "unset it: timings vary twofold on a busy machine"
         checks.append(Check("tvm pinning", Status.NOTE, found, fix))
     return checks
+
+
+def _meter() -> Check:
+    """Of the CPUs: those of GPUs are the driver's business."""
+    try:
+        meter = RAPL.open()
+    except MeterError as err:
+        found = f"none, needed for objective='energy': {err.reason}"
+        return Check("energy meter", Status.NOTE, found, err.fix)
+    return Check("energy meter", Status.OK, meter.name)
 
 
 def _optional() -> list[Check]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from torch_pruner import exc, families
-from torch_pruner.compiler import kernels
+from torch_pruner.compiler import kernels, objectives
 from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.executors import release_later
 from torch_pruner.compiler.remembered import history
@@ -172,7 +172,9 @@ class Checks:
             if self.config.on_miss != "error":
                 known = self.store.get_kernel(self.context.kernel_key(task.workload))
                 effort = known.effort if known is not None else ""
-                kernels.publish(task, choice, self.store, self.context, effort=effort)
+                own = (self.store, self.context)
+                finalists = objectives.alone(task, choice)
+                kernels.publish(task, choice, *own, effort=effort, finalists=finalists)
             found[task.workload] = choice
         return found
 

@@ -297,7 +297,7 @@ class Compiler:
         choices = kernels.look_up(lowered.tasks, self.config, self.store, self.context)
         absent = [t for t in lowered.tasks if t.workload not in choices]
         if absent:
-            return [kernels.miss([task], self.store, self.context) for task in absent]
+            return [kernels.miss([task], self.store, self.context, self.config) for task in absent]
         gate = self.checks()
         if gate is not None and (unchecked := gate.unchecked(lowered.tasks, choices)):
             return [not_run_yet([task], self.context) for task in unchecked]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.compiler.building.pool import BuildPool
     from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.measure.meter import MeterSource
 
 IDLE_S = 30.0  # workers hold memory; without work for this long they are let go
 
@@ -50,12 +51,12 @@ def shared_executor(key: tuple[object, ...], make: Callable[[], SharedT]) -> Sha
         return cast("SharedT", _running[key])
 
 
-def local_executor(threads: int, seed: int) -> MeasureExecutor:
+def local_executor(threads: int, seed: int, meter: MeterSource | None = None) -> MeasureExecutor:
     """Workers on the CPU of this machine, for kernels that run on ``threads``."""
     from torch_pruner.tuner.measure.local import LocalExecutor
 
     made: MeasureExecutor = shared_executor(
-        ("local", threads, seed), lambda: LocalExecutor(threads, seed=seed)
+        ("local", threads, seed, meter), lambda: LocalExecutor(threads, seed=seed, meter=meter)
     )
     return made
 

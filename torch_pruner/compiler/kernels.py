@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner import exc, families
 from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
+from torch_pruner.compiler import objectives
 from torch_pruner.compiler.alike import tuned
 from torch_pruner.compiler.choice import Choice, finite
 from torch_pruner.compiler.executors import release_later
@@ -21,6 +22,7 @@ from torch_pruner.compiler.remembered import history, learned
 from torch_pruner.compiler.vendor import wins, worth_vendor
 from torch_pruner.families.library import FAMILY as LIBRARY
 from torch_pruner.log import PhaseTimer, logger, warn_once
+from torch_pruner.pareto import LATENCY, Finalist
 from torch_pruner.report import Tuning
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
 
@@ -59,7 +61,7 @@ def choose(
     if not missing:
         return choices
     if config.on_miss == "error":
-        raise miss(missing, store, context)
+        raise miss(missing, store, context, config)
     if (
         config.on_miss == "fallback"
         or config.budget.trials_per_task == 0
@@ -67,7 +69,7 @@ def choose(
     ):
         return choices | _draft(missing, config, store, context, timer)
     if not may_tune:
-        raise miss(missing, store, context)
+        raise miss(missing, store, context, config)
     with store.claim(_claim_name(missing, context)):  # whoever comes second finds the work done
         choices |= look_up(missing, config, store, context)
         missing = [t for t in missing if t.workload not in choices]
@@ -90,22 +92,28 @@ def _remember(tasks: Sequence[Task], choices: Mapping[str, Choice]) -> None:
 def look_up(
     tasks: Sequence[Task], config: Config, store: KernelStore, context: Context
 ) -> dict[str, Choice]:
-    """Kernels that the cache knows well enough: tuned with at least the effort that is asked for.
+    """Kernels that the cache knows well enough: tuned with at least the effort that is asked for,
+    and with what the objective chooses by.
 
     Under ``on_miss="fallback"`` whatever was completed will do.
     """
     found: dict[str, Choice] = {}
     for task in tasks:
         entry = store.get_kernel(context.kernel_key(task.workload))
-        if entry is None or not _good_enough(entry, config):
+        if entry is None or not _good_enough(entry, config) or objectives.lacks(entry, config):
             continue
-        candidate = Candidate.from_json(entry.candidate)
-        if _usable(candidate, config):
-            found[task.workload] = Choice(
-                candidate, "cache", entry.latency_s, entry.baseline_s, entry.trials,
-                entry.effort if _is_tuned(entry) else "none",
-            )  # fmt: skip
+        choice = Choice(
+            Candidate.from_json(entry.candidate), "cache", entry.latency_s, entry.baseline_s,
+            entry.trials, entry.effort if _is_tuned(entry) else "none",
+        )  # fmt: skip
+        choice = _preferred(choice, entry.finalists, task, config)
+        if _usable(choice.candidate, config):
+            found[task.workload] = choice
     return found
+
+
+def _preferred(choice: Choice, finalists: Sequence[Finalist], task: Task, config: Config) -> Choice:
+    return objectives.preferred(choice, finalists, task, config, lambda c: _usable(c, config))
 
 
 def _good_enough(entry: KernelEntry, config: Config) -> bool:
@@ -130,11 +138,15 @@ def _usable(candidate: Candidate, config: Config) -> bool:
     return family.allowed() and (family.generated or config.library)
 
 
-def miss(tasks: Sequence[Task], store: KernelStore, context: Context) -> exc.CacheMiss:
+def miss(
+    tasks: Sequence[Task], store: KernelStore, context: Context, config: Config
+) -> exc.CacheMiss:
     """Says that these kernels are missing, and how the nearest entry differs from the first."""
     key = context.kernel_key(tasks[0].workload)
-    nearest = store.nearest(key)
+    entry, nearest = store.get_kernel(key), store.nearest(key)
     differs = key.diff(nearest) if nearest else {}
+    if entry is not None and _good_enough(entry, config) and objectives.lacks(entry, config):
+        differs = {"objective": (config.objective, LATENCY.name)}
     others = [task.name for task in tasks[1:]]
     return exc.CacheMiss(tasks[0].name, differs, context.hint, others)
 
@@ -174,15 +186,18 @@ def _draft(
     choices = {}
     with timer.phase("draft"):
         for task in tasks:
-            predicted_s, candidate = drafts(task)[0]
+            ranked = drafts(task)
+            predicted_s, candidate = ranked[0]
             alike = tuned.schedule_for(task, predicted_s)
             alike = alike if alike is not None and _usable(alike, config) else None
-            choices[task.workload] = Choice(alike or candidate, "untuned")
+            drafted = Choice(alike or candidate, "untuned")
+            finalists = objectives.of_drafts(task, drafted, ranked, config)
             # What runs untuned for now is noted, for ``compiler.seen`` to find.
-            drafted = config.effort == "none" and config.on_miss == "tune"
-            effort = "none" if drafted else ""
-            if drafted or config.on_miss == "fallback":
-                publish(task, choices[task.workload], store, context, effort=effort)
+            wanted = config.effort == "none" and config.on_miss == "tune"
+            effort = "none" if wanted else ""
+            if wanted or config.on_miss == "fallback":
+                publish(task, drafted, store, context, effort=effort, finalists=finalists)
+            choices[task.workload] = _preferred(drafted, finalists, task, config)
     return choices
 
 
@@ -225,7 +240,9 @@ def _tune(
         on_result=keep,
         seed=config.seed,
         history={w: results for w, (results, _) in known.items()},
-        seeds={w: seeds for w, (_, seeds) in known.items()},
+        seeds={t.workload: _seeds(t, known[t.workload][1], config) for t in tasks},
+        objective=objectives.objective_of(config),
+        footprint=objectives.footprint,
         timer=timer,
         spent_s=timer.elapsed_s if config.time_budget_s else 0.0,
         to_build=len(tasks) if config.time_budget_s else 0,
@@ -240,14 +257,23 @@ def _tune(
     if outcome.interrupted:  # what was measured is in the store already
         raise KeyboardInterrupt
     learned.keep(cost_model, config, context.target)
-    if config.time_budget_s and timer.elapsed_s > config.time_budget_s:
-        vendor = None
+    vendor = None if config.time_budget_s and timer.elapsed_s > config.time_budget_s else vendor
     choices = {}
     for task in tasks:
         found = outcome.tasks.get(task.workload)
         choice = _settle(task, found, config, executor, vendor)
         choices[task.workload] = _kept(task, choice, found, config, store, context)
     return choices
+
+
+def _seeds(task: Task, known: Sequence[Candidate], config: Config) -> Sequence[Candidate]:
+    """What is to be tried early: what is known from elsewhere, and the draft of the objective."""
+    if config.objective != "memory":
+        return known
+    ranked = drafts(task)
+    drafted = Choice(ranked[0][1], "untuned")
+    finalists = objectives.of_drafts(task, drafted, ranked, config)
+    return [*known, _preferred(drafted, finalists, task, config).candidate]
 
 
 def _kept(
@@ -264,8 +290,13 @@ def _kept(
     """
     ended = choice.source != "untuned" or (found is not None and found.exhausted)
     effort = config.effort if ended else ""
-    stored = publish(task, choice, store, context, effort=effort, chosen=True)
-    return replace(_as_stored(choice, stored), effort=effort)
+    finalists = found.finalists if found is not None else ()
+    # The library is faster by more than a tie; where nothing worked, to search again is in vain.
+    if choice.source == "library" or (ended and not finalists):
+        finalists = objectives.alone(task, choice)
+    stored = publish(task, choice, store, context, effort=effort, chosen=True, finalists=finalists)
+    choice = replace(_as_stored(choice, stored), effort=effort)
+    return _preferred(choice, stored.finalists, task, config)
 
 
 def _as_stored(choice: Choice, stored: KernelEntry) -> Choice:
@@ -329,8 +360,12 @@ def publish(
     *,
     effort: str,
     chosen: bool = False,
+    finalists: Sequence[Finalist] = (),
 ) -> KernelEntry:
-    """Store a kernel's entry; the entry that is there afterwards."""
+    """Store a kernel's entry; the entry that is there afterwards.
+
+    ``choice`` is what latency chooses, whatever the objective.
+    """
     assert choice.source != "cache"
     entry = KernelEntry(
         key=context.kernel_key(task.workload),
@@ -343,5 +378,6 @@ def publish(
         task=task.name,
         workload_text=json.dumps(task.spec.to_json(), separators=(",", ":")),
         provenance={"time": time.time()},
+        finalists=tuple(finalists),
     )
     return store.put_kernel(entry, chosen=chosen)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.measure.meter import MeterSource
 
 
 class Device(ABC):
@@ -81,6 +82,10 @@ class Device(ABC):
 
         Under ``effort="none"`` it is called for ``runs_first`` alone.
         """
+
+    def meter(self) -> MeterSource | None:
+        """What counts the joules of the device. Default: nothing does."""
+        return None
 
     def runs_first(self, config: Config) -> bool:
         """Whether workers run a kernel, and compare its results with the reference's, before this

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.measure.meter import MeterSource
 
 
 class CpuDevice(Device):
@@ -54,7 +55,13 @@ class CpuDevice(Device):
         return HostToolchain(threads, openmp=openmp.functions())
 
     def executor(self, config: Config, threads: int) -> MeasureExecutor:
-        return local_executor(threads, config.seed)
+        meter = self.meter() if config.objective == "energy" else None
+        return local_executor(threads, config.seed, meter)
+
+    def meter(self) -> MeterSource | None:
+        from torch_pruner.tuner.measure.meter import RAPL
+
+        return RAPL
 
     def vendor(self) -> Vendor | None:
         return AtenVendor()
@@ -66,6 +73,9 @@ class EagerDevice(CpuDevice):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.dtypes = frozenset()
+
+    def meter(self) -> MeterSource | None:
+        return None
 
 
 @cache

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.measure.meter import MeterSource
 
 ANY_GPU: Final = '{"kind":"cuda"}'  # the option ``target``: the GPU at hand, whichever it is
 NO_TRACKER: Final = "graphs on %s run in eager: the devices of a tracker are CPUs"
@@ -167,7 +168,13 @@ class CudaDevice(Device):
         return self._toolchain
 
     def executor(self, config: Config, threads: int) -> MeasureExecutor:
-        return cuda_executor(self.fingerprint, self._selector, config.seed)
+        meter = self.meter() if config.objective == "energy" else None
+        return cuda_executor(self.fingerprint, self._selector, config.seed, meter=meter)
+
+    def meter(self) -> MeterSource | None:
+        from torch_pruner.tuner.measure.meter import nvml
+
+        return nvml(self._selector)
 
     def runs_first(self, config: Config) -> bool:
         return config.target == "auto"
@@ -249,7 +256,11 @@ def tf32_allowed() -> frozenset[str]:
 
 
 def cuda_executor(
-    fingerprint: DeviceFingerprint, selector: str, seed: int, builder: str = CUDA_BUILDER
+    fingerprint: DeviceFingerprint,
+    selector: str,
+    seed: int,
+    builder: str = CUDA_BUILDER,
+    meter: MeterSource | None = None,
 ) -> MeasureExecutor:
     """Times on one GPU; each worker has a context of its own there, and they time in turns."""
     from torch_pruner.tuner.measure.base import EvaluatorSpec
@@ -257,7 +268,7 @@ def cuda_executor(
     from torch_pruner.tuner.measure.local import LocalExecutor
 
     return shared_executor(
-        ("cuda", selector, seed, builder),
+        ("cuda", selector, seed, builder, meter),
         lambda: LocalExecutor(
             1,
             EvaluatorSpec(flush_bytes=2 * fingerprint.l2_bytes, renew=False),
@@ -266,6 +277,7 @@ def cuda_executor(
             seed=seed,
             builder=builder,
             device=fingerprint,
+            meter=meter,
             environment={
                 "CUDA_VISIBLE_DEVICES": selector,
                 # No clients of the Multi-Process Service, where a fault of one ends all others of

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.devices.base import Device
     from torch_pruner.tuner.measure.base import MeasureExecutor
+    from torch_pruner.tuner.measure.meter import MeterSource
     from torch_pruner.tuner.measure.rpc import RpcExecutor
 
 
@@ -49,6 +50,9 @@ class FleetDevice(CpuDevice):
 
     def executor(self, config: Config, threads: int) -> MeasureExecutor:
         return _fleet(config)
+
+    def meter(self) -> MeterSource | None:
+        return None  # that of this machine tells nothing of them
 
     def vendor(self) -> None:
         """The library of this machine is not theirs."""

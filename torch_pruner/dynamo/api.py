@@ -16,7 +16,7 @@ from torch_pruner.compiler import bundles, kernels, stores
 from torch_pruner.compiler.checks import reason_of
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
-from torch_pruner.devices import bundle_device, device_for, torch_device_of
+from torch_pruner.devices import bundle_device, device_for, metering, torch_device_of
 from torch_pruner.dynamo import backend
 from torch_pruner.dynamo.capture import aot_metadata, recurrent_modules
 from torch_pruner.dynamo.explanation import Explanation, GraphExplanation, TaskExplanation
@@ -106,6 +106,7 @@ def tune_seen(
     """
     config = Config.from_options(mode, options)
     timer = PhaseTimer()
+    metering.expect((torch.empty(0, device=device),), config)
     compiler = device_for(torch.device(device), config).compiler(config, timer)
     with reports.collect() as graphs:
         if tasks := tuple(seen.tune_noted(compiler)):
@@ -372,6 +373,7 @@ def _explain_task(task: Task, compiler: Compiler, known: Choice | None) -> TaskE
         effort,
         trials,
         _why_another(task, compiler, known),
+        tuple(f.to_json() for f in history.finalists(compiler.store, key)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner import log
 from torch_pruner.config import Config
-from torch_pruner.devices import forked_threads
+from torch_pruner.devices import forked_threads, metering
 from torch_pruner.dynamo.capture import recurrent_modules
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
 from torch_pruner.dynamo.compilation import GraphCompilation
@@ -54,6 +54,7 @@ def compile_dynamo_graph(
 ) -> DynamoCall:
     """``pruner`` with its options already read."""
     forked_threads.watch()
+    metering.expect(example_inputs, config)
     reports.begin()
     compilation = GraphCompilation(gm, example_inputs, config)
     return compilation.fallback(

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch_pruner.text_tables import bytes_text, joules_text, time_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -19,6 +21,10 @@ class TaskExplanation:
     What is cached has the kind of its schedule, and its seconds per call unless it was never timed.
     Tuning that was interrupted goes on from ``trials``. ``failed`` says which schedule went wrong
     when a worker ran it, and how, where that is why it is another's.
+
+    ``finalists`` are the schedules among which the option ``objective`` chooses, as JSON:
+    ``candidate``, ``latency_s``, ``packed_bytes``, ``constant_bytes``, ``scratch_bytes`` and
+    ``joules``, None without a meter.
 
     Example:
         tasks = [t for g in torch_pruner.explain(model, (x,)).graphs for t in g.tasks]
@@ -39,6 +45,7 @@ class TaskExplanation:
     effort: str = ""  # that its tuning was completed with, for whatever is asked for now
     trials: int = 0  # candidates that were measured for it
     failed: str = ""
+    finalists: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +98,18 @@ class Explanation:
                 for t in sorted(g.tasks, key=lambda t: -t.flops * t.weight)
             )
             lines.extend(f"  {t.name}: {t.failed}" for t in g.tasks if t.failed)
+            lines.extend(
+                f"  {t.name}: {'; '.join(_finalist(f) for f in t.finalists)}"
+                for t in g.tasks
+                if len(t.finalists) > 1
+            )
             lines.extend(f"  left to eager: {r.node}: {r.kind}: {r.detail}" for r in g.rejections)
         return "\n".join(lines)
+
+
+def _finalist(found: Mapping[str, Any]) -> str:
+    """One schedule and what it costs."""
+    size = bytes_text(found["packed_bytes"] + found["scratch_bytes"])
+    costs = [time_text(found["latency_s"]), size]
+    costs += [joules_text(found["joules"])] if found["joules"] is not None else []
+    return f"{found['candidate']['sketch']} {', '.join(costs)}"

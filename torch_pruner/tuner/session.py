@@ -16,17 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.log import PhaseTimer, logger
+from torch_pruner.pareto import LATENCY, TIE, Footprint, Objective
 from torch_pruner.task import Candidate, MeasureInput, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.roofline import roofline_s
 from torch_pruner.tuner.scheduler import GradientScheduler, TaskProgress
 from torch_pruner.tuner.search.space import SketchSpace
-from torch_pruner.tuner.task_run import (
-    TIE,
-    TaskOutcome,
-    TaskRun,
-    fastest,
-    result_of,
-)
+from torch_pruner.tuner.task_run import TaskOutcome, TaskRun, fastest, result_of
 
 if TYPE_CHECKING:
     from torch_pruner.config import Budget
@@ -40,6 +35,7 @@ History = Mapping[str, Sequence[MeasureResult]]
 
 SIMILAR = 6  # tasks whose best schedules are drafts for another
 LATE = 1.1  # times the budget: no more finals
+METERED_S = 1.0  # that reading a meter takes for the finalists of a task
 FIRST_PAIR = 2  # candidates in the first batch of all where time is given from start to end
 
 
@@ -73,7 +69,8 @@ class TuningSession:
 
     Batches of one task are measured at different moments of the machine. So in the end the best of
     each batch and the first draft are raced side by side, and the races decide. Of kernels that are
-    as fast, one that packs no operand is taken.
+    as fast, one that packs no operand is taken. ``footprint`` tells what a schedule needs in
+    memory, ``objective`` who else is raced for what it costs; outcomes have the finalists.
     """
 
     tasks: Sequence[Task]
@@ -86,6 +83,8 @@ class TuningSession:
     history: History = field(default_factory=dict)
     seeds: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
     bound_s: Callable[[Task], float] = roofline_s
+    objective: Objective = LATENCY
+    footprint: Callable[[Task, Candidate], Footprint] | None = None
     spent_s: float = 0.0
     to_build: int = 0
     batch_size: int = 8
@@ -142,7 +141,8 @@ class TuningSession:
         draft = first[0] if first else None
         run = TaskRun(task, strategy, progress, queued, frozenset(queued), draft=draft)
         run.unpacked = frozenset(s.name for s in sketches if not s.packs)
-        run.note_unpacked(known)
+        run.objective, run.footprint = self.objective, self.footprint
+        run.note(known)
         good = [r for r in known if r.status is MeasureStatus.OK]
         if good:
             run.best = self.best[task.workload] = min(good, key=lambda r: r.latency_s)
@@ -181,7 +181,9 @@ class TuningSession:
         """Seconds of the budget less those that the finals will take."""
         assert self.budget.time_s is not None
         finals = sum(len(f) + 2 for run in self._runs if (f := run.finalists()))
-        return max(0.5 * self.budget.time_s, self._ends_s() - finals * self._trial_s)
+        metered_s = METERED_S * len(self._runs) if self.objective.metered else 0.0
+        left_s = self._ends_s() - finals * self._trial_s - metered_s
+        return max(0.5 * self.budget.time_s, left_s)
 
     def _ends_s(self) -> float:
         """Seconds of the budget less those of building, which is done one by one."""
@@ -269,7 +271,7 @@ class TuningSession:
             self.on_result(run.task, result)
         if (winner := fastest(results)) is not None:
             run.winners.append(winner)
-        run.note_unpacked(results)
+        run.note(results)
         self._note_curve()
         with self.timer.phase("train"):
             run.strategy.observe(results)
@@ -280,31 +282,37 @@ class TuningSession:
 
         A processor that is shared is faster and slower for seconds at a time, and not equally so
         for all schedules: a race is one such moment, and whoever wins it was lucky, too. So what
-        beat the draft meets it once more at another, and only that race says by how much.
+        beat the draft meets it once more at another, and only that race says by how much. What an
+        objective prefers to the winner has to be as fast there, too.
         """
-        ahead: list[TaskRun] = []
+        again: list[tuple[TaskRun, list[Candidate]]] = []
         for run in sorted(self._runs, key=lambda r: -r.progress.weight * r.progress.latency_s):
             results = self._race(run, run.finalists())
+            run.raced = [r for r in results if r.status is MeasureStatus.OK]
             if (winner := run.chosen(results)) is None:
                 unpacked = run.best_unpacked
                 if run.best and unpacked and unpacked is run.chosen([run.best, unpacked]):
                     self._settle(run, unpacked)
                 continue
-            if result_of(results, run.draft) not in (None, winner):
-                ahead.append(run)
+            drafts = [run.draft] if run.draft and result_of(results, run.draft) else []
+            again.append((run, list(dict.fromkeys([*drafts, winner.candidate, *run.preferred()]))))
             self._settle(run, winner)
-        for run in ahead:
+        for run, entered in again:
             assert run.best is not None
-            results = self._race(run, [c for c in (run.draft, run.best.candidate) if c])
+            results = self._race(run, entered)
+            run.note_again(results, run.best)
             first, second = (result_of(results, c) for c in (run.draft, run.best.candidate))
             packs = run.draft is None or run.draft.sketch not in run.unpacked
             ahead_by = 1 / TIE if packs and run.best.candidate.sketch in run.unpacked else TIE
-            if first and second and first.latency_s < second.latency_s * ahead_by:
+            same = first is second
+            if first and second and not same and first.latency_s < second.latency_s * ahead_by:
                 self._settle(run, first)
 
     def _race(self, run: TaskRun, candidates: Sequence[Candidate]) -> list[MeasureResult]:
         """The results of a race that is worth while and that there is time for, or none."""
         late = self.budget.time_s is not None and self._elapsed_s() > self.budget.time_s * LATE
+        # Without its joules a task counts as not tuned for them, and would be raced once more.
+        late = late and not self.objective.metered
         if len(candidates) < 2 or late or self._over():
             return []
         with self.timer.phase("measure"):

@@ -14,6 +14,8 @@ from torch_pruner.cache import Artifact, ArtifactKind, GraphKey, KernelEntry, Ke
 from torch_pruner.cli import cache
 from torch_pruner.compiler.context import Context
 from torch_pruner.config import Config
+from torch_pruner.pareto import Finalist, Footprint
+from torch_pruner.task import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,6 +171,11 @@ def test_why_names_the_fields_that_differ(
     [
         ({}, ["--effort", "full"], "tuned with effort quick, full is asked for"),
         ({"effort": ""}, [], "its tuning was interrupted; tune it again to go on"),
+        (
+            {},
+            ["--set", "objective=memory"],
+            "what its schedules need in memory was not noted, and objective='memory' asks for it",
+        ),
     ],
 )
 def test_why_an_entry_is_not_good_enough(
@@ -184,6 +191,28 @@ def test_why_an_entry_is_not_good_enough(
     status, data = why(run, *argv)
     (miss,) = data["misses"]
     assert (status, miss["reason"], miss["differs"]) == (1, reason, {})
+
+
+def test_the_schedules_that_objectives_choose_among(
+    run: Run, store: KernelStore, key: KernelKey
+) -> None:
+    fast = Finalist(Candidate("contraction"), 1e-4, Footprint(1 << 20, 1 << 20, 0), 2e-3)
+    lean = Finalist(Candidate("in_place"), 1.01e-4, Footprint(0, 1 << 19, 64))
+    chosen = fast.candidate.to_json()
+    store.put_kernel(entry(key, candidate=chosen, finalists=(fast, lean)))
+    lines = run("cache", "ls", "--finalists")[1].splitlines()
+    assert lines[2].split() == [
+        "name", "schedule", "for", "latency", "packed", "scratch", "energy"
+    ]  # fmt: skip
+    assert lines[3].split() == [
+        *("matmul_3x2", "contraction", "latency", "energy", "100.0", "us"),
+        *("1.0", "MiB", "0", "B", "2.00", "mJ"),
+    ]
+    assert lines[4].split() == [
+        "matmul_3x2", "in_place", "memory", "101.0", "us", "0", "B", "64", "B", "-"
+    ]  # fmt: skip
+    data = json.loads(run("cache", "ls", "--json")[1])
+    assert data[0]["finalists"] == [fast.to_json(), lean.to_json()]
 
 
 def test_why_an_option_that_is_part_of_the_key(

@@ -14,15 +14,19 @@ import pytest
 
 from tests import fakes
 from tests.contracts.measure_executor import MeasureExecutorContract
+from torch_pruner import log
 from torch_pruner.exc import MeasureError
+from torch_pruner.pareto import TIE
 from torch_pruner.task import MeasureInput, MeasureStatus
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.jobs import Limits
 from torch_pruner.tuner.measure.local import LocalExecutor
+from torch_pruner.tuner.measure.meter import MeterSource
 from torch_pruner.tuner.measure.process import WorkerProcess
 
 FAST = EvaluatorSpec(repeat=2, min_repeat_s=1e-4, flush_bytes=1 << 12)
 LIMITS = Limits(start_s=60, task_s=20, build_s=0.7, run_s=0.7)
+METERED = Limits(start_s=60, task_s=20, build_s=5, run_s=20)
 S = MeasureStatus
 
 
@@ -117,6 +121,31 @@ def test_a_users_file_named_like_a_standard_module_is_no_problem(monkeypatch, tm
     monkeypatch.syspath_prepend(tmp_path)
     with make_executor() as executor:
         assert [r.status for r in measure(executor, fakes.GOOD)] == [S.OK]
+
+
+def test_finalists_are_metered_and_others_are_not() -> None:
+    task, good = fakes.make_task(), [fakes.candidate(tag=k) for k in range(2)]
+    inputs = [MeasureInput(task, c) for c in (*good, fakes.candidate(fakes.RUN_RAISES))]
+    with make_executor(limits=METERED, meter=MeterSource("tests.fakes:FakeMeter")) as executor:
+        assert [r.joules for r in executor.measure(inputs)] == [None] * 3
+        raced = executor.race(inputs)
+        fast, slow = sorted(raced[:2], key=lambda r: r.latency_s)
+        assert fast.joules == pytest.approx(20.0 * fast.latency_s, rel=0.9)
+        assert (slow.joules is None) == (slow.latency_s > TIE * fast.latency_s)
+        assert (raced[2].status, raced[2].joules) == (S.RUN_ERROR, None)
+
+
+@pytest.mark.parametrize("fault", ["raises", "still", "absent", "dies"])
+def test_a_meter_that_fails_costs_nobody_their_time(fault: str, caplog) -> None:
+    log.forget_warnings()
+    inputs = [MeasureInput(fakes.make_task(), fakes.candidate(tag=k)) for k in range(2)]
+    meter = MeterSource("tests.fakes:FakeMeter", fault)
+    with make_executor(limits=METERED, meter=meter) as executor:
+        for _ in range(2):
+            results = executor.race(inputs)
+            assert all(r.status is S.OK and r.run_secs for r in results), results
+            assert [r.joules for r in results] == [None, None]
+    assert sum("cannot read a fake" in r.message for r in caplog.records) == (fault != "dies")
 
 
 def test_phases_are_timed(executor) -> None:

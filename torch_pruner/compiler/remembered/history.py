@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch_pruner.cache import KernelKey, KernelStore
+    from torch_pruner.pareto import Finalist
 
 SEED = "seed"
 
@@ -47,6 +48,12 @@ def progress(store: KernelStore, key: KernelKey) -> tuple[str, int]:
         return "", measured
     drafted = entry.source == "untuned" and entry.effort
     return "none" if drafted else entry.effort, max(entry.trials, measured)
+
+
+def finalists(store: KernelStore, key: KernelKey) -> tuple[Finalist, ...]:
+    """What is known of the schedules among which objectives choose."""
+    entry = store.get_kernel(key)
+    return () if entry is None else entry.finalists
 
 
 def record_of(result: MeasureResult) -> TuningRecord:

@@ -84,7 +84,9 @@ class MeasureExecutor(ABC):
     def race(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
         """Like ``measure``, for finalists of one task: side by side, so that moments do not count.
 
-        The seconds are those of this moment, not put right. Default: ``measure``.
+        The seconds are those of this moment, not put right. An executor that has a meter also tells
+        the joules of those as fast as the fastest (``pareto.TIE``), where they could be had.
+        Default: ``measure``.
         """
         return self.measure(inputs)
 

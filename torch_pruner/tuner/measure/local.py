@@ -16,6 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.exc import WorkerDied
+from torch_pruner.log import logger, warn_once
+from torch_pruner.pareto import TIE
 from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
 from torch_pruner.tuner.measure.jobs import (
     MeasureBatch,
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
 
     from torch_pruner.tuner.measure.protocol import Message
 
+log = logger(__name__)
+
 FINAL_REPEATS = 9
+NO_JOULES = "energy of a kernel is not known: %s"
 WINDOW = 2  # builds on their way to one worker: it never waits for its parent
 AGAIN = 2  # more times that a group is timed, whose anchor says that the moment was a bad one
 PATIENCE = 2  # groups in a row that no repetition helped, after which there is none
@@ -158,8 +163,44 @@ class LocalExecutor(WorkerExecutor):
             for group in groups(batch, jobs, self.evaluator.flush_bytes):
                 if worker in self._workers:
                     self._time_group(worker, batch, group)
+            if batch.race and self._meter is not None:
+                self._count_joules(worker, batch, jobs)
             if jobs and worker in self._workers:
                 self._drop(worker)
+
+    def _count_joules(self, worker: WorkerState, batch: MeasureBatch, jobs: Sequence[int]) -> None:
+        """Have the joules counted of jobs that are as fast as the fastest, one after another."""
+        limit = TIE * min(
+            (batch.results[job].latency_s for job in jobs if job in batch.results),
+            default=math.inf,
+        )
+        assert self._meter is not None
+        for job in (j for j in jobs if batch.worked(j) and batch.results[j].latency_s <= limit):
+            if worker not in self._workers:
+                return
+            message = {"cmd": "energy", "job": job, "meter": self._meter.to_json()}
+            worker.owes.append(job)
+            worker.since = time.monotonic()
+            with contextlib.suppress(WorkerDied):
+                worker.process.send({**message, "evaluator": self.evaluator.to_json()})
+            self._await_joules(worker, batch)
+
+    def _await_joules(self, worker: WorkerState, batch: MeasureBatch) -> None:
+        try:
+            while worker.owes and worker in self._workers:
+                for ready in self._wait([worker], batch, self.limits.run_s):
+                    for reply in self._receive(ready):
+                        self._on_joules(ready, batch, reply)
+        except WorkerDied as err:
+            self._died(worker, batch, MeasureStatus.RUN_ERROR, err)
+
+    def _on_joules(self, worker: WorkerState, batch: MeasureBatch, message: Message) -> None:
+        job = worker.owes.popleft()
+        assert isinstance(job, int), "tasks are defined while building"
+        if message["ok"]:
+            batch.results[job] = replace(batch.results[job], joules=float(message["joules"]))
+        else:
+            warn_once(log, "joules", NO_JOULES, message["error"])
 
     def _drop(self, worker: WorkerState) -> None:
         """Let a worker forget what it has built."""

@@ -5,8 +5,9 @@ longer than ``MAX_FRAME`` is a protocol error rather than an allocation.
 
 Commands (``cmd``): ``task`` {task, spec, target, threads, seed} · ``build`` {task, jobs: [{job,
 candidate}]} · ``time`` {jobs, best_s, evaluator, anchor} (of one task; ``anchor`` is one of the
-jobs, or null) · ``drop`` {jobs}. Replies carry the ``job`` (or ``task``) they answer, ``ok``, and
-``seconds``/``run_secs`` or ``status`` and ``error``; ``drop`` has no reply. Jobs are answered one
+jobs, or null) · ``energy`` {job, evaluator, meter} (of a job that was timed) · ``drop`` {jobs}.
+Replies carry the ``job`` (or ``task``) they answer, ``ok``, and ``seconds``/``run_secs``/``joules``
+or ``status`` and ``error``; ``drop`` has no reply. Jobs are answered one
 by one in the order sent, so the first one unanswered is the one that a dead worker was busy with.
 A job that is timed is answered twice: ``ran`` when its first call gave the right result,
 ``run_secs`` when it and those timed beside it are done.

@@ -24,6 +24,8 @@ import time
 import traceback
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, BinaryIO
 
 from torch_pruner import families
@@ -35,6 +37,7 @@ from torch_pruner.task import Candidate, MeasureStatus
 from torch_pruner.tuner.measure import check
 from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.lean import without_torch
+from torch_pruner.tuner.measure.meter import Meter, MeterSource, joules_per_call
 from torch_pruner.tuner.measure.priority import give_way_as_parent
 from torch_pruner.tuner.measure.protocol import Message, encode, read_frame
 from torch_pruner.tuner.measure.timing import (
@@ -87,6 +90,7 @@ class Worker:
         self.data: OrderedDict[str, WorkerTask] = OrderedDict()
         self.built: dict[int, tuple[str, BuiltKernel]] = {}
         self.best: dict[str, tuple[float, float]] = {}  # see ``AtTwoSizes``, by task
+        self._meters: dict[MeterSource, Meter] = {}
 
     def task(self, message: Message) -> Message:
         """Define a task; its inputs and reference outputs are made now, once."""
@@ -163,6 +167,26 @@ class Worker:
         for job, watch in watches.items():
             reply({"job": job, "ok": True, "run_secs": list(watch.run_secs)})
 
+    def energy(self, job: int, source: MeterSource, evaluator: EvaluatorSpec) -> Message:
+        """Joules of a call of a job that was timed, or why they are not known."""
+        name, kernel = self.built[job]
+        try:
+            task = self._data(name)
+            self.builder.set_threads(task.threads)
+            calls, _ = self._calls(task, kernel, evaluator.flush_bytes)
+            if source not in self._meters:
+                self._meters[source] = source.open()
+            used = joules_per_call(partial(self._run, calls), self._meters[source], self.clock)
+        except Exception as err:
+            return failure(MeasureStatus.RUN_ERROR, err)
+        return {"ok": True, "joules": used}
+
+    def _run(self, calls: Sequence[Call], number: int) -> None:
+        """So many calls, taken in turn, over when this returns."""
+        if self.builder.seconds(calls, number) is None:
+            for call in islice(cycle(calls), number):
+                call()
+
     def _compare_sizes(self, name: str, watches: Sequence[AtTwoSizes]) -> None:
         """All candidates of a task are compared with the best of the first that were timed."""
         if watches and name not in self.best:
@@ -175,13 +199,7 @@ class Worker:
         self, task: WorkerTask, kernel: BuiltKernel, evaluator: EvaluatorSpec, best_s: float
     ) -> tuple[Stopwatch | AtTwoSizes, str]:
         """A stopwatch for the kernel, and what is wrong with its first result."""
-        outputs = [check.aligned(*spec) for spec in kernel.outputs]
-        if (before := before_updates(task.spec)) is not None:
-            for output, value in zip(outputs, evaluate(before, task.inputs), strict=True):
-                output[...] = value
-        scratch = [check.aligned(*spec) for spec in kernel.scratch]
-        rows = self._rows(task, kernel, evaluator.flush_bytes)
-        calls = [kernel.bind([*row, *outputs, *scratch]) for row in rows]
+        calls, (rows, outputs, scratch) = self._calls(task, kernel, evaluator.flush_bytes)
         calls[0]()
         kernel.fetch(outputs)
         key = (evaluator.rtol, evaluator.atol)
@@ -201,6 +219,19 @@ class Worker:
         rows = [[fewer.get(i, a) for i, a in zip(task.spec.inputs, r, strict=True)] for r in rows]
         less = [kernel.bind([*row, *outputs, *scratch]) for row in rows]
         return AtTwoSizes(watch(calls, 1, best_s), watch(less, check.LESS, math.inf)), ""
+
+    def _calls(
+        self, task: WorkerTask, kernel: BuiltKernel, flush_bytes: int
+    ) -> tuple[list[Call], tuple[list[list[Array]], list[Array], list[Array]]]:
+        """The calls that are made in turn, and their inputs, outputs and scratch."""
+        outputs = [check.aligned(*spec) for spec in kernel.outputs]
+        if (before := before_updates(task.spec)) is not None:
+            for output, value in zip(outputs, evaluate(before, task.inputs), strict=True):
+                output[...] = value
+        scratch = [check.aligned(*spec) for spec in kernel.scratch]
+        rows = self._rows(task, kernel, flush_bytes)
+        calls: list[Call] = [kernel.bind([*row, *outputs, *scratch]) for row in rows]
+        return calls, (rows, outputs, scratch)
 
     def _context(self, task: WorkerTask, outputs: Sequence[Array], part: int) -> CallContext | None:
         """Writes the inputs that another kernel would have written and reads the results.
@@ -260,6 +291,11 @@ class Worker:
             best_s, anchor = message["best_s"] or math.inf, message.get("anchor")
             self.time(message["jobs"], best_s, evaluator, reply, anchor)
             self._tidy(self.built[message["jobs"][0]][0])
+        elif command == "energy":
+            evaluator, source = message["evaluator"], MeterSource(**message["meter"])
+            answer = self.energy(message["job"], source, EvaluatorSpec.from_json(evaluator))
+            reply({"job": message["job"], **answer})
+            self._tidy(self.built[message["job"]][0])
         elif command == "drop":
             for number in message["jobs"]:
                 self.built.pop(number, None)

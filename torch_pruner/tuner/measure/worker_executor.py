@@ -30,6 +30,7 @@ from torch_pruner.tuner.measure.process import WorkerProcess
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from torch_pruner.tuner.measure.meter import MeterSource
     from torch_pruner.tuner.measure.protocol import Message
 
 log = logger(__name__)
@@ -58,11 +59,14 @@ class WorkerExecutor(MeasureExecutor):
         builder: str = TVM_BUILDER,
         device: DeviceFingerprint | None = None,
         environment: Mapping[str, str] | None = None,
+        meter: MeterSource | None = None,
     ) -> None:
+        """``meter``: what counts the joules of finalists; None: nobody does."""
         self.threads = threads
         self.evaluator = evaluator or EvaluatorSpec()
         self.device = device or DeviceFingerprint.detect()
         self._environment = dict(environment or {})
+        self._meter = meter
         self.limits = limits or Limits()
         self.seed = seed
         self._timer = PhaseTimer()
