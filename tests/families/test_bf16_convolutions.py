@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.families import kernels as K
-from torch_pruner.families.bf16_pairs.form import PLANES, ROWS, TAPS, WINDOWS, ways
+from torch_pruner.families.bf16_pairs.form import LINES, PLANES, ROWS, TAPS, WINDOWS, ways
 from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
 from torch_pruner.graph.contraction import contraction_of
@@ -96,6 +96,25 @@ def test_transposed(family: str, decisions: dict[str, int], spec: Graph) -> None
     agrees(spec, family, decisions | {"way": WINDOWS})
 
 
+FEW_CHANNELS = {
+    "the first layer": conv(3, 29, 32, 7, 2, 3),
+    "the first layer in training": conv(3, 29, 32, 7, 2, 3, static=False),
+    "3x3": conv(3, 18, 24, 3, 1, 1, static=False),
+    "patches": conv(3, 32, 40, 8, 8, 0),
+    "odd": conv(5, 11, 16, 3, 2, 1),
+    "1d": conv(1, 60, 16, 11, 5, 4, rank=1, static=False),
+    "3d": conv(3, 7, 16, 3, 1, 1, rank=3, static=False),
+}
+
+
+@either
+@pytest.mark.parametrize("spec", FEW_CHANNELS.values(), ids=FEW_CHANNELS)
+def test_few_channels(family: str, decisions: dict[str, int], spec: Graph) -> None:
+    assert LINES in ways(spec, family)
+    changes = {"tm": min(5, contraction_of(spec).m[-1])} if family == "bf16_pairs" else {}
+    agrees(spec, family, decisions | changes | {"way": LINES})
+
+
 GRADIENTS = {
     "3x3": gradient(16, 8, 32, 3, 1, 1),
     "long lines": gradient(32, 20, 16, 3, 1, 1),
@@ -128,6 +147,7 @@ def test_float32_is_rounded_on_the_way(family: str, decisions: dict[str, int]) -
     for spec, way in [
         (K.conv(32, 9, 24, 3, 1, 1, static=False), WINDOWS),
         (K.conv_transpose(32, 9, 24, 3, 1, 1, static=False, last=True), WINDOWS),
+        (K.conv(3, 19, 24, 5, 2, 2, static=False), LINES),
         (K.weight_gradient(16, 20, 32, 3, 1, 1), PLANES),
         (K.weight_gradient(16, 9, 32, 3, 1, 1), TAPS),
     ]:
@@ -167,7 +187,7 @@ def test_points_of_the_space(kind: type[Sketch], spec: Graph) -> None:
 
 def test_ways_that_there_are() -> None:
     few = conv(3, 12, 16, 5, 2, 2)
-    assert ways(few, "bf16_tiles") == ways(few, "bf16_pairs") == [ROWS]
+    assert ways(few, "bf16_tiles") == ways(few, "bf16_pairs") == [ROWS, LINES]
     patches = conv(64, 28, 16, 14, 14, 0, static=False)  # more positions summed than results
     assert ways(patches, "bf16_tiles") == [ROWS, WINDOWS, PLANES, TAPS]
     assert ways(K.linear(8, 8, 8, dtype="bfloat16"), "bf16_tiles") == [ROWS]

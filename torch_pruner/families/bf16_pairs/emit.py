@@ -58,7 +58,7 @@ def emit(spec: Graph, decisions: Bf16PairsDecisions[int], signature: Signature) 
     """TIR for a product of matrices."""
     tm, nv, ku = decisions.tm, decisions.nv, decisions.ku
     nest, emitted = pair_nest(spec, "bf16_pairs", signature, tm, nv * COLUMNS, decisions)
-    ku = min(ku, nest.inner // 2)
+    ku = min(ku, nest.form.inner // 2)
     acc = buffer(tm * nest.block, "float32", "acc", scope="local")
 
     def sums(i: Expr, j: Expr) -> Expr:

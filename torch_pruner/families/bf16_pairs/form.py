@@ -3,11 +3,13 @@
 Two instructions: a dot product of pairs (``bf16_pairs``), which steps through the reduction by 2,
 and a product of tiles (``bf16_tiles``), which steps by 32. Both want the second operand in panels
 ``[group][column block][k pair][column][2]`` and the first with its k contiguous and whole steps of
-it. There are four ways to that:
+it. There are five ways to that:
 
 * rows: they lie so, or the kernel copies them and pads each; a convolution's are its windows.
 * windows: a convolution's input, channels last, is read where it lies, or a padded copy is. At each
   offset of the kernel the channels are whole steps.
+* lines: the same for few channels, all offsets along the last dimension at once, which lie together
+  in the copy; weights are padded with zeros to whole steps.
 * planes: the gradient of a convolution's weights sums over positions. The input is copied channel
   by channel; the columns have zeros between lines, so that positions are one line from the first
   to the last, and a tap reads it from another place on.
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph, Shape
 
 STEPS = {"bf16_pairs": 2, "bf16_tiles": 32}
-ROWS, WINDOWS, PLANES, TAPS = range(4)
+ROWS, WINDOWS, LINES, PLANES, TAPS = range(5)
 _FORMS = ("matmul", "conv", "conv_transpose", "conv_phases")
 COLUMNS = 16  # of one vector or tile: pairs are 32 bits wide, vectors 512
 
@@ -59,7 +61,7 @@ class Bf16PairsDecisions(NamedTuple, Generic[N]):
     ku: N  # unrolled steps of the reduction, of two elements each
     tasks: N  # parallel tasks at most, among which units are shared out
     ahead: N  # 1: the next panel of constants is fetched early
-    way: N  # to the first operand: ROWS, WINDOWS, PLANES, TAPS
+    way: N  # to the first operand: see ``form``'s constants
 
 
 class PairDecisions(Protocol[N_co]):
@@ -116,7 +118,7 @@ class PairForm:
     @property
     def extent(self) -> int:
         con = self.con
-        return (con.rows, con.m[-1], con.m[0], con.m[0])[self.way]
+        return (con.rows, con.m[-1], con.m[-1], con.m[0], con.m[0])[self.way]
 
     @property
     def rows(self) -> int:
@@ -130,7 +132,14 @@ class PairForm:
     @property
     def outer(self) -> Shape:
         """Axes of the reduction before the one along which steps lie in the first operand."""
+        if self.way == LINES:
+            return self.con.k[:-2]
         return self.con.k[:-1] if self.way == WINDOWS else ()
+
+    @property
+    def inner(self) -> int:
+        """Elements of the reduction along its last axis, which lie together."""
+        return self.depth // math.prod(self.outer)
 
     @property
     def packs_first(self) -> bool:
@@ -159,7 +168,9 @@ def ways(graph: Graph, family: str) -> list[int]:
     plain = con.form == "conv" and con.groups == 1
     gradient = math.prod(con.k[:-1]) >= math.prod(con.m[1:])  # sums over the more positions
     whole = con.k[-1] % STEPS[family] == 0
-    found = [ROWS] * plain + [WINDOWS] * whole
+    assert con.conv is not None
+    lines = plain and not whole and con.k[-2] > 1 and con.conv.dilation[-1] == 1
+    found = [ROWS] * plain + [WINDOWS] * whole + [LINES] * lines
     if plain and changes and gradient:
         found += [PLANES, TAPS] if math.prod(con.m[1:]) > 1 else [PLANES]
     return found
@@ -184,6 +195,10 @@ def pair_form(graph: Graph, family: str, way: int) -> PairForm:
             place = None
         return PairForm(con, way, con.depth, place, constant, None, copied_shape(graph, con))
     depth = con.depth
+    if way == LINES:
+        inner = -(-con.k[-2] * con.k[-1] // step) * step
+        depth = math.prod(con.k[:-2]) * inner
+        return PairForm(con, way, depth, None, constant, None, copied_shape(graph, con))
     if con.conv or (place and (depth % step or (depth > 1 and place.strides[-1] != 1))):
         place = None
     return PairForm(con, way, -(-depth // step) * step, place, constant, None, ())
@@ -199,14 +214,35 @@ def parameters(spec: Graph, family: str, block: int, way: int) -> Parameters:
     shape, scratch = form.panel(block), []
     if form.constant is not None:
         index, view = form.constant
-        # The view of phases has split them.
-        kind = "matmul" if form.con.form == "conv_phases" else form.con.form
+        if way == LINES:
+            view, kind = _lined(view, form), "matmul"
+        else:  # the view of phases has split them
+            kind = "matmul" if form.con.form == "conv_phases" else form.con.form
         packs[index] = PackLayout(_rounded(view), kind, form.con.groups, block, shape, 2)
     else:
         scratch.append(BufferSpec((*shape[:-1], block), "int32"))
     if form.place is None:
-        scratch.append(BufferSpec(form.copy, "bfloat16"))
+        # The last step along a line may reach past what it needs.
+        behind = form.inner if way == LINES else 0
+        copy = (math.prod(form.copy) + behind,) if behind else form.copy
+        scratch.append(BufferSpec(copy, "bfloat16"))
     return Parameters(packs, tuple(scratch))
+
+
+def _lined(view: Graph, form: PairForm) -> Graph:
+    """Weights (o, c, *r) as (k, o), offsets along the last dimension padded to whole steps."""
+    builder = GraphBuilder(list(view.nodes))
+    (x,) = view.outputs
+    columns, channels, *kernel = builder.shape(x)
+    x = builder.permute(x, (*range(2, 2 + len(kernel)), 1, 0))
+    outer, line = math.prod(kernel[:-1]), kernel[-1] * channels
+    x = builder.reshape(x, (outer, line, columns))
+    more = form.inner - line
+    shape, none = (outer, form.inner, columns), (0, 0, 0)
+    if more:
+        dtype = builder.dtype(x)
+        x = builder.append("pad", (x,), shape, dtype, lo=none, hi=(0, more, 0), value=0.0)
+    return builder.finish([builder.reshape(x, (outer * form.inner, columns))])
 
 
 def _rounded(view: Graph) -> Graph:

@@ -30,6 +30,7 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.families.bf16_pairs.form import (
     COLUMNS,
+    LINES,
     ROWS,
     WINDOWS,
     PairForm,
@@ -99,7 +100,7 @@ class PairNest:
         m = self.con.m
         if self.form.way == ROWS:
             return unlinear(first + i, m)
-        if self.form.way == WINDOWS:
+        if self.form.way in (WINDOWS, LINES):
             return (*unlinear(run, m[:-1]), first + i)
         return (first + i, *unlinear(run, m[1:]))
 
@@ -118,7 +119,7 @@ class PairNest:
         assert self.copy is not None
         if way == ROWS:
             return self.copy, (g * con.rows + linear(row, con.m)) * self.form.depth
-        if way == WINDOWS:
+        if way in (WINDOWS, LINES):
             image, channel, *at = self._window(g, row, outer)
             return self.copy, linear((image, *at, channel), self.form.copy)
         return self.copy, row[0] * self.form.copy[1] + self._tap(row[1:])
@@ -133,7 +134,8 @@ class PairNest:
             place = [q + late for q, (late, _) in zip(place, phase(con, g), strict=True)]
         elif con.groups > 1:
             channel = g * con.k[-1]
-        steps = zip(place, conv.stride, outer, conv.dilation, strict=True)
+        offsets = (*outer, imm(0)) if self.form.way == LINES else outer
+        steps = zip(place, conv.stride, offsets, conv.dilation, strict=True)
         return (image, channel, *(p * s + r * d for p, s, r, d in steps))
 
     def _tap(self, taps: Index) -> Expr:
@@ -169,11 +171,6 @@ class PairNest:
     def width(self) -> int:
         """Elements of the panel buffer in one pair: packed at run time they are whole words."""
         return 1 if str(self.panel.dtype) == "int32" else 2
-
-    @property
-    def inner(self) -> int:
-        """Elements of the reduction along its last axis."""
-        return self.form.depth // math.prod(self.form.outer)
 
 
 def pair_nest(
@@ -243,7 +240,9 @@ def walk(
 
         return around(loop(per_task, step, name="u"))
 
-    copied = None if nest.copy is None else (copy_rows, pad, turn, turn)[nest.form.way](nest, kind)
+    copied = (
+        None if nest.copy is None else (copy_rows, pad, pad, turn, turn)[nest.form.way](nest, kind)
+    )
     packed = pack_all(nest, kind) if nest.form.packs_first else None
     return seq([copied, packed, loop(tasks, task, kind, name="p")])
 
@@ -260,7 +259,7 @@ def reduction(
     ``update(outer, at, first)``: at which position of the outer axes, how many elements along the
     last axis, and along the whole reduction, a step begins. ``fetch``: see ``fetcher``.
     """
-    steps, outer = nest.inner // step, nest.form.outer
+    steps, outer = nest.form.inner // step, nest.form.outer
     blocks, rest = divmod(steps, ku)
 
     def run(o: Expr) -> Stmt:
@@ -281,7 +280,7 @@ def reduction(
 
 def fetches(nest: PairNest, step: int, ku: int) -> int:
     """How often ``reduction`` fetches."""
-    return math.prod(nest.form.outer) * (nest.inner // step // ku)
+    return math.prod(nest.form.outer) * (nest.form.inner // step // ku)
 
 
 def fetcher(

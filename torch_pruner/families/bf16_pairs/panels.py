@@ -22,7 +22,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import imm, unlinear
 from torch_pruner.codegen.tir.values import bits, held_bits, load, store
-from torch_pruner.families.bf16_pairs.form import COLUMNS, is_half
+from torch_pruner.families.bf16_pairs.form import COLUMNS, LINES, is_half
 from torch_pruner.graph.adjacency import kernels_together
 from torch_pruner.graph.strided import strided
 
@@ -39,6 +39,8 @@ def pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
     """Pack one panel."""
     if nest.form.planes is not None:
         return _positions(nest, g, nb)
+    if nest.form.way == LINES:
+        return _lined(nest, g, nb)
     kernels = kernels_together(nest.spec, nest.con)
     if kernels == "columns apart":
         return _turned(nest, g, nb)
@@ -76,6 +78,33 @@ def _reduction(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
         _nothing(nest, g, nb, imm(pairs + depth % 2), nest.form.depth // 2 - pairs - depth % 2)
     )
     return seq(parts)
+
+
+def _lined(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
+    """Offsets along the last dimension together, with zeros behind them."""
+    outer, (width, channels) = nest.con.k[:-2], nest.con.k[-2:]
+    pairs, odd = divmod(width * channels, 2)
+    each = nest.form.inner // 2
+
+    def run(o: Expr) -> Stmt:
+        def value(k: Expr, column: Expr) -> Expr:
+            return _bits_at(nest, g, (*unlinear(o, outer), *unlinear(k, (width, channels))), column)
+
+        def pair(p: Expr) -> Stmt:
+            return _line(nest, g, nb, o * each + p, lambda c: _word(value, p * 2, c))
+
+        def half(c: Expr) -> Expr:
+            return value(imm(pairs * 2), c)
+
+        return seq(
+            [
+                loop(pairs, pair, name="k"),
+                _line(nest, g, nb, o * each + pairs, half) if odd else None,
+                _nothing(nest, g, nb, o * each + pairs + odd, each - pairs - odd),
+            ]
+        )
+
+    return loop(math.prod(outer), run, name="o")
 
 
 def _turned(nest: PairNest, g: Expr, nb: Expr) -> Stmt:

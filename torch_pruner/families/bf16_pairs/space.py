@@ -15,6 +15,7 @@ import numpy as np
 from torch_pruner.families import machine
 from torch_pruner.families.bf16_pairs.form import (
     COLUMNS,
+    LINES,
     ROWS,
     Bf16PairsDecisions,
     PairDecisions,
@@ -40,6 +41,7 @@ _ROUNDED_CYCLES = 0.5  # that is rounded, too
 _WINDOW_CYCLES = 0.8  # that is of a convolution: there are more than a cache holds
 _ALONE_CYCLES = 8.0  # that is in no whole vector of a row, or of a window's channels
 _PACKED_CYCLES = 0.5  # of an element of a panel
+_STRAY_CYCLES = 12.0  # of an element of a window whose channels are no neighbours
 _SCATTERED_CYCLES = 1.5  # of a result that lies alone
 _APART_CYCLES = 2.0  # whose columns are no neighbours
 _CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -179,10 +181,12 @@ class PairSketch(Sketch[P]):
         elements = float(math.prod(form.copy))
         if form.planes is not None:
             return elements * (_TURNED_CYCLES if con.m[0] >= COLUMNS else _APART_CYCLES)
+        if form.way == LINES:
+            return elements * _APART_CYCLES
         if con.conv is not None:
             place = strided(spec, con.a)
             if place is not None and place.strides[1] != 1:
-                return elements * _APART_CYCLES
+                return elements * (_STRAY_CYCLES if form.way == ROWS else _APART_CYCLES)
         if is_half(spec, con.a) and con.conv is None:
             return elements * _COPIED_CYCLES
         line = con.k[-1]

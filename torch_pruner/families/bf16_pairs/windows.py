@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.tir.builders import Expr, ForKind, Stmt, T, loop, when
+from torch_pruner.codegen.tir.builders import Expr, ForKind, Stmt, T, loop, seq, when
 from torch_pruner.codegen.tir.reader import imm, linear, unlinear
+from torch_pruner.families.bf16_pairs.form import LINES
 from torch_pruner.families.bf16_pairs.rows import line_of, zeros
 
 if TYPE_CHECKING:
@@ -41,4 +42,8 @@ def pad(nest: PairNest, kind: ForKind) -> Stmt:
 
         return loop(width, point, name="x")
 
-    return loop(math.prod(lines), line, kind, name="line")
+    copied = loop(math.prod(lines), line, kind, name="line")
+    if nest.form.way != LINES:
+        return copied
+    # What is behind the copy meets weights that are zero, so it has to be a number.
+    return seq([zeros(nest, imm(math.prod(shape)), nest.form.inner), copied])

@@ -54,7 +54,7 @@ def emit(spec: Graph, decisions: Bf16TilesDecisions[int], signature: Signature) 
     rt, ct = decisions.rt, decisions.nv
     rows = pair_form(spec, "bf16_tiles", decisions.way).rows
     nest, emitted = pair_nest(spec, "bf16_tiles", signature, rows, ct * COLUMNS, decisions)
-    ku = min(decisions.ku, nest.inner // _STEP)
+    ku = min(decisions.ku, nest.form.inner // _STEP)
     numel = rt * rows * nest.block
 
     def block(p: Expr, g: Expr, nb: Expr, rb: Expr, turn: tuple[Expr, int]) -> Stmt:
