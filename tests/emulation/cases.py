@@ -147,6 +147,7 @@ MORE: dict[str, list[Graph]] = {
         *(G.reduction((0, 1), "sum", dtype) for dtype in sorted(FLOATS)),
         K.max_pool(8, 16),
         G.pooling(),
+        G.located_pooling(),
     ],
     "elementwise": [G.pointwise((6, 50), dtype) for dtype in sorted(FLOATS)],
     "update": [G.update(in_place=False)],

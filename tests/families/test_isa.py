@@ -44,6 +44,7 @@ KERNELS = {
     "softmax": K.softmax((4, 9, 70)),
     "layer norm": K.layer_norm((3, 5, 64)),
     "pooling": K.max_pool(8, 16),
+    "pooling along lines": G.located_pooling(),
     "attention": attention(Case(mask="add", causal=True, kv=2)),
     "bfloat16": K.linear(20, 96, 64, dtype="bfloat16"),
 }

@@ -91,6 +91,7 @@ def windows(b):
     return [
         b.append("window_max", (x,), (1, 2, 4, 7), "float32", **attrs),
         b.append("window_sum", (x,), (1, 2, 4, 7), "float32", **attrs),
+        b.append("window_argmax", (x,), (1, 2, 4, 7), "int32", **attrs),
     ]
 
 

@@ -463,3 +463,11 @@ def test_bool_operands():
     module = build({case.name: kernel(case, 16) for case in cases.values()})
     for op, expected in table.items():
         assert torch.equal(run(module, cases[op], x, y), expected(x, y)), op
+
+
+@pytest.mark.parametrize("op", ["isnan", "maximum", "minimum"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_nan_is_no_call(op: str, dtype: str) -> None:
+    """TVM takes a vector's ``isnan`` apart, lane by lane."""
+    args = [T.Var(name, dtype) for name in ("x", "y")][: 1 if op in UNARY else 2]
+    assert "isnan" not in str(scalar.apply(op, args, result_dtype(op, dtype)))

@@ -129,6 +129,16 @@ def pool() -> Graph:
     return b.finish([b.append("window_max", (x,), (1, 8, 8, 8), "float32", **ends)])
 
 
+def located_pool() -> Graph:
+    """A maximum and its position."""
+    b = GraphBuilder()
+    x = b.input(0, (1, 8, 15, 15), "bfloat16")
+    ends = {"kernel": (3, 3), "stride": (2, 2), "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1)}
+    best = b.append("window_max", (x,), (1, 8, 8, 8), "bfloat16", **ends)
+    place = b.append("window_argmax", (x,), (1, 8, 8, 8), "int32", **ends)
+    return b.finish([best, b.cast(place, "int64")])
+
+
 def rounded(spec: Graph) -> Graph:
     """The same with operands that tensor cores may round to tf32."""
     return allow_tf32(spec, {"matmul", "conv"})
@@ -182,6 +192,7 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "both ends": (ends(5, 300), "gpu_rows", {"threads": 64}),
     "softmax, turned": (turned(5, 100), "gpu_rows", {"threads": 64}),
     "pool": (pool(), "gpu_columns", {"threads": 64}),
+    "pool with positions": (located_pool(), "gpu_columns", {"threads": 64}),
     "depthwise": (K.conv(8, 14, 8, 3, 2, 1, 8), "gpu_direct", {"threads": 64}),
     "small product": (K.linear(5, 7, 9), "gpu_direct", {"threads": 64}),
     "product": (K.linear(64, 64, 64), "gpu_product", TINY),

@@ -265,12 +265,15 @@ class _Window(Rule):
     def masks(self, node: Node, operands: Sequence[Operand]) -> Masks:
         x = operands[0].padding
         axes = [axis for axis, more in windows_reach(node, len(x.dims)).items() if more]
-        op = {"window_max": "max"}.get(node.op, "sum")
+        op = "max" if node.op in ("window_max", "window_argmax") else "sum"
         return {0: (x.along(axes), neutral(op, operands[0].dtype))}
 
     def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
         x = operands[0].padding
         first = self.first(node, x)
+        if node.op == "window_argmax":
+            inner = x.along(range(first + 1, len(x.dims)))
+            _refuse(inner, "positions along rows whose length varies")
         for axis in range(first, len(x.dims)):
             x.padding_last(axis)
         before = self.leading(pairs, operands)[:first]

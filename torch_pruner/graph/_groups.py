@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.ops import FLOATS, ITEMSIZE, OpKind
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.ir import Graph, Node
+    from collections.abc import Mapping
 
+    from torch_pruner.graph.ir import Graph, Node
+    from torch_pruner.graph.layout import Order
+
+_LOCATED = {"window_max", "window_argmax"}
 PROLOGUE = 24  # operators before a reduction: more are computed once, into a buffer
 
 
@@ -41,6 +45,56 @@ def ancestors(graph: Graph) -> list[int]:
             mask |= sets[j] | (1 << j)
         sets.append(mask)
     return sets
+
+
+def with_epilogue(state: State, anchor: int, *, views: bool) -> Group:
+    """The anchor and the elementwise operators after it, while one value carries everything."""
+    graph, outputs = state.graph, set(state.graph.outputs)
+    path: dict[int, tuple[object, ...]] = {anchor: ()}  # the views from the anchor to a node
+    order = [anchor]
+    bit = 1 << anchor
+    numel = graph.nodes[anchor].numel
+    for i in range(anchor + 1, len(graph.nodes)):
+        node = graph.nodes[i]
+        if not state.ancestors[i] & bit or i in state.group_of or node.numel != numel:
+            continue
+        fits = node.kind is OpKind.POINTWISE or (views and node.op in ("reshape", "permute"))
+        if not fits or any(j not in path and state.ancestors[j] & bit for j in node.inputs):
+            continue
+        paths = {path[j] for j in node.inputs if j in path}
+        if len(paths) == 1:  # two would need two elements of the anchor at once, as x + x.t() does
+            view = ((node.op, node.shape, node.attrs),) if node.kind is OpKind.VIEW else ()
+            path[i] = (*paths.pop(), *view)
+            order.append(i)
+    for end in reversed(order):
+        # A view that leaves the graph has a buffer of its own; others belong to their readers.
+        read = graph.nodes[end].kind is OpKind.VIEW or widens(state, end)
+        if end != anchor and read and end not in outputs:
+            continue
+        inside = {m for m in order if m == end or state.ancestors[end] >> m & 1}
+        if all(
+            m == end or (m not in outputs and all(u in inside for u in state.users[m]))
+            for m in inside
+        ):
+            return Group(inside, (end,))
+    return Group({anchor}, (anchor,))
+
+
+def windows_group(state: State, first: int, orders: Mapping[int, Order]) -> Group:
+    """A window and what follows it; with a maximum its position, for which elements are compared
+    in the same way, if both lie in one order of axes."""
+    group, node = with_epilogue(state, first, views=False), state.node(first)
+    for i in state.users[node.inputs[0]]:
+        other = state.node(i)
+        alike = (other.inputs, other.shape, other.attrs) == (node.inputs, node.shape, node.attrs)
+        if i == first or i in state.group_of or {node.op, other.op} != _LOCATED or not alike:
+            continue
+        more = with_epilogue(state, i, views=False)
+        outputs = (*group.outputs, *more.outputs)
+        together = _acyclic(state, group.members | more.members)
+        if together and len({orders[o] for o in outputs}) == 1:
+            return Group(group.members | more.members, outputs)
+    return group
 
 
 def rows_group(state: State, first: int) -> Group:

@@ -25,7 +25,9 @@ def contract(node: Node, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def window(node: Node, x: np.ndarray) -> np.ndarray:
-    """Maximum or sum over sliding windows of the trailing dims."""
+    """Maximum, its position, or sum over sliding windows of the trailing dims."""
+    if node.op == "window_argmax":
+        return _window_argmax(node, x)
     kernel, stride, dilation = (node.attr(k) for k in ("kernel", "stride", "dilation"))
     rank = len(kernel)
     size = node.shape[x.ndim - rank :]
@@ -38,6 +40,27 @@ def window(node: Node, x: np.ndarray) -> np.ndarray:
         out = part if out is None else combine(out, part)
     assert out is not None
     return out
+
+
+def _window_argmax(node: Node, x: np.ndarray) -> np.ndarray:
+    kernel, stride, dilation = (node.attr(k) for k in ("kernel", "stride", "dilation"))
+    source = x.shape[x.ndim - len(kernel) :]
+    size = node.shape[x.ndim - len(kernel) :]
+    best = np.full(node.shape, _lowest(x.dtype), x.dtype)
+    found = np.full(node.shape, -1)
+    for offset in _offsets(kernel):
+        rows = zip(offset, dilation, size, stride, node.attr("lo"), strict=True)
+        places = np.ix_(*(np.arange(n) * s + o * d - lo for o, d, n, s, lo in rows))
+        inside = np.ones(size, bool)
+        position = np.zeros(size, np.int64)
+        for place, extent in zip(places, source, strict=True):
+            inside = inside & (place >= 0) & (place < extent)
+            position = position * extent + place
+        value = x[(..., *(np.clip(p, 0, m - 1) for p, m in zip(places, source, strict=True)))]
+        nan = np.isnan(value) if x.dtype.kind == "f" else False
+        better = inside & ((found < 0) | (value > best) | nan)
+        best, found = np.where(better, value, best), np.where(better, position, found)
+    return np.asarray(np.maximum(found, 0))
 
 
 def _lowest(dtype: np.dtype) -> float:

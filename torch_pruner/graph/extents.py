@@ -264,7 +264,7 @@ def _axes(graph: Graph, node: Node, k: int) -> Callable[[int], int | None]:
             return lambda axis: 0 if axis == 0 and k == 0 else None
         case "conv" | "conv_transpose":
             return lambda axis: 0 if axis == 0 and k == 0 else None
-        case "window_max" | "window_sum":
+        case "window_max" | "window_sum" | "window_argmax":
             whole = rank - len(node.attr("kernel"))
             return lambda axis: axis if axis < whole else None
         case "slice":

@@ -11,7 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph._groups import Group, State, ancestors, readers, rows_group, widens
+from torch_pruner.graph._groups import (
+    Group,
+    State,
+    ancestors,
+    readers,
+    rows_group,
+    widens,
+    windows_group,
+    with_epilogue,
+)
 from torch_pruner.graph.attention import any_attention, attentions, is_small, no_attention
 from torch_pruner.graph.attention_gradient import attention_gradients, no_gradient
 from torch_pruner.graph.attention_masks import masked_values, visited_keys
@@ -73,13 +82,16 @@ def fuse(
     state = State(graph, graph.users(), ancestors(graph))
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
+    ends = (*graph.inputs, *graph.outputs)
+    demanded = {i: identity(len(graph.nodes[i].shape)) for i in ends} | dict(fixed or {})
+    orders = storage_orders(graph, demanded)
     taken = attentions(graph, state.users, tiles=tiles, takes=attention, few=few_queries)
     bounds, masked = unneeded(graph), set[int]()
     for found in taken:
         if found.row is not None:  # what comes after might wait for it
             _add_group(state, Group(set(found.inner | found.extra), (found.out, found.row)))
             continue
-        tail = _with_epilogue(state, found.out, views=True)
+        tail = with_epilogue(state, found.out, views=True)
         masks = _mask_of_values(state, found, bounds[found.out]) if values_masked else set()
         masked |= {_source(state, graph.nodes[i].inputs[1]) for i in masks}
         _add_group(state, Group(tail.members | found.inner | masks, tail.outputs))
@@ -88,7 +100,7 @@ def fuse(
             _add_group(state, Group(set(gradient.inner), gradient.outputs))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.CONTRACT and i not in state.group_of:
-            _add_group(state, _with_epilogue(state, i, views=True))
+            _add_group(state, with_epilogue(state, i, views=True))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.UPDATE:
             _add_group(state, Group({i}, (i,)))
@@ -97,15 +109,12 @@ def fuse(
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.REDUCE and i not in state.group_of:
             _add_group(state, rows_group(state, i))
-        elif node.kind is OpKind.WINDOW:
-            _add_group(state, _with_epilogue(state, i, views=False))
+        elif node.kind is OpKind.WINDOW and i not in state.group_of:
+            _add_group(state, windows_group(state, i, orders))
     for i in masked:  # computed once, and not with every element that a tile reads
         if state.node(i).kind is not OpKind.LEAF and i not in state.group_of:
             state.buffers.add(i)
     _choose_buffers(state)
-    ends = (*graph.inputs, *graph.outputs)
-    demanded = {i: identity(len(graph.nodes[i].shape)) for i in ends} | dict(fixed or {})
-    orders = storage_orders(graph, demanded)
     for group in state.groups:  # a view in the epilogue changes which axes the order speaks of
         for o in group.outputs:
             if o not in demanded and state.node(o).kind is not OpKind.CONTRACT:
@@ -139,39 +148,6 @@ def _source(state: State, node: int) -> int:
     while state.node(node).kind is OpKind.VIEW:
         node = state.node(node).inputs[0]
     return node
-
-
-def _with_epilogue(state: State, anchor: int, *, views: bool) -> Group:
-    """The anchor and the elementwise operators after it, while one value carries everything."""
-    graph, outputs = state.graph, set(state.graph.outputs)
-    path: dict[int, tuple[object, ...]] = {anchor: ()}  # the views from the anchor to a node
-    order = [anchor]
-    bit = 1 << anchor
-    numel = graph.nodes[anchor].numel
-    for i in range(anchor + 1, len(graph.nodes)):
-        node = graph.nodes[i]
-        if not state.ancestors[i] & bit or i in state.group_of or node.numel != numel:
-            continue
-        fits = node.kind is OpKind.POINTWISE or (views and node.op in ("reshape", "permute"))
-        if not fits or any(j not in path and state.ancestors[j] & bit for j in node.inputs):
-            continue
-        paths = {path[j] for j in node.inputs if j in path}
-        if len(paths) == 1:  # two would need two elements of the anchor at once, as x + x.t() does
-            view = ((node.op, node.shape, node.attrs),) if node.kind is OpKind.VIEW else ()
-            path[i] = (*paths.pop(), *view)
-            order.append(i)
-    for end in reversed(order):
-        # A view that leaves the graph has a buffer of its own; others belong to their readers.
-        read = graph.nodes[end].kind is OpKind.VIEW or widens(state, end)
-        if end != anchor and read and end not in outputs:
-            continue
-        inside = {m for m in order if m == end or state.ancestors[end] >> m & 1}
-        if all(
-            m == end or (m not in outputs and all(u in inside for u in state.users[m]))
-            for m in inside
-        ):
-            return Group(inside, (end,))
-    return Group({anchor}, (anchor,))
 
 
 def _with_views(state: State, anchor: int) -> Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.ir import const_value
@@ -53,6 +54,9 @@ def _found(nodes: Sequence[Node], node: Node, depth: int) -> Interval | None:
     if node.op in ("argmax", "argmin"):
         (axis,) = node.attr("axes")
         return 0, max(nodes[node.inputs[0]].shape[axis] - 1, 0)
+    if node.op == "window_argmax":
+        source = nodes[node.inputs[0]].shape
+        return 0, max(math.prod(source[len(source) - len(node.attr("kernel")) :]) - 1, 0)
     if node.op in _BOOLEAN:
         return 0, 1
     read = list(node.inputs)

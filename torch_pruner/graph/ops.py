@@ -85,7 +85,10 @@ REDUCE = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 #     dilation.
 #   Padding contributes -inf (lowest for integers) or 0. Output shape is given by the node
 #     (ceil_mode is the importer's).
-WINDOW = ("window_max", "window_sum")
+#   window_argmax: where window_max's element lies, int32 or int64, row-major among those dims of
+#     the operand: the first of equals, but the last NaN, and the first element of the window that
+#     is no padding where nothing exceeds what padding contributes
+WINDOW = ("window_max", "window_sum", "window_argmax")
 
 # Contract.  matmul: (..., M, K) x (..., K, N), equal leading dims; the second operand may be int8
 #     where the first is a float

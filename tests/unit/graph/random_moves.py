@@ -387,17 +387,20 @@ def _window(g: Growth) -> None:
     ]
     if rank < 1 or min(size) < 1 or np.prod(size) * shape[0] * shape[1] > 2 * g.numel:
         return
-    op = g.one_of(("window_max", "window_sum"))
-    node = b.append(
-        op, (x,), (*shape[:2], *size), b.dtype(x), kernel=kernel, stride=stride, lo=lo, hi=hi,
-        dilation=dilation,
-    )  # fmt: skip
+    op = g.one_of(("window_max", "window_sum", "window_argmax"))
+    ends = {"kernel": kernel, "stride": stride, "lo": lo, "hi": hi, "dilation": dilation}
     bound = g.bound(x)
     reached = all(  # a window that lies in the padding alone gives -inf
         p <= (k - 1) * r and (n - 1) * s - p < d
         for n, s, d, p, k, r in zip(size, stride, extent, lo, kernel, dilation, strict=True)
     )
+    if op == "window_argmax":
+        if reached and bound.bits is not None:
+            place = b.append(op, (x,), (*shape[:2], *size), "int32", **ends)
+            g.add(place, float(np.prod(extent)), 0)
+        return
     count = int(np.prod(kernel)) if op == "window_sum" else 1
+    node = b.append(op, (x,), (*shape[:2], *size), b.dtype(x), **ends)
     node = g.add(node, bound.magnitude * count, bound.bits if reached else None)
     if g.choose(2) and b.dtype(node) in FLOATS:
         g.apply("relu", node)

@@ -185,6 +185,24 @@ def test_convolutions_pass_on_channels_last() -> None:
     assert fused.orders[between] == channels_last(4)
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_a_maximum_and_its_position_are_one_kernel(last: bool) -> None:
+    """A window was compared anew in a kernel for each of its positions."""
+    b = GraphBuilder()
+    x = b.input(0, (1, 4, 6, 6), "float32")
+    three = {"kernel": (3, 3), "stride": (2, 2), "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1)}
+    best = b.append("window_max", (x,), (1, 4, 3, 3), "float32", **three)
+    place = b.append("window_argmax", (x,), (1, 4, 3, 3), "int32", **three)
+    wide = b.cast(place, "int64")
+    graph = b.finish([best, wide])
+    orders = dict.fromkeys((x, best), channels_last(4)) | {wide: channels_last(4) if last else None}
+    fused = fuse(graph, {i: order for i, order in orders.items() if order is not None})
+    assert [len(k.outputs) for k in fused.kernels] == ([2] if last else [1, 1])
+    arrays = inputs_for(graph)
+    for got, want in zip(run_fused(fused, arrays), evaluate(graph, arrays), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_a_residual_that_is_read_again_has_a_buffer() -> None:
     """A sum of two branches is written once by the contraction that finishes it."""
     b = GraphBuilder()

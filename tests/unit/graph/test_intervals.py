@@ -64,4 +64,8 @@ def test_positions() -> None:
     assert interval(b.nodes, table) == (0, 7)
     padded = b.append("pad", (iota,), (3, 6), "int64", lo=(0, 1), hi=(0, 0), value=-1)
     assert interval(b.nodes, padded) == (-1, 4)
+    picture = b.input(1, (2, 4, 9), "float32")
+    ends = {"stride": (2, 2), "lo": (0, 0), "hi": (0, 0), "dilation": (1, 1)}
+    place = b.append("window_argmax", (picture,), (2, 2, 4), "int32", kernel=(2, 2), **ends)
+    assert interval(b.nodes, place) == (0, 35)
     assert interval(b.nodes, b.append("sum", (iota,), (3,), "int64", axes=(1,))) == limits("int64")

@@ -115,6 +115,21 @@ def test_windows_are_torch(ceil_mode):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("fill", [0.0, -np.inf, np.nan])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_positions_of_windows_are_torch(dilation, fill):
+    x = np.random.default_rng(0).integers(0, 3, (1, 2, 10, 9)).astype(np.float32)
+    x[0, 1, 2:7, 1:6] = fill
+    two = {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": dilation, "ceil_mode": True}
+    _, expected = F.max_pool2d(torch.from_numpy(x), return_indices=True, **two)
+    ends = {"lo": (1, 1), "hi": (2, 2), "dilation": (dilation,) * 2}
+    actual = apply(
+        "window_argmax", x, shape=tuple(expected.shape), dtype="int32", kernel=(3, 3),
+        stride=(2, 2), **ends,
+    )  # fmt: skip
+    np.testing.assert_array_equal(actual, expected.numpy())
+
+
 def test_take_and_gather_are_torch():
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     index = np.array([[2, -1], [0, 1]], np.int64)

@@ -98,6 +98,17 @@ def pooling() -> Graph:
     return b.finish([b.permute(y, (0, 2, 3, 1))])
 
 
+def located_pooling(stride: int = 2, dtype: str = "float32") -> Graph:
+    """A maximum and its position, windows moving along the axis in which values lie."""
+    b = GraphBuilder()
+    x = b.input(0, (2, 7, 39), dtype)
+    size = (6 // stride + 1, 38 // stride + 1)
+    ends = {"stride": (stride,) * 2, "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1)}
+    best = b.append("window_max", (x,), (2, *size), dtype, kernel=(3, 3), **ends)
+    place = b.append("window_argmax", (x,), (2, *size), "int32", kernel=(3, 3), **ends)
+    return b.finish([best, b.cast(place, "int64")])
+
+
 def pointwise(shape: tuple[int, ...] = (64, 50), dtype: str = "float32") -> Graph:
     b = GraphBuilder()
     return b.finish([b.pointwise("tanh", b.input(0, shape, dtype))])

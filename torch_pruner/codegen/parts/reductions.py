@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.sweeps import Block, store_outputs
+from torch_pruner.codegen.parts.windows import located, locating, over_window
 from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _COMBINE = {
     "sum": "add", "window_sum": "add", "prod": "mul", "max": "maximum", "window_max": "maximum",
-    "min": "minimum", "any": "logical_or", "all": "logical_and",
+    "window_argmax": "maximum", "min": "minimum", "any": "logical_or", "all": "logical_and",
 }  # fmt: skip
 
 
@@ -76,7 +77,10 @@ def column_block(spec: Graph, reader: Reader, outputs: Sequence[Buffer]) -> Bloc
             def place(v: Expr, a: int = a) -> Index:
                 return _places(spec, reader, accs, anchors, index(v), v)[a]
 
-            parts.append(_accumulate(spec, reader, a, place, accs[a], lanes))
+            if spec.nodes[a].op == "window_argmax":
+                parts.append(_located(spec, reader, a, place, accs, lanes))
+            elif locating(spec, spec.nodes[a], anchors) is None:  # else it is found along with it
+                parts.append(_accumulate(spec, reader, a, place, accs[a], lanes))
 
         def final(v: Expr) -> Stmt:
             _read_back(spec, reader, accs, v)
@@ -141,7 +145,11 @@ def _accumulate(
     dtype = str(acc.dtype)
     start = loop(lanes, lambda v: store(acc, v, identity(node, dtype)), VECTORIZED, "v")
     if node.kind is OpKind.WINDOW:
-        return seq([start, _window(spec, reader, anchor, place, acc, lanes)])
+
+        def covered(v: Expr, at: Index) -> Stmt:
+            return _add(reader, node, acc, v, at)
+
+        return seq([start, over_window(spec, anchor, place, lanes, covered)])
     source = spec.nodes[node.inputs[0]].shape
     axes = node.attr("axes")
 
@@ -156,6 +164,28 @@ def _accumulate(
         return loop(lanes, lane, VECTORIZED, "v")
 
     return seq([start, visit((), axes)])
+
+
+def _located(
+    spec: Graph,
+    reader: Reader,
+    anchor: int,
+    place: Place,
+    accs: Mapping[int, Buffer],
+    lanes: int,
+) -> Stmt:
+    """Where the maximum of a window lies, and that maximum, if it is asked for as well."""
+    dtype = value_dtype(spec.nodes[spec.nodes[anchor].inputs[0]].dtype)
+    asked = [a for a in accs if locating(spec, spec.nodes[a], (anchor,)) is not None]
+    best = accs[asked[0]] if asked else buffer(lanes, dtype, f"best{anchor}", scope="local")
+    least = identity(spec.nodes[anchor], dtype)
+    return seq(
+        [
+            None if asked else stack(best),
+            loop(lanes, lambda v: store(best, v, least), VECTORIZED, "v"),
+            located(spec, reader, anchor, place, best, accs[anchor], lanes),
+        ]
+    )
 
 
 def _add(reader: Reader, node: Node, acc: Buffer, v: Expr, at: Index) -> Stmt:
@@ -205,33 +235,3 @@ def arg_reduce(
     )
     extent = source.shape[axis]
     return seq([stack(best), first, loop(extent, step, name="r")])
-
-
-def _window(
-    spec: Graph, reader: Reader, anchor: int, place: Place, acc: Buffer, lanes: int
-) -> Stmt:
-    node = spec.nodes[anchor]
-    source = spec.nodes[node.inputs[0]].shape
-    kernel, stride, dilation = node.attr("kernel"), node.attr("stride"), node.attr("dilation")
-    lead = len(source) - len(kernel)
-
-    def lane(v: Expr, done: Index) -> Stmt:
-        index = place(v)
-        at, inside = list(index[:lead]), []
-        for k, r in enumerate(done):
-            size, lo = source[lead + k], node.attr("lo")[k]
-            position = index[lead + k] * stride[k] + r * dilation[k] - lo
-            if lo:
-                inside.append(position >= 0)
-            if (node.shape[lead + k] - 1) * stride[k] + (kernel[k] - 1) * dilation[k] - lo >= size:
-                inside.append(position < size)
-            at.append(position)
-        body = _add(reader, node, acc, v, tuple(at))
-        return when(T.all(*inside), body) if inside else body
-
-    def visit(done: Index, rest: tuple[int, ...]) -> Stmt:
-        if rest:
-            return loop(rest[0], lambda r: visit((*done, r), rest[1:]), name="r")
-        return loop(lanes, lambda v: lane(v, done), VECTORIZED, "v")
-
-    return visit((), tuple(kernel))

@@ -161,7 +161,8 @@ def _predicate(op: str, args: Sequence[Expr], dtype: str) -> Expr:
     if op in ("isnan", "isinf"):
         if dtype not in FLOATS:
             return T.const(False, "bool")
-        return T.isnan(args[0]) if op == "isnan" else T.EQ(T.abs(args[0]), T.const(math.inf, dtype))
+        x = args[0]
+        return _is_nan(x, dtype) if op == "isnan" else T.EQ(T.abs(x), T.const(math.inf, dtype))
     if op in COMPARISONS:
         left, right = (cast(a, "int32") if dtype == "bool" else a for a in args)
         if dtype in FLOATS and left.same_as(right):
@@ -173,6 +174,12 @@ def _predicate(op: str, args: Sequence[Expr], dtype: str) -> Expr:
     return {"logical_and": T.bitwise_and, "logical_or": T.bitwise_or, "logical_xor": T.bitwise_xor}[
         op
     ](*truths)
+
+
+def _is_nan(x: Expr, dtype: str) -> Expr:
+    """By comparing ``x`` with itself: TVM takes a vector's ``isnan`` apart, and what is computed of
+    it, lane by lane."""
+    return T.isnan(x) if isinstance(x, T.FloatImm) else _not(T.EQ(x, _opaque(x, dtype)))
 
 
 def _bool(op: str, args: Sequence[Expr]) -> Expr:
@@ -256,9 +263,9 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
             x, y = (y, x) if _is_number(x) else (x, y)
             return T.Select(x < y if op == "maximum" else x > y, y, x)
         case "maximum":
-            return T.Select(T.bitwise_or(T.isnan(x), x > y), x, y)
+            return T.Select(T.bitwise_or(_is_nan(x, dtype), x > y), x, y)
         case "minimum":
-            return T.Select(T.bitwise_or(T.isnan(x), x < y), x, y)
+            return T.Select(T.bitwise_or(_is_nan(x, dtype), x < y), x, y)
         case "pow":
             return _power(b, x, y, dtype)
         case "atan2":
@@ -319,7 +326,8 @@ def _divide(x: Expr, y: Expr, dtype: str) -> Expr:
         above = T.Select(x > T.const(0.0, dtype), T.const(infinity, dtype), nan)
         return T.Select(x < T.const(0.0, dtype), T.const(-infinity, dtype), above)
     if _is_zero(x):
-        return T.Select(T.bitwise_or(T.isnan(y), T.EQ(y, x)), nan, _zero_signed(x, y, dtype))
+        no_number = T.bitwise_or(_is_nan(y, dtype), T.EQ(y, x))
+        return T.Select(no_number, nan, _zero_signed(x, y, dtype))
     return x / y
 
 

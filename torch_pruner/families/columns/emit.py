@@ -9,6 +9,8 @@ from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.reductions import column_block
 from torch_pruner.codegen.parts.sweeps import over_blocks
 from torch_pruner.codegen.tir.reader import Reader
+from torch_pruner.families.columns.form import line_windows
+from torch_pruner.families.columns.lines import Lines
 
 if TYPE_CHECKING:
     from torch_pruner.families.columns.form import ColumnsDecisions
@@ -20,6 +22,9 @@ def emit(spec: Graph, decisions: ColumnsDecisions[int], signature: Signature) ->
     """TIR for a reduction over outer axes, or a window."""
     inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
+    if line_windows(spec):
+        body = Lines(spec, reader, outputs, decisions.vl).sweep(decisions.chunk, decisions.par)
+        return Emitted(body, inputs, outputs, scratch)
     block = column_block(spec, reader, outputs)
     shape = spec.nodes[spec.outputs[0]].shape
     around = around_lines(spec, reader)

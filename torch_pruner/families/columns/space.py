@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.columns.form import ColumnsDecisions
+from torch_pruner.families.columns.form import ColumnsDecisions, line_windows
 from torch_pruner.families.space import Array
 from torch_pruner.families.sweeps import (
     Sweep,
     inner_axis_kept,
 )
-from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
 if TYPE_CHECKING:
     from torch_pruner.families.space import Decisions, Symbols
+    from torch_pruner.task import Task
 
 
 class ColumnsSketch(Sweep[ColumnsDecisions[Array]]):
@@ -26,6 +27,15 @@ class ColumnsSketch(Sweep[ColumnsDecisions[Array]]):
 
     name = "columns"
     decisions = ColumnsDecisions
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        nodes = task.spec.nodes
+        if any(n.op == "window_argmax" for n in nodes):  # widened to int64 only as it is stored
+            kept = [n for n in nodes if n.kind is OpKind.WINDOW]
+            kept += [nodes[n.inputs[0]] for n in kept]
+            item = max(4, *(ITEMSIZE[n.dtype] for n in kept))
+            self.vl = max(1, task.target.vector_bytes // item)
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
@@ -43,7 +53,8 @@ class ColumnsSketch(Sweep[ColumnsDecisions[Array]]):
                 source = spec.nodes[node.inputs[0]].shape
                 depth += math.prod(source[a] for a in node.attr("axes"))
         per_element = 1.0 + machine.pointwise_cycles(spec, set(range(len(spec.nodes))))
-        gather = 1.0 if inner_axis_kept(self.task) else self.vl * 1.0
+        near = inner_axis_kept(self.task) or line_windows(spec)
+        gather = 1.0 if near else self.vl * 1.0
         cycles = depth * max(machine.FMA_LATENCY, per_element) * gather
         return self._estimate(
             decisions, cycles, self.steps, depth * spec.nodes[spec.outputs[0]].numel

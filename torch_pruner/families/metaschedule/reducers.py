@@ -9,6 +9,7 @@ from tvm import te
 
 from torch_pruner.codegen.tir import scalar
 from torch_pruner.codegen.tir.builders import Expr, T
+from torch_pruner.codegen.tir.indices import linear
 from torch_pruner.families.metaschedule.stages import compute, guarded, inside, tensor
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.nibbles import WORD, per_word
@@ -141,6 +142,42 @@ def _window(
     return _rounded(node, name, dtype, compute(node, name, element, order), order)
 
 
+def _window_argmax(
+    spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, _order: Order
+) -> Read:
+    """Position of the first of the largest, of the last NaN; padding lies behind all others."""
+    source = spec.nodes[node.inputs[0]]
+    kernel, lead = node.attr("kernel"), len(source.shape) - len(node.attr("kernel"))
+    axes = [te.reduce_axis((0, k), f"{name}_r{d}") for d, k in enumerate(kernel)]
+    wide = "float32" if source.dtype in ("float16", "bfloat16") else source.dtype
+    least = T.const(-math.inf, wide) if wide in FLOATS else T.min_value(wide)
+    behind = T.max_value(node.dtype)
+
+    def combine(a: Sequence[Expr], b: Sequence[Expr]) -> Sequence[Expr]:
+        take = T.any(a[1] > b[1], T.all(a[1] == b[1], a[0] <= b[0]))
+        if wide in FLOATS:
+            number = T.Not(T.isnan(b[1]))
+            take = T.any(T.all(take, number), T.all(T.isnan(a[1]), T.any(number, a[0] >= b[0])))
+        return T.Select(take, a[0], b[0]), T.Select(take, a[1], b[1])
+
+    fold: Callable[..., Expr] = te.comm_reducer(combine, lambda *_: (behind, least), name=node.op)
+    read = args[0]
+
+    def element(*index: Expr) -> Expr:
+        sides = zip(
+            index[lead:], node.attr("stride"), node.attr("lo"), axes, node.attr("dilation"),
+            strict=True,
+        )  # fmt: skip
+        at = [i * s - before + r * d for i, s, before, r, d in sides]
+        covered = inside(at, source.shape[lead:])
+        value = guarded(covered, scalar.cast(read(*index[:lead], *at), wide), least)
+        place = linear(at, source.shape[lead:]).astype(node.dtype)
+        return fold((guarded(covered, place, behind), value), axis=axes)
+
+    position, _ = te.compute(node.shape, element, name=name)
+    return _rounded(node, name, node.dtype, position)
+
+
 def _matmul(
     spec: Graph, node: Node, name: str, args: Sequence[Read], _apply: Apply, _order: Order
 ) -> Read:
@@ -242,6 +279,7 @@ REDUCERS: dict[str, Callable[[Graph, Node, str, Sequence[Read], Apply, Order], R
     **dict.fromkeys(("sum", "prod", "max", "min", "any", "all"), _reduce),
     **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
     **dict.fromkeys(("window_max", "window_sum"), _window),
+    "window_argmax": _window_argmax,
     "matmul": _matmul,
     "matmul_grouped": _matmul_grouped,
     "conv": _conv,

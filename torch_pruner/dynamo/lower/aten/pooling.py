@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,6 @@ import torch
 from torch_pruner.dynamo.lower.aten.pooling_gradients import (
     adaptive_matrix,
     divided_by_counts,
-    located_maximum,
     spread,
     through_matrices,
 )
@@ -32,6 +32,7 @@ def _window(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    dtype: str | None = None,
 ) -> Value:
     rank = len(kernel)
     source = x.shape[x.ndim - rank :]
@@ -39,7 +40,7 @@ def _window(
     hi = [max(0, (n - 1) * s + (k - 1) * d + 1 - m - p) for n, k, s, p, d, m in rows]
     shape = (*x.shape[: x.ndim - rank], *size)
     ids = x.builder.append(
-        op, (x.id,), shape, x.dtype, kernel=tuple(kernel), stride=tuple(stride),
+        op, (x.id,), shape, dtype or x.dtype, kernel=tuple(kernel), stride=tuple(stride),
         lo=tuple(padding), hi=tuple(hi), dilation=tuple(dilation),
     )  # fmt: skip
     return Value(x.builder, ids)
@@ -60,14 +61,16 @@ def _max_pool(
     strides = spread(stride, rank) if len(stride) else kernel
     pads, dilations = spread(padding, rank), spread(dilation, rank)
     size = call.shape[x.ndim - rank :]
-    if 1 in call.used:
-        return located_maximum(
-            x, size, kernel=kernel, stride=strides, padding=pads, dilation=dilations
-        )
-    out = _window(
-        "window_max", x, size, kernel=kernel, stride=strides, padding=pads, dilation=dilations
+    window = partial(
+        _window, x=x, size=size, kernel=kernel, stride=strides, padding=pads, dilation=dilations
     )
-    return out, None
+    best = window("window_max")
+    if 1 not in call.used:
+        return best, None
+    # Vectors of int32 have twice the lanes of int64, which indices are for who asks for them.
+    positions = math.prod(x.shape[x.ndim - rank :])
+    at = window("window_argmax", dtype="int32" if positions < 1 << 31 else "int64")
+    return best, at.cast("int64")
 
 
 rule(aten.max_pool2d_with_indices.default)(partial(_max_pool, 2))

@@ -1,6 +1,6 @@
 """Gradients of pooling, as sums over the few windows that cover an element.
 
-Also what they share with pooling: window sizes, divisors, and the position of a maximum.
+Also what they share with pooling: window sizes and divisors.
 """
 
 from __future__ import annotations
@@ -93,45 +93,6 @@ def through_matrices(x: Value, matrices: Sequence[Value]) -> Value:
         flat = last.reshape((math.prod(last.shape[:-1]), last.shape[-1])).matmul(matrix)
         x = flat.reshape((*last.shape[:-1], matrix.shape[1])).moved(x.ndim - 1, axis)
     return x
-
-
-def located_maximum(
-    x: Value,
-    size: Sequence[int],
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[Value, Value]:
-    """Maximum of each window and its row-major position among the pooled dims."""
-    rank = len(kernel)
-    if math.prod(kernel) > _MAX_TERMS or not x.is_float:
-        raise arguments("indices of max pooling over large windows or integers")
-    lead, source = x.ndim - rank, x.shape[x.ndim - rank :]
-    rows = list(zip(size, kernel, stride, padding, dilation, source, strict=True))
-    hi = [max(0, (n - 1) * s + (k - 1) * d + 1 - m - p) for n, k, s, p, d, m in rows]
-    padded = x.pad([0] * lead + list(padding), [0] * lead + hi, -math.inf)
-    places = [_places(x, n, math.prod(source)) for n in size]
-    starts = [i * s - p for i, s, p in zip(places, stride, padding, strict=True)]
-    origin = _row_major(starts, source)
-    inside = []  # of a window without any maximum, the first position that is no padding
-    for start, d in zip(starts, dilation, strict=True):
-        inside.append((-start + (d - 1)).maximum(0).apply("floordiv", d) * d)
-    best: Value | None = None
-    for offset in itertools.product(*(range(k) for k in kernel)):
-        shift = [o * d for o, d in zip(offset, dilation, strict=True)]
-        part = padded.slice([0] * lead + shift, (*x.shape[:lead], *size), [1] * lead + list(stride))
-        if best is None:
-            best, further = part, (part > -math.inf).where(0, _row_major(inside, source))
-            continue
-        away = 0
-        for n, extent in zip(shift, source, strict=True):
-            away = away * extent + n
-        better = (part > best) | part.isnan()
-        best, further = better.where(part, best), better.where(away, further)
-    assert best is not None
-    return best, (origin + further).broadcast(best.shape).cast("int64")
 
 
 def _places(x: Value, count: int, positions: int) -> Value:
