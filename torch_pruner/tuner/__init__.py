@@ -56,6 +56,24 @@ def _mlp(seed: int) -> CostModel:
     return TensetMLP(seed)
 
 
+def _tlp(seed: int) -> CostModel:
+    from torch_pruner.tuner.cost_model.tlp import TLPModel
+
+    return TLPModel(seed)
+
+
+def _trees(seed: int) -> CostModel:
+    from torch_pruner.tuner.cost_model.trees import StatementTrees
+
+    return StatementTrees(seed)
+
+
+def _forest(seed: int) -> CostModel:
+    from torch_pruner.tuner.cost_model.forest import ForestModel
+
+    return ForestModel(seed)
+
+
 def _moa(seed: int, weights: Weights | None = None) -> CostModel:
     """Without weights the residual model: at a few dozen trials a task, training the network from
     nothing ranked no better and cost more (docs/experiments.md has the figures).
@@ -82,6 +100,9 @@ COST_MODELS: Mapping[str, Callable[[int], CostModel]] = {
     "offline": _offline,
     "residual": _residual,
     "mlp": _mlp,
+    "tlp": _tlp,
+    "trees": _trees,
+    "forest": _forest,
     "xgb": _xgb,
     "analytic": _analytic,
     "random": _random_model,
