@@ -138,10 +138,36 @@ def _metaschedule(cost_model: CostModel, seed: int) -> SearchStrategy:
     return MetaScheduleSearch()
 
 
+def _ansor(cost_model: CostModel, seed: int) -> SearchStrategy:
+    from torch_pruner.tuner.search.ansor import AnsorSearch
+
+    return AnsorSearch(cost_model)
+
+
+def _felix(cost_model: CostModel, seed: int) -> SearchStrategy:
+    from torch_pruner.tuner.search.felix import FelixSearch
+
+    return FelixSearch(cost_model)
+
+
+def _adatune(cost_model: CostModel, seed: int) -> SearchStrategy:
+    from torch_pruner.tuner.cost_model.forest import ForestModel
+    from torch_pruner.tuner.search.adatune import AdatuneSearch
+
+    if not isinstance(cost_model, ForestModel):
+        raise OptionError("strategy", "'adatune' needs the cost model 'forest'")
+    return AdatuneSearch(cost_model)
+
+
+# Baselines of papers: for benchmarks, no values of the option. Each with the cost model of its own.
+BASELINES: Mapping[str, str] = {"ansor": "trees", "felix": "residual", "adatune": "forest"}
 STRATEGIES: Mapping[str, Callable[[CostModel, int], SearchStrategy]] = {
     "draft-verify": _draft_verify,
     "metaschedule": _metaschedule,
     "random": _random_search,
+    "ansor": _ansor,
+    "felix": _felix,
+    "adatune": _adatune,
 }
 
 
