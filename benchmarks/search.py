@@ -11,6 +11,8 @@ they come. Needs the extra ``search``.
 
 ``--searches draft-verify/moa,tune_tir`` adds MetaSchedule driven by its own code, with its builder
 and its runner; ``undrafted/residual`` lets a cost model choose among points drawn at random.
+``ansor``, ``felix`` and ``adatune`` are other papers' searches of our space, each with the cost
+model of its paper or a named one (``ansor/mlp``, ``ansor/tlp``); docs/tuning.md says what they are.
 ``--workloads`` leaves all tasks out but those whose digests begin so, for baselines and ablations
 over a few, with ``--reference-seeds 3``.
 Cost models know nothing when they begin: the package's weights have seen these tasks. ``--weights``
@@ -66,11 +68,19 @@ MODELS = {  # and of the cost models; any other needs all of them
 }
 
 
+def model_of(name: str) -> str:
+    """The cost model in the name of a search, or what its strategy has where none is named."""
+    from torch_pruner.tuner import BASELINES
+
+    strategy, _, model = name.partition("/")
+    return model or BASELINES.get(strategy, "")
+
+
 def parts_of(searches: Sequence[str], weights: str = "") -> tuple[str, ...]:
     """The parts of the package that these searches run."""
     models: set[str] = set()
     for name in searches:
-        model = name.partition("/")[2]
+        model = model_of(name)
         if model not in MODELS or weights:
             return (*SEARCHED, "torch_pruner/tuner/cost_model")
         models.update(MODELS[model])
@@ -212,13 +222,13 @@ def strategy_for(name: str, task: Task, seed: int, weights: str = "") -> SearchS
     from torch_pruner.tuner import make_cost_model, make_strategy
     from torch_pruner.tuner.cost_model.weights import Weights
 
-    strategy, _, model = name.partition("/")
+    strategy = name.partition("/")[0]
     if strategy == REFERENCE:  # as it comes, on all threads: no seed has to fix its proposals
         from torch_pruner.tuner.search.metaschedule import MetaScheduleSearch
 
         return MetaScheduleSearch(threads=task.threads)
     known = Weights.from_bytes(Path(weights).read_bytes()) if weights else None
-    cost_model = make_cost_model(model or "analytic", seed, known)
+    cost_model = make_cost_model(model_of(name) or "analytic", seed, known)
     if strategy == UNDRAFTED:
         from torch_pruner.tuner.search.draft_verify import DraftThenVerify
 

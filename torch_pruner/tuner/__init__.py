@@ -56,6 +56,24 @@ def _mlp(seed: int) -> CostModel:
     return TensetMLP(seed)
 
 
+def _tlp(seed: int) -> CostModel:
+    from torch_pruner.tuner.cost_model.tlp import TLPModel
+
+    return TLPModel(seed)
+
+
+def _trees(seed: int) -> CostModel:
+    from torch_pruner.tuner.cost_model.trees import StatementTrees
+
+    return StatementTrees(seed)
+
+
+def _forest(seed: int) -> CostModel:
+    from torch_pruner.tuner.cost_model.forest import ForestModel
+
+    return ForestModel(seed)
+
+
 def _moa(seed: int, weights: Weights | None = None) -> CostModel:
     """Without weights the residual model: at a few dozen trials a task, training the network from
     nothing ranked no better and cost more (docs/experiments.md has the figures).
@@ -82,6 +100,9 @@ COST_MODELS: Mapping[str, Callable[[int], CostModel]] = {
     "offline": _offline,
     "residual": _residual,
     "mlp": _mlp,
+    "tlp": _tlp,
+    "trees": _trees,
+    "forest": _forest,
     "xgb": _xgb,
     "analytic": _analytic,
     "random": _random_model,
@@ -117,10 +138,36 @@ def _metaschedule(cost_model: CostModel, seed: int) -> SearchStrategy:
     return MetaScheduleSearch()
 
 
+def _ansor(cost_model: CostModel, seed: int) -> SearchStrategy:
+    from torch_pruner.tuner.search.ansor import AnsorSearch
+
+    return AnsorSearch(cost_model)
+
+
+def _felix(cost_model: CostModel, seed: int) -> SearchStrategy:
+    from torch_pruner.tuner.search.felix import FelixSearch
+
+    return FelixSearch(cost_model)
+
+
+def _adatune(cost_model: CostModel, seed: int) -> SearchStrategy:
+    from torch_pruner.tuner.cost_model.forest import ForestModel
+    from torch_pruner.tuner.search.adatune import AdatuneSearch
+
+    if not isinstance(cost_model, ForestModel):
+        raise OptionError("strategy", "'adatune' needs the cost model 'forest'")
+    return AdatuneSearch(cost_model)
+
+
+# Baselines of papers: for benchmarks, no values of the option. Each with the cost model of its own.
+BASELINES: Mapping[str, str] = {"ansor": "trees", "felix": "residual", "adatune": "forest"}
 STRATEGIES: Mapping[str, Callable[[CostModel, int], SearchStrategy]] = {
     "draft-verify": _draft_verify,
     "metaschedule": _metaschedule,
     "random": _random_search,
+    "ansor": _ansor,
+    "felix": _felix,
+    "adatune": _adatune,
 }
 
 

@@ -197,6 +197,34 @@ def test_without_drafts_a_cost_model_ranks_points_drawn_at_random() -> None:
     assert drafted.draft_model is drafted.cost_model
 
 
+@pytest.mark.parametrize(
+    ("name", "strategy", "model"),
+    [
+        ("felix", "FelixSearch", "ResidualModel"),
+        ("felix/analytic", "FelixSearch", "AnalyticModel"),
+        ("adatune", "AdatuneSearch", "ForestModel"),
+        ("ansor/tlp", "AnsorSearch", "TLPModel"),
+        ("undrafted/tlp", "DraftThenVerify", "TLPModel"),
+    ],
+)
+def test_other_papers_searches_have_the_model_of_their_paper_or_a_named_one(
+    name, strategy, model
+) -> None:
+    from benchmarks import search
+
+    made = search.strategy_for(name, fakes.make_task(8), 1)
+    assert (type(made).__name__, type(made.cost_model).__name__) == (strategy, model)
+
+
+def test_ansors_model_is_trees() -> None:
+    from benchmarks import search
+
+    assert search.model_of("ansor") == "trees"
+    assert search.model_of("draft-verify") == search.model_of("metaschedule") == ""
+    assert "torch_pruner/tuner/cost_model" in search.parts_of(["ansor"])
+    assert "torch_pruner/tuner/cost_model/residual.py" in search.parts_of(["felix"])
+
+
 def test_of_a_search_the_best_candidate_is_kept(row) -> None:
     kept = [
         [e["digest"] for e in search.with_winner(s, row["again"])["events"] if "candidate" in e]

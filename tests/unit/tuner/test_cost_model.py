@@ -109,17 +109,18 @@ def test_registry_knows_every_option_value() -> None:
     from torch_pruner.config import OPTIONS
 
     for name in COST_MODELS:
-        if name not in ("residual", "mlp"):  # of benchmarks
+        if name not in ("residual", "mlp", "tlp", "trees", "forest"):  # of benchmarks
             OPTIONS["cost_model"].parse(name)
     with pytest.raises(OptionError, match="nonsense"):
         make_cost_model("nonsense")
 
 
-def test_without_xgboost_the_error_names_the_extra() -> None:
+@pytest.mark.parametrize("name", ["xgb", "trees"])
+def test_without_xgboost_the_error_names_the_extra(name) -> None:
     script = (
         "import sys; sys.modules['xgboost'] = None\n"
         "from torch_pruner.tuner import make_cost_model\n"
-        "try: make_cost_model('xgb')\n"
+        f"try: make_cost_model({name!r})\n"
         "except Exception as err: print(type(err).__name__, err)\n"
     )
     import os
@@ -129,6 +130,7 @@ def test_without_xgboost_the_error_names_the_extra() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=60
     )
     assert "OptionError" in done.stdout
+    assert f"{name!r} needs xgboost" in done.stdout
     assert "torch_pruner[xgboost]" in done.stdout
 
 

@@ -1,7 +1,8 @@
 """TenSet's kind of model, trained online from nothing: a baseline of the pattern-aware one.
 
 Three layers on statement features, ranked within a task (TenSet, NeurIPS 2021, trains such a model
-with a rank loss). It sees no data flow, no draft model and no regression of the task's own.
+with a rank loss). It sees no data flow and has no regression of the task's own. The draft model is
+one of its features and nothing more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from torch_pruner.tuner.cost_model.base import Array, CostModel, Decisions
 from torch_pruner.tuner.cost_model.features import decisions_of, seconds_of
-from torch_pruner.tuner.cost_model.network import ROWS, Numbers, outer, product
+from torch_pruner.tuner.cost_model.layers import Numbers, outer, product, whole_blocks
 from torch_pruner.tuner.cost_model.pattern import STATEMENT, patterns
 from torch_pruner.tuner.cost_model.ranking import lambda_rank
 from torch_pruner.tuner.cost_model.training import Adam, Scaling, TaskList, sample
@@ -54,8 +55,7 @@ class TensetMLP(CostModel):
             features = np.zeros((n, STATEMENT), np.float32)
         else:
             features = self._scaling.batch(found).statement
-        rows = np.resize(np.arange(n), -(-n // ROWS) * ROWS)  # whole blocks
-        return self._forward(features[rows])[-1][:n, 0].astype(np.float64)
+        return self._forward(features[whole_blocks(n)])[-1][:n, 0].astype(np.float64)
 
     def update(
         self, task: Task, sketches: Sequence[Sketch], results: Sequence[MeasureResult]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_pruner.tuner.cost_model.base import Array
-    from torch_pruner.tuner.cost_model.network import Numbers
+    from torch_pruner.tuner.cost_model.layers import Numbers
     from torch_pruner.tuner.cost_model.pattern import Patterns
 
 MOMENTUM = 0.99  # of the siamese model, as in the paper

@@ -38,6 +38,8 @@ SLOTS, RATIOS, TASK = 32, 8, 19
 STATEMENT = len(SYMBOLS) + 1 + RATIOS + SLOTS + TASK  # width of the statement features
 TOKEN = 16 + len(Reuse)  # width of a token
 MAX_TOKENS = 24
+# Columns of the statement features that hold the draft model's estimate: baselines have none.
+_DRAFTED = (len(SYMBOLS), len(SYMBOLS) + RATIOS - 1, len(SYMBOLS) + RATIOS)
 _SMALL = 2.0**-20
 
 
@@ -101,6 +103,12 @@ def statement_features(task: Task, sketch: Sketch, decisions: Decisions, prior: 
         out[:, at + zlib.crc32(name.encode()) % SLOTS] += values[:, j]
     out[:, at + SLOTS :] = _task_features(task)
     return out
+
+
+def undrafted_features(task: Task, sketch: Sketch, decisions: Decisions) -> Array:
+    """(n, fewer than STATEMENT): the statement features but for what the draft model says."""
+    whole = statement_features(task, sketch, decisions, np.zeros(len(decisions)))
+    return np.delete(whole, _DRAFTED, axis=1)
 
 
 def token_features(target: TargetSpec, steps: Sequence[FlowStep], n: int) -> Array:

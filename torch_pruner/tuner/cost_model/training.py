@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.tuner.cost_model import network
-from torch_pruner.tuner.cost_model.network import ROWS, Batch
+from torch_pruner.tuner.cost_model.layers import ROWS
+from torch_pruner.tuner.cost_model.network import Batch
 from torch_pruner.tuner.cost_model.pattern import MAX_TOKENS, STATEMENT, TOKEN, Patterns
 from torch_pruner.tuner.cost_model.ranking import lambda_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torch_pruner.tuner.cost_model.network import Numbers
+    from torch_pruner.tuner.cost_model.layers import Numbers
 
 PRETRAINING, ONLINE, ADAPTING = 2e-3, 5e-4, 1e-4  # rates: offline, from nothing, from weights
 CLIP = 8.0  # scaled features beyond this carry no more news

@@ -19,7 +19,7 @@ from torch_pruner.tuner.cost_model.training import Scaling
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch_pruner.tuner.cost_model.network import Numbers
+    from torch_pruner.tuner.cost_model.layers import Numbers
 
 MAX_BYTES = 4 << 20
 _PREFIX = 8  # bytes that hold the length of the header

@@ -31,16 +31,21 @@ class _Samples:
     trees: Any = None
 
 
+def xgboost_for(model: str) -> Any:
+    """The module; ``OptionError`` where it is not installed, which names the cost model."""
+    try:
+        import xgboost  # the optional extra
+    except ImportError as err:
+        problem = f"{model!r} needs xgboost; run: pip install 'torch_pruner[xgboost]'"
+        raise OptionError("cost_model", problem) from err
+    return xgboost
+
+
 class XGBoostModel(CostModel):
     """One ensemble per task and sketch; the analytic score until there are a few samples."""
 
     def __init__(self, seed: int = 0) -> None:
-        try:
-            import xgboost  # the optional extra
-        except ImportError as err:
-            problem = "'xgb' needs xgboost; run: pip install 'torch_pruner[xgboost]'"
-            raise OptionError("cost_model", problem) from err
-        self._xgboost: Any = xgboost
+        self._xgboost: Any = xgboost_for("xgb")
         self._seed = seed
         self._samples: dict[tuple[str, str], _Samples] = {}
 

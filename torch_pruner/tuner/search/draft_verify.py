@@ -14,6 +14,7 @@ import numpy as np
 
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 from torch_pruner.tuner.search.base import SearchStrategy
+from torch_pruner.tuner.search.share import Share
 from torch_pruner.tuner.search.space import Rows, SketchSpace
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class DraftThenVerify(SearchStrategy):
         self._borrowed: list[Rows] = [space.rows_of([]) for space in self._spaces]
         self._results: list[MeasureResult] = []
         self._age = self.refresh_every
-        self._eps_due = 0.0
+        self._chance = Share()
         for i, space in enumerate(self._spaces):
             self._mark(i, space.rows_of_candidates(r.candidate for r in history))
         if history:
@@ -128,13 +129,8 @@ class DraftThenVerify(SearchStrategy):
             self._age = self.refresh_every  # the drafts of before were made without any
 
     def _gambles(self, n: int) -> int:
-        """How many of ``n`` proposals are left to chance; fractions add up over the rounds."""
-        if n < 2:
-            return 0
-        self._eps_due += self.eps_greedy * n
-        whole = int(self._eps_due)
-        self._eps_due -= whole
-        return min(whole, n - 1)
+        """How many of ``n`` proposals are left to chance."""
+        return self._chance.of(self.eps_greedy, n)
 
     def _mark(self, i: int, rows: Rows) -> None:
         self._seen[i] = np.union1d(self._seen[i], self._spaces[i].keys(rows))
