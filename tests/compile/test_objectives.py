@@ -12,8 +12,8 @@ from torch_pruner.cache import KernelEntry, KernelStore
 from torch_pruner.config import Config
 from torch_pruner.devices import metering
 from torch_pruner.devices.cpu import CpuDevice
+from torch_pruner.families.footprint import footprint_of
 from torch_pruner.task import MeasureResult, MeasureStatus
-from torch_pruner.tuner.footprint import footprint_of
 from torch_pruner.tuner.measure.meter import MeterSource
 
 ROWS, DEPTH, COLUMNS = 64, 128, 40

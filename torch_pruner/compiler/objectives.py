@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner import families
+from torch_pruner.families.footprint import footprint_of
 from torch_pruner.pareto import LATENCY, TIE, Finalist, Objective, as_fast, non_dominated
 from torch_pruner.task import Candidate
-from torch_pruner.tuner.footprint import footprint_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

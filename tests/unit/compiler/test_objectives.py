@@ -17,11 +17,11 @@ from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
+from torch_pruner.families.footprint import footprint_of
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.log import PhaseTimer
 from torch_pruner.pareto import TIE, Finalist, Footprint
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
-from torch_pruner.tuner.footprint import footprint_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from torch_pruner import families
+from torch_pruner.families.footprint import footprint_of
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, Task
-from torch_pruner.tuner.footprint import footprint_of
 
 ROWS, DEPTH, COLUMNS = 64, 128, 40
 WEIGHT = DEPTH * COLUMNS * 4
