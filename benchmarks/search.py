@@ -12,7 +12,8 @@ they come. Needs the extra ``search``.
 ``--searches draft-verify/moa,tune_tir`` adds MetaSchedule driven by its own code, with its builder
 and its runner; ``undrafted/residual`` lets a cost model choose among points drawn at random.
 ``ansor``, ``felix`` and ``adatune`` are other papers' searches of our space, each with the cost
-model of its paper or a named one (``ansor/mlp``, ``ansor/tlp``); docs/tuning.md says what they are.
+model of its paper or a named one (``ansor/mlp``, ``ansor/tlp``), and ``tlm`` proposes what a
+generator writes, which comes from ``--weights``; docs/tuning.md says what they are.
 ``--workloads`` leaves all tasks out but those whose digests begin so, for baselines and ablations
 over a few, with ``--reference-seeds 3``.
 Cost models know nothing when they begin: the package's weights have seen these tasks. ``--weights``
@@ -79,10 +80,12 @@ def model_of(name: str) -> str:
 def parts_of(searches: Sequence[str], weights: str = "") -> tuple[str, ...]:
     """The parts of the package that these searches run."""
     models: set[str] = set()
+    writes = any(name.startswith("tlm") for name in searches)
+    generator = ("torch_pruner/tuner/generator", "torch_pruner/tuner/tensors.py") if writes else ()
     for name in searches:
         model = model_of(name)
         if model not in MODELS or weights:
-            return (*SEARCHED, "torch_pruner/tuner/cost_model")
+            return (*SEARCHED, "torch_pruner/tuner/cost_model", *generator)
         models.update(MODELS[model])
     return (*SEARCHED, *(f"torch_pruner/tuner/cost_model/{m}.py" for m in sorted(models)))
 
@@ -227,6 +230,13 @@ def strategy_for(name: str, task: Task, seed: int, weights: str = "") -> SearchS
         from torch_pruner.tuner.search.metaschedule import MetaScheduleSearch
 
         return MetaScheduleSearch(threads=task.threads)
+    if strategy == "tlm":
+        from torch_pruner.tuner.generator.model import Generator
+        from torch_pruner.tuner.search.tlm import TLMSearch
+
+        if not weights:
+            raise ValueError("tlm needs --weights of benchmarks.tlm: it learns nothing by itself")
+        return TLMSearch(Generator.from_bytes(Path(weights).read_bytes()))
     known = Weights.from_bytes(Path(weights).read_bytes()) if weights else None
     cost_model = make_cost_model(model_of(name) or "analytic", seed, known)
     if strategy == UNDRAFTED:

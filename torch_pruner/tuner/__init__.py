@@ -159,8 +159,21 @@ def _adatune(cost_model: CostModel, seed: int) -> SearchStrategy:
     return AdatuneSearch(cost_model)
 
 
+def _tlm(cost_model: CostModel, seed: int) -> SearchStrategy:
+    """A generator that knows nothing: benchmarks give it what ``benchmarks.tlm`` trained."""
+    from torch_pruner.tuner.generator.model import Generator
+    from torch_pruner.tuner.search.tlm import TLMSearch
+
+    return TLMSearch(Generator(seed=seed))
+
+
 # Baselines of papers: for benchmarks, no values of the option. Each with the cost model of its own.
-BASELINES: Mapping[str, str] = {"ansor": "trees", "felix": "residual", "adatune": "forest"}
+BASELINES: Mapping[str, str] = {
+    "ansor": "trees",
+    "felix": "residual",
+    "adatune": "forest",
+    "tlm": "analytic",
+}
 STRATEGIES: Mapping[str, Callable[[CostModel, int], SearchStrategy]] = {
     "draft-verify": _draft_verify,
     "metaschedule": _metaschedule,
@@ -168,6 +181,7 @@ STRATEGIES: Mapping[str, Callable[[CostModel, int], SearchStrategy]] = {
     "ansor": _ansor,
     "felix": _felix,
     "adatune": _adatune,
+    "tlm": _tlm,
 }
 
 

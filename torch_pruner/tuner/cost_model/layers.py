@@ -24,11 +24,17 @@ class Attention:
     """Attention of ``x`` (b, t, w) to itself, and what its backward pass needs.
 
     Parameters "qkv" (w, 3w) and "mix" (w, w), weight and bias each; b * t rows are whole blocks.
-    What ``mask`` (b, t) leaves out is not attended to.
+    What ``mask`` (b, t) leaves out is not attended to; ``causal``: nor is what comes later.
     """
 
     def __init__(
-        self, x: Numbers, mask: npt.NDArray[np.bool_], p: Mapping[str, Numbers], heads: int
+        self,
+        x: Numbers,
+        mask: npt.NDArray[np.bool_],
+        p: Mapping[str, Numbers],
+        heads: int,
+        *,
+        causal: bool = False,
     ) -> None:
         b, t, width = x.shape
         self._x, self._temperature = x, float(1 / np.sqrt(width / heads))
@@ -36,6 +42,8 @@ class Attention:
         self._q, self._k, self._v = qkv.transpose(2, 0, 3, 1, 4)  # (b, heads, t, width of a head)
         logits = self._q @ self._k.swapaxes(2, 3) * self._temperature
         logits += np.where(mask, 0.0, -1e9).astype(x.dtype)[:, None, None, :]
+        if causal:
+            logits += np.triu(np.full((t, t), -1e9, x.dtype), 1)
         power = np.exp(logits - logits.max(axis=3, keepdims=True))
         self._share = power / power.sum(axis=3, keepdims=True)
         self._heads = (self._share @ self._v).transpose(0, 2, 1, 3).reshape(b, t, width)

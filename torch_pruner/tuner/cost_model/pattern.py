@@ -101,7 +101,7 @@ def statement_features(task: Task, sketch: Sketch, decisions: Decisions, prior: 
     values = decision_features(decisions)
     for j, name in enumerate(sketch.names):
         out[:, at + zlib.crc32(name.encode()) % SLOTS] += values[:, j]
-    out[:, at + SLOTS :] = _task_features(task)
+    out[:, at + SLOTS :] = task_features(task)
     return out
 
 
@@ -143,7 +143,7 @@ def _log2(ratio: Array) -> Array:
     return np.log2(np.clip(ratio, _SMALL, 1.0 / _SMALL))
 
 
-def _task_features(task: Task) -> Array:
+def task_features(task: Task) -> Array:
     """(TASK,): what all points of a task share; it tells the model where which trade-off holds."""
     spec, target = task.spec, task.target
     kinds = (OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW, OpKind.POINTWISE, OpKind.INJECTIVE)

@@ -1,0 +1,1 @@
+"""A language model that writes schedules, decision by decision (TLM, OSDI 2024)."""
