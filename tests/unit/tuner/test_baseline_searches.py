@@ -10,6 +10,7 @@ from tests.contracts.search_strategy import SearchStrategyContract
 from tests.unit.tuner.test_search import BIG, IMPORT, tune
 from torch_pruner.config import OPTIONS
 from torch_pruner.exc import OptionError
+from torch_pruner.families import sketches_for
 from torch_pruner.task import MeasureResult, MeasureStatus
 from torch_pruner.tuner import BASELINES, STRATEGIES, make_cost_model, make_strategy
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
@@ -124,6 +125,30 @@ def test_history_is_learned_from(make) -> None:
     strategy.start(fakes.make_task(), [sketch], rng=np.random.default_rng(1), history=known)
     results = [fakes.invented([sketch], c) for c in strategy.propose(8)]
     assert np.median([r.latency_s for r in results]) < np.median([r.latency_s for r in known])
+
+
+@pytest.mark.parametrize("make", [ansor, felix, adatune])
+def test_sketches_of_a_task_are_asked_about_valid_points_only(make) -> None:
+    """Symbols of a point that no kernel can have may be anything, or raise."""
+    task = fakes.make_task(256)
+    sketches = sketches_for(task)
+    for sketch in sketches:
+        symbols = sketch.symbols
+
+        def checked(decisions, own=sketch, symbols=symbols):
+            assert own.valid(decisions).all()
+            return symbols(decisions)
+
+        sketch.symbols = checked
+    strategy = make()
+    strategy.start(task, sketches, rng=np.random.default_rng(0))
+    for _ in range(3):
+        batch = strategy.propose(8)
+        assert len(set(batch)) == 8
+        seconds = [1e-4 * (1 + int(c.digest[:4], 16) / 2**16) for c in batch]
+        ok = MeasureStatus.OK
+        pairs = zip(batch, seconds, strict=True)
+        strategy.observe([MeasureResult(c, ok, (s,)) for c, s in pairs])
 
 
 def test_a_baseline_is_no_option_and_has_a_model_of_its_own() -> None:
