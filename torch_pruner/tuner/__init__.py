@@ -167,12 +167,12 @@ def _tlm(cost_model: CostModel, seed: int) -> SearchStrategy:
     return TLMSearch(Generator(seed=seed))
 
 
-# Baselines of papers: for benchmarks, no values of the option. Each with the cost model of its own.
+# Baselines of papers: for benchmarks, no values of the option. Each with the cost model it has.
 BASELINES: Mapping[str, str] = {
     "ansor": "trees",
     "felix": "residual",
     "adatune": "forest",
-    "tlm": "analytic",
+    "tlm": "",  # none
 }
 STRATEGIES: Mapping[str, Callable[[CostModel, int], SearchStrategy]] = {
     "draft-verify": _draft_verify,
