@@ -112,11 +112,29 @@ def test_operands_through_views(sketch: str, decisions: dict[str, int], spec: Gr
     agrees(spec, sketch, decisions)
 
 
+@either
+@pytest.mark.parametrize(("m", "n", "k"), [(32, 48, 64), (40, 70, 50), (17, 16, 16), (9, 33, 41)])
+@pytest.mark.parametrize("batch", [0, 3])
+def test_operands_that_lie_turned(
+    sketch: str, decisions: dict[str, int], m: int, n: int, k: int, batch: int
+) -> None:
+    """As in the gradients of a layer's weights, whose rows are neighbours."""
+    agrees(K.turned(m, n, k, batch=batch, dtype="bfloat16"), sketch, decisions)
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param(Bf16PairsSketch, marks=dot), pytest.param(Bf16TilesSketch, marks=tiles)]
 )
 @pytest.mark.parametrize(
-    "spec", [linear(70, 70, 96), linear(9, 130, 40), scores(3, 40, 32)], ids=["a", "b", "scores"]
+    "spec",
+    [
+        linear(70, 70, 96),
+        linear(9, 130, 40),
+        linear(33, 70, 96, static=False),
+        scores(3, 40, 32),
+        K.turned(50, 40, 70, dtype="bfloat16"),
+    ],
+    ids=["a", "b", "changing", "scores", "turned"],
 )
 def test_points_of_the_space(kind: type[Sketch], spec: Graph) -> None:
     for decisions in K.points(kind(Task("kernel", spec, TARGET, 2)), 12):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_pruner.families.base import Parameters
 from torch_pruner.families.bf16_pairs.planes import Planes, planes_of
+from torch_pruner.graph.adjacency import rows_adjacent
 from torch_pruner.graph.contraction import (
     Contraction,
     constant_operand,
@@ -179,6 +180,26 @@ def ways(graph: Graph, family: str) -> list[int]:
 def is_half(graph: Graph, operand: int) -> bool:
     """Whether an operand need not be rounded."""
     return graph.nodes[operand].dtype == "bfloat16"
+
+
+def turned(graph: Graph, con: Contraction) -> bool:
+    """Whether rows of a product's first operand are copied by turning squares of them."""
+    enough = con.rows >= COLUMNS and con.depth >= COLUMNS
+    return enough and con.conv is None and rows_adjacent(graph, con)
+
+
+def pairs_together(graph: Graph, con: Contraction) -> Strided | None:
+    """Where the second operand of a product lies, if pairs along the reduction are words there.
+
+    So do those of a layer's weights, whose columns are rows in memory.
+    """
+    place = strided(graph, con.b) if con.conv is None and is_half(graph, con.b) else None
+    if place is None or place.strides[-2] != 1 or con.depth < 2 * COLUMNS or con.depth % 2:
+        return None
+    even = place.offset % 2 == 0 and all(
+        s % 2 == 0 for s in (*place.strides[:-2], place.strides[-1])
+    )
+    return place if even and con.n >= COLUMNS else None
 
 
 def pair_form(graph: Graph, family: str, way: int) -> PairForm:

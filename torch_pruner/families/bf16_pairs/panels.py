@@ -6,23 +6,26 @@ import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.operands import element, second_operand
-from torch_pruner.codegen.parts.transposed import in_square
+from torch_pruner.codegen.parts.transposed import in_square, transposed
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     VECTORIZED,
     Expr,
     ForKind,
+    S,
     Stmt,
     T,
     buffer,
     loop,
     seq,
+    stack,
+    vector,
     when,
     workspace,
 )
 from torch_pruner.codegen.tir.reader import imm, unlinear
 from torch_pruner.codegen.tir.values import bits, held_bits, load, store
-from torch_pruner.families.bf16_pairs.form import COLUMNS, LINES, is_half
+from torch_pruner.families.bf16_pairs.form import COLUMNS, LINES, is_half, pairs_together
 from torch_pruner.graph.adjacency import kernels_together
 from torch_pruner.graph.strided import strided
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.tir.reader import Index
     from torch_pruner.families.bf16_pairs.nest import PairNest
+    from torch_pruner.graph.strided import Strided
 
 
 def pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
@@ -41,6 +45,8 @@ def pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
         return _positions(nest, g, nb)
     if nest.form.way == LINES:
         return _lined(nest, g, nb)
+    if (place := pairs_together(nest.spec, nest.con)) is not None:
+        return _words(nest, g, nb, place)
     kernels = kernels_together(nest.spec, nest.con)
     if kernels == "columns apart":
         return _turned(nest, g, nb)
@@ -78,6 +84,51 @@ def _reduction(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
         _nothing(nest, g, nb, imm(pairs + depth % 2), nest.form.depth // 2 - pairs - depth % 2)
     )
     return seq(parts)
+
+
+def _words(nest: PairNest, g: Expr, nb: Expr, place: Strided) -> Stmt:
+    """A product's operand whose pairs are words: squares of them are turned.
+
+    The last square along the reduction begins earlier; columns past the last one repeat it, whose
+    sums are not stored.
+    """
+    con, lanes = nest.con, COLUMNS
+    source, pairs = nest.reader.buffers[place.source], con.depth // 2
+    batch = unlinear(g, con.batch)
+
+    def square(o: Expr) -> Stmt:
+        first = o * lanes
+        if pairs % lanes:
+            first = T.min(first, imm(pairs - lanes))
+
+        def vectors(j: Expr) -> Stmt:
+            squares = [
+                buffer(lanes * lanes, "int32", n, scope="local") for n in ("square", "other")
+            ]
+            steps, whole = transposed(squares[0], squares[1], lanes)
+
+            def take(i: Expr) -> Stmt:
+                column = nb * nest.block + j * lanes + i
+                if con.n % nest.block:
+                    column = T.min(column, imm(con.n - 1))
+                at = element(place, (*batch, first * 2, column))
+                words = T.reinterpret(f"int32x{lanes}", source[vector(at, 2 * lanes)])
+                return S.BufferStore(squares[0], words, [vector(i * lanes, lanes)])
+
+            def leave(i: Expr) -> Stmt:
+                at = nest.panel_at(g, nb, first + i) + j * lanes
+                words = whole[vector(i * lanes, lanes)]
+                return S.BufferStore(nest.panel, words, [vector(at, lanes)])
+
+            taken, left = (loop(lanes, f, UNROLLED, "i") for f in (take, leave))
+            return seq([*(stack(s) for s in squares), taken, *steps, left])
+
+        return loop(nest.block // lanes, vectors, name="j")
+
+    rest = nest.form.depth // 2 - pairs
+    return seq(
+        [loop(-(-pairs // lanes), square, name="k"), _nothing(nest, g, nb, imm(pairs), rest)]
+    )
 
 
 def _lined(nest: PairNest, g: Expr, nb: Expr) -> Stmt:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.transposed import in_square
 from torch_pruner.codegen.tir.builders import VECTORIZED, Expr, ForKind, Stmt, T, loop, seq, when
-from torch_pruner.codegen.tir.reader import unlinear
+from torch_pruner.codegen.tir.reader import imm, unlinear
 from torch_pruner.codegen.tir.values import store, value_dtype
-from torch_pruner.families.bf16_pairs.form import COLUMNS, is_half
+from torch_pruner.families.bf16_pairs.form import COLUMNS, is_half, turned
 from torch_pruner.families.bf16_pairs.rounding import rounded_vector
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 
 def copy_rows(nest: PairNest, kind: ForKind) -> Stmt:
-    """The copy as a loop of ``kind`` over rows."""
-    con = nest.form.con
+    """The copy as a loop of ``kind`` over rows, or blocks of rows where these are neighbours."""
+    con = nest.con
+    if con.conv is None and turned(nest.spec, con):
+        return _turned(nest, kind)
 
     def row(p: Expr) -> Stmt:
         g, r = unlinear(p, (con.groups, con.rows))
@@ -34,6 +37,43 @@ def copy_rows(nest: PairNest, kind: ForKind) -> Stmt:
         return seq(parts)
 
     return loop(con.groups * con.rows, row, kind, name="p")
+
+
+def _turned(nest: PairNest, kind: ForKind) -> Stmt:
+    """Rows that are neighbours in memory, by squares of vectors: the last ones begin earlier."""
+    con, depth, copy = nest.con, nest.form.depth, nest.copy
+    blocks = -(-con.rows // COLUMNS)
+    assert copy is not None
+
+    def block(p: Expr) -> Stmt:
+        g, number = unlinear(p, (con.groups, blocks))
+        batch = unlinear(g, con.batch)
+        first = number * COLUMNS
+        if con.rows % COLUMNS:
+            first = T.min(first, imm(con.rows - COLUMNS))
+        base = (g * con.rows + first) * depth
+
+        def square(o: Expr) -> Stmt:
+            k = o * COLUMNS
+            if con.depth % COLUMNS:
+                k = T.min(k, imm(con.depth - COLUMNS))
+            return in_square(
+                nest,
+                "bfloat16",
+                lambda i, v: nest.reader.at(con.a, (*batch, first + v, k + i)),
+                lambda i, v: (copy, base + i * depth + k + v),
+            )
+
+        def padding(i: Expr) -> Stmt:
+            at = base + i * depth + con.depth
+            return loop(depth - con.depth, lambda k: _zero(nest, at + k), name="k")
+
+        parts = [loop(-(-con.depth // COLUMNS), square, name="k")]
+        if depth > con.depth:
+            parts.append(loop(COLUMNS, padding, name="i"))
+        return seq(parts)
+
+    return loop(con.groups * blocks, block, kind, name="p")
 
 
 def _row(nest: PairNest, g: Expr, r: Expr, base: Expr) -> Stmt:

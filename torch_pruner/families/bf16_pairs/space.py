@@ -22,11 +22,13 @@ from torch_pruner.families.bf16_pairs.form import (
     PairForm,
     is_half,
     pair_form,
+    pairs_together,
     takes_pairs,
+    turned,
     ways,
 )
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
-from torch_pruner.graph.adjacency import columns_adjacent, kernels_together
+from torch_pruner.graph.adjacency import columns_adjacent, kernels_together, rows_adjacent
 from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.strided import strided
 
@@ -127,7 +129,7 @@ class PairSketch(Sketch[P]):
             cold = panel / machine.memory_bytes_per_cycle(target) / shares
             exposed = cold * np.where(c.ahead == 1, 0.2, 0.6)
         elif not self.packs_first:
-            exposed = depth * block * _PACKED_CYCLES
+            exposed = depth * block * self._each_packed
         unit_s = (per_chunk * block_cycles + exposed) / target.frequency_hz
         tasks = np.minimum(c.tasks, units)
         task_s = np.ceil(units / tasks) * unit_s + self._task_cycles() / target.frequency_hz
@@ -167,10 +169,14 @@ class PairSketch(Sketch[P]):
     @property
     def _packing(self) -> float:
         """Cycles of an element of the second operand's panels, where all are packed first."""
-        if not self.packs_first:
-            return 0.0
+        return self._each_packed if self.packs_first else 0.0
+
+    @cached_property
+    def _each_packed(self) -> float:
+        """Cycles of an element of a panel that is packed at each call."""
         spec, con = self.task.spec, self.con
         together = columns_adjacent(spec, con) or kernels_together(spec, con)
+        together = together or pairs_together(spec, con) is not None
         return _PACKED_CYCLES if together else _APART_CYCLES
 
     def _copying(self, form: PairForm) -> float:
@@ -187,6 +193,8 @@ class PairSketch(Sketch[P]):
             place = strided(spec, con.a)
             if place is not None and place.strides[1] != 1:
                 return elements * (_STRAY_CYCLES if form.way == ROWS else _APART_CYCLES)
+        if con.conv is None and rows_adjacent(spec, con):
+            return elements * (_TURNED_CYCLES if turned(spec, con) else _APART_CYCLES)
         if is_half(spec, con.a) and con.conv is None:
             return elements * _COPIED_CYCLES
         line = con.k[-1]
