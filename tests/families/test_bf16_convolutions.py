@@ -85,6 +85,8 @@ TRANSPOSED = {
     "strided": transposed(32, 8, 48, 4, 2, 1),
     "strided, of constants": transposed(32, 8, 48, 4, 2, 1, static=True),
     "taps past the kernel": transposed(32, 7, 16, 3, 2, 1),
+    "a last panel of one column": transposed(32, 9, 33, 2, 1, 0),
+    "part of a panel": transposed(32, 9, 40, 2, 1, 0),
     "channels apart": transposed(32, 9, 24, 3, 1, 1, last=False),
 }
 

@@ -50,7 +50,8 @@ def pack(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
     kernels = kernels_together(nest.spec, nest.con)
     if kernels == "columns apart":
         return _turned(nest, g, nb)
-    if kernels == "columns beside":
+    left = nest.con.n % nest.block * math.prod(nest.con.k[:-1])
+    if kernels == "columns beside" and (not left or left >= COLUMNS):  # a vector stays inside
         return _gathered(nest, g, nb)
     return _reduction(nest, g, nb)
 
@@ -238,7 +239,7 @@ def _gathered(nest: PairNest, g: Expr, nb: Expr) -> Stmt:
         def zipped(o: Expr) -> Stmt:
             first = o * COLUMNS
             if con.n % nest.block:
-                first = T.max(T.min(first, real - COLUMNS), imm(0))
+                first = T.min(first, real - COLUMNS)
 
             def lane(v: Expr) -> Stmt:
                 low, high = (
