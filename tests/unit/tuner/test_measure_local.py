@@ -130,7 +130,7 @@ def test_finalists_are_metered_and_others_are_not() -> None:
         assert [r.joules for r in executor.measure(inputs)] == [None] * 3
         raced = executor.race(inputs)
         fast, slow = sorted(raced[:2], key=lambda r: r.latency_s)
-        assert fast.joules == pytest.approx(20.0 * fast.latency_s, rel=0.9)
+        assert fast.joules > 0  # what a call costs by a clock that is no machine's: test_meters.py
         assert (slow.joules is None) == (slow.latency_s > TIE * fast.latency_s)
         assert (raced[2].status, raced[2].joules) == (S.RUN_ERROR, None)
 
