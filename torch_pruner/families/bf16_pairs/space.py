@@ -176,8 +176,9 @@ class PairSketch(Sketch[P]):
         """Cycles of an element of a panel that is packed at each call."""
         spec, con = self.task.spec, self.con
         together = columns_adjacent(spec, con) or kernels_together(spec, con)
-        together = together or pairs_together(spec, con) is not None
-        return _PACKED_CYCLES if together else _APART_CYCLES
+        if together or pairs_together(spec, con) is not None:
+            return _PACKED_CYCLES
+        return _APART_CYCLES
 
     def _copying(self, form: PairForm) -> float:
         """Cycles of the first operand's copy."""
