@@ -382,9 +382,8 @@ class Compiler:
                     names, (s for s in segments if not isinstance(s, int)), strict=True
                 )
             }
-            kept = KeptKernels(self.store, self.context)
-            target = self.context.target
-            library = self.toolchain.build(distinct, calls, len(plan.slots), target, kept)
+            own = (self.context.target, KeptKernels(self.store, self.context), plan.lines)
+            library = self.toolchain.build(distinct, calls, len(plan.slots), *own)
             if checked is not None:
                 checked()
             digest = libraries.publish(key, library, len(choices))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch_pruner.compiler.toolchain import Calls, Kernels
+    from torch_pruner.graph.memory import Place
     from torch_pruner.target import TargetSpec
 
 log = logger(__name__)
@@ -57,21 +58,28 @@ class HostToolchain(Toolchain):
         slots: int,
         target: TargetSpec,
         kept: Kept = NOTHING,
+        lines: Place | None = None,
     ) -> Library:
         if c_compiler() is not None:
             try:
-                return self._linked(kernels, calls, slots, target, kept)
+                return self._linked(kernels, calls, slots, target, kept, lines)
             except OSError as err:
                 log.info("kernels are built in memory, files cannot be written: %s", err)
         return self._in_memory(kernels, calls, slots, target)
 
     def _linked(
-        self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec, kept: Kept
+        self,
+        kernels: Kernels,
+        calls: Calls,
+        slots: int,
+        target: TargetSpec,
+        kept: Kept,
+        lines: Place | None,
     ) -> Library:
         from torch_pruner.compiler.building.library import build_library
 
         library = build_library(
-            kernels, calls, slots, target, self.threads, kept, beside=self.beside
+            kernels, calls, slots, target, self.threads, kept, lines, beside=self.beside
         )
 
         numbers = itertools.count()  # two threads at once write two files

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.build.kernel_object import KernelObject
     from torch_pruner.codegen.build.load import Entry
-    from torch_pruner.graph.memory import KernelCall
+    from torch_pruner.graph.memory import KernelCall, Place
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Scheduled
 
@@ -92,10 +92,12 @@ class Toolchain(ABC):
         slots: int,
         target: TargetSpec,
         kept: Kept = NOTHING,
+        lines: Place | None = None,
     ) -> Library:
         """``slots`` is the length of the table of addresses. Raises ``CompileError``.
 
-        What is ``kept`` need not be built, and what is built may be kept.
+        What is ``kept`` need not be built, and what is built may be kept. ``lines``: memory of a
+        call's own by which its threads may help each other (``codegen.build.stealing``).
         """
 
     @abstractmethod

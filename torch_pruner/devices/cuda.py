@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.toolchain import Calls, Kernels
     from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
+    from torch_pruner.graph.memory import Place
     from torch_pruner.tuner.measure.base import MeasureExecutor
     from torch_pruner.tuner.measure.meter import MeterSource
 
@@ -80,6 +81,7 @@ class CudaToolchain(Toolchain):
         slots: int,
         target: TargetSpec,
         kept: Kept = NOTHING,
+        lines: Place | None = None,
     ) -> Library:
         from torch_pruner.codegen.build.gpu.program import build_gpu_program
 

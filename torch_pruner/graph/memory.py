@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.signature import Signature
 
 ALIGNMENT = 64
+STEALING_BYTES = 64
+"""What each thread has to say which of its tasks are left: see ``codegen.build.stealing``."""
 CHECKSUMS = ("sample", "samples")
 """Entries of a program that look at what parameters hold: on one thread, and on all of them."""
 COPIES = "copies"
@@ -64,12 +66,14 @@ class MemoryPlan:
     """``arguments[k]`` are the places of kernel k's parameters (inputs, outputs, scratch).
 
     ``outputs[j]`` is the slot of output j; several outputs may be one node and then one slot.
+    ``lines``: ``STEALING_BYTES`` for each thread, where there are several.
     """
 
     slots: tuple[Slot, ...]
     arguments: tuple[tuple[Place, ...], ...]
     outputs: tuple[int, ...]
     workspace_bytes: int
+    lines: Place | None = None
 
     @property
     def packed_bytes(self) -> int:
@@ -175,7 +179,9 @@ def plan_memory(
                 planner.release(place.offset, place.apart * threads or nbytes)
             dead.clear()
     outputs = tuple(_output_slot(planner, fused, node) for node in fused.graph.outputs)
-    return MemoryPlan(tuple(planner.slots), tuple(arguments), outputs, planner.top)
+    lines = Place(workspace, planner.top) if threads > 1 else None
+    top = planner.top + (threads * STEALING_BYTES if lines else 0)
+    return MemoryPlan(tuple(planner.slots), tuple(arguments), outputs, top, lines)
 
 
 def _written_slot(planner: _Planner, fused: FusedGraph, update: int) -> int:

@@ -21,6 +21,7 @@ from torch_pruner.codegen.build.load import bound
 from torch_pruner.codegen.build.passes import PLAIN
 from torch_pruner.codegen.build.region import Called, Step, parts_of, region
 from torch_pruner.codegen.build.spill import spill
+from torch_pruner.codegen.build.stealing import Stealing
 from torch_pruner.codegen.tir.builders import (
     Buffer,
     Expr,
@@ -37,7 +38,7 @@ from torch_pruner.codegen.tir.builders import (
     tvm,
 )
 from torch_pruner.config import COMPILERS, c_compiler
-from torch_pruner.graph.memory import ALIGNMENT, KernelCall, Place
+from torch_pruner.graph.memory import ALIGNMENT, STEALING_BYTES, KernelCall, Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,13 +108,17 @@ def entry_module(
     programs: Mapping[str, Sequence[KernelCall]],
     slots: int,
     threads: int = 1,
+    lines: Place | None = None,
 ) -> IRModule:
-    """An IRModule with a public function per program, which call kernels that lie elsewhere."""
+    """An IRModule with a public function per program, which call kernels that lie elsewhere.
+
+    ``lines``: ``STEALING_BYTES`` of memory for each thread, by which they take each other's tasks.
+    """
     parts = {
         name: [(_extern(function_name(name, i)), part) for i, part in enumerate(divisions)]
         for name, divisions in kernels.items()
     }
-    return IRModule(_entries(parts, programs, slots, threads))
+    return IRModule(_entries(parts, programs, slots, threads, lines))
 
 
 def _private(var: GlobalVar) -> Function:
@@ -129,12 +134,20 @@ def _entries(
     programs: Mapping[str, Sequence[KernelCall]],
     slots: int,
     threads: int,
+    lines: Place | None = None,
 ) -> dict[GlobalVar, PrimFunc]:
     functions = {}
     for entry, calls in programs.items():
         table, begin, address = _table(slots)
         steps = [step for call in calls for step in _steps(table, call, parts[call.kernel])]
-        body = seq([*begin, region(steps, threads)] if steps else begin)
+        if not steps:
+            body = seq(begin)
+        elif lines is None:
+            body = seq([*begin, region(steps, threads)])
+        else:
+            stealing, made = _stealing(table, lines, threads)
+            ran = seq([*begin, *made, stealing.cleared(), region(steps, threads, stealing)])
+            body = stealing.imported(ran)
         func = T.PrimFunc([address], body)
         functions[GlobalVar(entry)] = func.with_attr({"global_symbol": entry})
     return functions
@@ -150,6 +163,16 @@ def _table(slots: int) -> tuple[Buffer, list[Stmt], Var]:
         S.DeclBuffer(table, data=table_ptr),
     ]
     return table, begin, address
+
+
+def _stealing(table: Buffer, lines: Place, threads: int) -> tuple[Stealing, list[Stmt]]:
+    """How threads help each other, and the statements that define the memory for it."""
+    where = pointer("words_ptr", "int64")
+    count = threads * STEALING_BYTES // 8
+    words = T.decl_buffer((count,), "int64", "words", data=where)
+    address = table[lines.slot] + T.const(lines.offset, "int64")
+    made = [S.Bind(where, as_pointer(address, "int64")), S.DeclBuffer(words, data=where)]
+    return Stealing(words, threads), made
 
 
 def _steps(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch_pruner.codegen.build.kernel_object import Division
-    from torch_pruner.graph.memory import KernelCall
+    from torch_pruner.graph.memory import KernelCall, Place
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Scheduled
 
@@ -51,11 +51,13 @@ def write_entries(
     programs: Mapping[str, Sequence[KernelCall]],
     slots: int,
     threads: int,
+    lines: Place | None,
     target: TargetSpec,
     path: Path,
 ) -> None:
     """Write the object file of entries that call ``kernels``. Raises ``CompileError``, ``OSError``.
 
-    ``threads``: for how many the calls were planned.
+    ``threads``: for how many the calls were planned; ``lines``: memory by which they help each
+    other, None where they do not.
     """
-    object_code(entry_module(kernels, programs, slots, threads), target, path)
+    object_code(entry_module(kernels, programs, slots, threads, lines), target, path)

@@ -4,8 +4,9 @@ A kernel is a sequence of parts: parallel loops, and what one thread does. Each 
 The parts of consecutive kernels run within one launch, with barriers in between; what follows one
 another on one thread needs none, nor do kernels of one phase (``graph/phases.py``). A launch and
 its join cost 4 to 5 us, a barrier less than 0.1. How many threads there are is known when the
-launch runs: each takes its share of every loop. A serial loop around one parallel loop is a part
-with steps: the threads meet after each.
+launch runs: each takes its share of every loop, and of loops that are a round of their own then
+what others have not begun (``stealing.py``). A serial loop around one parallel loop is a part with
+steps: the threads meet after each.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch_pruner.codegen.tir.builders import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.codegen.build.stealing import Stealing
     from torch_pruner.codegen.parts.kernel import ScheduledKernel
 
 _LAUNCH, _BARRIER = "pragma_parallel_launch_point", "pragma_parallel_barrier_when_finish"
@@ -165,6 +167,14 @@ class _Round:
     def single(self) -> bool:
         return all(step.single for step in self.steps)
 
+    @property
+    def free(self) -> int:
+        """How many tasks it has that any thread may do; 0 where there are others, or meetings."""
+        step = self.steps[0]
+        if len(self.steps) > 1 or step.own or step.everywhere or step.part.steps is not None:
+            return 0
+        return step.part.tasks or 0
+
     def takes(self, step: Step) -> bool:
         """Whether nothing that the step waits for is made here by another thread."""
         if step.part.steps is not None or any(s.part.steps is not None for s in self.steps):
@@ -174,15 +184,18 @@ class _Round:
         return step.joins and step.phase is not None and step.phase == self.phase
 
 
-def region(steps: Sequence[Step], threads: int = 1) -> Stmt:
-    """Steps in order, by ``threads`` threads where turns say who repeats what."""
+def region(steps: Sequence[Step], threads: int = 1, stealing: Stealing | None = None) -> Stmt:
+    """Steps in order, by ``threads`` threads where turns say who repeats what.
+
+    ``stealing``: how threads help each other; None: they do not.
+    """
     stmts: list[Stmt] = []
     rounds: list[_Round] = []
     for step in steps:
         if step.part.alone:
             copies = threads if step.everywhere else 1
             calls = [step.call(T.const(k, "int32"), None) for k in range(copies)]
-            stmts += [*_launched(rounds, threads), *calls]
+            stmts += [*_launched(rounds, threads, stealing), *calls]
             rounds = []
             continue
         if rounds and rounds[-1].takes(step):
@@ -191,24 +204,35 @@ def region(steps: Sequence[Step], threads: int = 1) -> Stmt:
                 rounds[-1].phase = None
         else:
             rounds.append(_Round(step.phase, [step]))
-    return seq([*stmts, *_launched(rounds, threads)])
+    return seq([*stmts, *_launched(rounds, threads, stealing)])
 
 
-def _launched(rounds: Sequence[_Round], threads: int) -> list[Stmt]:
+def _launched(rounds: Sequence[_Round], threads: int, stealing: Stealing | None) -> list[Stmt]:
     if all(r.single for r in rounds):
         return [step.call(None, None) for r in rounds for step in r.steps]
-    body = [_met(r, threads) for r in rounds[:-1]]
-    return [_attribute(_LAUNCH, seq([*body, _round(rounds[-1], threads)]))]
+    body = [_shared(rounds[0], threads, stealing, 0)]
+    for k, of in enumerate(rounds[:-1]):
+        around, turn = _round(of, threads, stealing, k % 2), (k + 1) % 2
+        around = seq([around, _shared(rounds[k + 1], threads, stealing, turn)])
+        body.append(around if of.steps[0].part.steps is not None else _barrier(around))
+    last = _round(rounds[-1], threads, stealing, (len(rounds) - 1) % 2)
+    return [_attribute(_LAUNCH, seq([*body, last]))]
 
 
-def _met(of: _Round, threads: int) -> Stmt:
-    """A round after which the threads meet."""
-    around = _round(of, threads)
-    return around if of.steps[0].part.steps is not None else _barrier(around)
+def _shared(of: _Round, threads: int, stealing: Stealing | None, turn: int) -> Stmt | None:
+    """Says what each thread's share of a round is, where others may take of it."""
+    if stealing is None or not of.free:
+        return None
+    var = T.Var("p", "int32")
+    begin, end = (_bound(var + k, of.free, threads, of.steps[0].more) for k in (0, 1))
+    return S.For(var, 0, threads, PARALLEL, stealing.shared(var, turn, begin, end))
 
 
-def _round(of: _Round, threads: int) -> Stmt:
+def _round(of: _Round, threads: int, stealing: Stealing | None, turn: int) -> Stmt:
     (step, *more), var = of.steps, T.Var("p", "int32")
+    if stealing is not None and of.free:
+        body = stealing.done(var, turn, lambda task: step.call(None, task))
+        return S.For(var, 0, threads, PARALLEL, body)
     if of.single:
         # A loop of one iteration would be taken for no loop, and every thread would do its work.
         first = T.EQ(var, T.const(0, "int32"))

@@ -251,6 +251,9 @@ class BufferStore(Stmt):
     @property
     def indices(self) -> Sequence[Expr]: ...
 
+class While(Stmt):
+    def __init__(self, condition: Expr, body: Stmt) -> None: ...
+
 class AllocBuffer(Stmt):
     def __init__(self, buffer: Buffer, *, annotations: _Annotations = ...) -> None: ...
 

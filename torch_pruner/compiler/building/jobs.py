@@ -54,6 +54,7 @@ def entries_job(
     programs: Mapping[str, Sequence[KernelCall]],
     slots: int,
     threads: int,
+    lines: Place | None,
     target: TargetSpec,
     path: Path,
 ) -> Message:
@@ -69,6 +70,7 @@ def entries_job(
     parts = {name: [part.to_json() for part in of] for name, of in kernels.items()}
     return {
         "cmd": "entries", "kernels": parts, "programs": calls, "slots": slots, "threads": threads,
+        "lines": None if lines is None else list(astuple(lines)),
         "target": target.to_json(), "path": str(path),
     }  # fmt: skip
 
@@ -108,7 +110,8 @@ def _built(message: Message) -> list[list[int | bool | None]]:
         kernels = {name: divisions(parts) for name, parts in message["kernels"].items()}
         programs = {name: _calls(calls) for name, calls in message["programs"].items()}
         slots, threads = message["slots"], message["threads"]
-        write_entries(kernels, programs, slots, threads, target, path)
+        lines = None if message["lines"] is None else Place(*message["lines"])
+        write_entries(kernels, programs, slots, threads, lines, target, path)
         return []
     spec, candidate = Graph.from_json(message["spec"]), Candidate.from_json(message["candidate"])
     kernel = Scheduled(spec, candidate, message["past_caches"])

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.compiler.toolchain import Calls, Kept, Kernels
     from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.memory import Place
     from torch_pruner.target import TargetSpec
     from torch_pruner.tuner.measure.protocol import Message
 
@@ -64,13 +65,15 @@ def build_library(
     target: TargetSpec,
     threads: int,
     kept: Kept,
+    lines: Place | None = None,
     *,
     beside: bool,
 ) -> LinkedLibrary:
     """What ``codegen.build.program.build_program`` gives, as files.
 
-    Kernels that are ``kept`` are not built again, those that are built are kept. ``beside``:
-    processes of their own may build. Raises ``CompileError``, ``OSError``.
+    Kernels that are ``kept`` are not built again, those that are built are kept. ``lines``: memory
+    by which threads help each other. ``beside``: processes of their own may build. Raises
+    ``CompileError``, ``OSError``.
     """
     library, parts = LinkedLibrary(), {}
     used = {call.kernel for sequence in calls.values() for call in sequence}
@@ -98,7 +101,7 @@ def build_library(
         parts[_name(key)] = made.parts
     programs = {e: of for e, of in calls.items() if e != MASKS}
     named = {e: [replace(c, kernel=_name(c.kernel)) for c in of] for e, of in programs.items()}
-    entries = entries_job(parts, named, slots, threads, target, library.add("entries"))
+    entries = entries_job(parts, named, slots, threads, lines, target, library.add("entries"))
     for reply in _answers([entries], threads, beside=beside):
         parts_of(reply)
     return library

@@ -1,0 +1,117 @@
+"""Threads that are done take others' tasks: each is done once, by whoever is free."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.tvm
+TASKS = 64
+ASLEEP_US = 500_000
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Callable[[str], Callable[[torch.Tensor], torch.Tensor]]:
+    """Entries of a linked library, each a function of an array of ``ROUNDS + 1`` rows of tasks.
+
+    ``passed``: in round k task i writes what lies before it in row k, where the other end's task
+    wrote, plus one. ``asleep``: task 0 sleeps, and every task writes its thread into row 1.
+    """
+    from torch_pruner.codegen.build.kernel_object import Division, function_name
+    from torch_pruner.codegen.build.launch import write_launch
+    from torch_pruner.codegen.build.link import link_objects
+    from torch_pruner.codegen.build.load import load_entries, set_threads
+    from torch_pruner.codegen.build.lower import object_code
+    from torch_pruner.codegen.build.objects import write_entries
+    from torch_pruner.codegen.tir.builders import GlobalVar, IRModule, S, T, pointer, seq, tvm, when
+    from torch_pruner.codegen.tir.values import store
+    from torch_pruner.graph.memory import STEALING_BYTES, KernelCall, Place
+    from torch_pruner.target import TargetSpec
+
+    folder, target, threads = tmp_path_factory.mktemp("stealing"), TargetSpec.detect(2), 2
+    set_threads(threads, None)
+
+    def function(name: str, body: Callable[..., list[S.Stmt]]) -> tuple[GlobalVar, T.PrimFunc]:
+        given, task = pointer("row_ptr", "int64"), T.Var("task", "int32")
+        row = T.decl_buffer((2 * TASKS,), "int64", "row", data=given)
+        done = S.Return(T.const(0, "int32"))
+        whole = seq([S.DeclBuffer(row, data=given), *body(row, task), done])
+        made = T.PrimFunc([given, task], whole, ret_type=tvm.ir.PrimType("int32"))
+        symbol = function_name(name, 0)
+        return GlobalVar(symbol), made.with_attr({"global_symbol": symbol, "calling_conv": 1})
+
+    def passed(row: T.Buffer, task: T.Var) -> list[S.Stmt]:
+        other = T.const(TASKS - 1, "int32") - task
+        return [store(row, task + TASKS, row[other] + T.const(1, "int64"))]
+
+    def asleep(row: T.Buffer, task: T.Var) -> list[S.Stmt]:
+        slept = S.Evaluate(T.call_extern("int32", "usleep", T.const(ASLEEP_US, "int32")))
+        late = when(T.EQ(task, T.const(0, "int32")), slept)
+        return [late, store(row, task + TASKS, T.call_extern("int64", "pthread_self"))]
+
+    functions = dict(
+        function(name, body) for name, body in [("passed", passed), ("asleep", asleep)]
+    )
+    object_code(IRModule(functions), target, folder / "kernels.o")
+    calls = {
+        "passed": [KernelCall("passed", (Place(0, 8 * TASKS * k),)) for k in range(ROUNDS)],
+        "asleep": [KernelCall("asleep", (Place(0),))],
+    }
+    parts = {name: [Division(TASKS)] for name in calls}
+    lines = Place(1)
+    write_entries(parts, calls, 2, threads, lines, target, folder / "entries.o")
+    write_launch(target, folder / "launch.o")
+    link_objects([folder / f"{n}.o" for n in ("kernels", "entries", "launch")], folder / "all.so")
+    entries = dict(zip(calls, load_entries(folder / "all.so", [*calls]), strict=True))
+
+    def entry(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        def call(rows: torch.Tensor) -> torch.Tensor:
+            words = torch.full((threads * STEALING_BYTES // 8,), -1)  # what a workspace holds
+            table = torch.tensor([rows.data_ptr(), words.data_ptr()])
+            entries[name](table.data_ptr())
+            return rows
+
+        return call
+
+    return entry
+
+
+def test_every_task_is_done_once_and_after_the_round_before(library) -> None:
+    begin = torch.arange(TASKS)
+    for _ in range(500):
+        rows = library("passed")(torch.cat([begin, torch.full((ROUNDS * TASKS,), -9)]))
+        for k, row in enumerate(rows.view(ROUNDS + 1, TASKS)):
+            assert torch.equal(row, (begin if k % 2 == 0 else begin.flip(0)) + k)
+
+
+def test_others_do_what_a_late_thread_has_not_begun(library) -> None:
+    rows = library("asleep")(torch.zeros(2 * TASKS, dtype=torch.int64))
+    late, *others = rows[TASKS:].tolist()
+    assert set(others) - {late}, "another thread ran"
+    assert others.count(late) < TASKS // 2 - 1, "half of the tasks are the late thread's share"
+
+
+def test_calls_at_once_do_not_mix(library) -> None:
+    wrong: list[int] = []
+
+    def caller(number: int) -> None:
+        begin = torch.arange(TASKS) + 1000 * number
+        for _ in range(50):
+            rows = library("passed")(torch.cat([begin, torch.zeros(ROUNDS * TASKS).long()]))
+            end = rows[ROUNDS * TASKS :]
+            if not torch.equal(end, (begin.flip(0) if ROUNDS % 2 else begin) + ROUNDS):
+                wrong.append(number)
+
+    callers = [threading.Thread(target=caller, args=(k,)) for k in range(4)]
+    for each in callers:
+        each.start()
+    for each in callers:
+        each.join()
+    assert not wrong
