@@ -73,7 +73,7 @@ def library(tmp_path_factory) -> Callable[[str], Callable[[torch.Tensor], torch.
 
     def entry(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         def call(rows: torch.Tensor) -> torch.Tensor:
-            words = torch.full((threads * STEALING_BYTES // 8,), -1)  # what a workspace holds
+            words = torch.full(((threads + 1) * STEALING_BYTES // 8,), -1)  # what a workspace holds
             table = torch.tensor([rows.data_ptr(), words.data_ptr()])
             entries[name](table.data_ptr())
             return rows

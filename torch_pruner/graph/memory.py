@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64
 STEALING_BYTES = 64
-"""What each thread has to say which of its tasks are left: see ``codegen.build.stealing``."""
+"""A line, in which a thread says which of its tasks are left: see ``codegen.build.stealing``."""
 CHECKSUMS = ("sample", "samples")
 """Entries of a program that look at what parameters hold: on one thread, and on all of them."""
 COPIES = "copies"
@@ -66,7 +66,7 @@ class MemoryPlan:
     """``arguments[k]`` are the places of kernel k's parameters (inputs, outputs, scratch).
 
     ``outputs[j]`` is the slot of output j; several outputs may be one node and then one slot.
-    ``lines``: ``STEALING_BYTES`` for each thread, where there are several.
+    ``lines``: ``STEALING_BYTES`` for each thread and once more, where there are several.
     """
 
     slots: tuple[Slot, ...]
@@ -180,7 +180,7 @@ def plan_memory(
             dead.clear()
     outputs = tuple(_output_slot(planner, fused, node) for node in fused.graph.outputs)
     lines = Place(workspace, planner.top) if threads > 1 else None
-    top = planner.top + (threads * STEALING_BYTES if lines else 0)
+    top = planner.top + ((threads + 1) * STEALING_BYTES if lines else 0)
     return MemoryPlan(tuple(planner.slots), tuple(arguments), outputs, top, lines)
 
 

@@ -22,6 +22,7 @@ import tvm_ffi
 
 from torch_pruner import exc
 from torch_pruner.codegen.build.link import make_room
+from torch_pruner.codegen.build.waiting import pause_of
 from torch_pruner.codegen.tir.builders import tvm
 from torch_pruner.graph.memory import LAUNCH
 
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
 
 MAX_TASKS = 256  # of one launch: each has a line of counters on the caller's stack
 _PAUSES = 1 << 12  # of a thread that waits at a barrier, before it lets others have its core
-
-# What tells a core that its thread waits, and its declaration. Others run on as they are.
-_X86 = ("call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()")
-_AARCH64 = ("call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)")
-_ANY = ("", "")
 
 # The fields of the table are numbered: those of ``team.OpenMP`` from 0 to 4, TVM's launch, threads.
 # %env is TVM's TVMParallelGroupEnv; its counters lie sixteen numbers apart, as TVM's own do. The
@@ -211,15 +207,11 @@ def launch_code(target: TargetSpec) -> str:
     """The module, in LLVM's language, for one target."""
     written = str(tvm.target.Target(target.tvm_target()))
     escaped = written.replace("\\", "\\5C").replace('"', "\\22")
-    pause, declared = _X86 if target.is_x86 else _AARCH64 if _is_aarch64(target) else _ANY
+    pause, declared = pause_of(target)
     code = _CODE.replace("DECLARED", declared)
     code = code.replace("PAUSES", str(_PAUSES)).replace("PAUSE", pause)
     code = code.replace("MAX_TASKS", str(MAX_TASKS)).replace("LAUNCH(", f"{LAUNCH}(")
     return code.replace("TARGET", escaped)
-
-
-def _is_aarch64(target: TargetSpec) -> bool:
-    return str(dict(target.attrs).get("mtriple", "")).startswith(("aarch64", "arm64"))
 
 
 def write_launch(target: TargetSpec, path: Path) -> None:

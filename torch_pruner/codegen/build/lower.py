@@ -107,18 +107,20 @@ def entry_module(
     kernels: Mapping[str, Sequence[Division]],
     programs: Mapping[str, Sequence[KernelCall]],
     slots: int,
-    threads: int = 1,
-    lines: Place | None = None,
+    threads: int,
+    lines: Place | None,
+    target: TargetSpec,
 ) -> IRModule:
     """An IRModule with a public function per program, which call kernels that lie elsewhere.
 
-    ``lines``: ``STEALING_BYTES`` of memory for each thread, by which they take each other's tasks.
+    ``lines``: memory by which threads take each other's tasks, as ``MemoryPlan.lines`` has it.
     """
     parts = {
         name: [(_extern(function_name(name, i)), part) for i, part in enumerate(divisions)]
         for name, divisions in kernels.items()
     }
-    return IRModule(_entries(parts, programs, slots, threads, lines))
+    helped = None if lines is None else (lines, target)
+    return IRModule(_entries(parts, programs, slots, threads, helped))
 
 
 def _private(var: GlobalVar) -> Function:
@@ -134,7 +136,7 @@ def _entries(
     programs: Mapping[str, Sequence[KernelCall]],
     slots: int,
     threads: int,
-    lines: Place | None = None,
+    helped: tuple[Place, TargetSpec] | None = None,
 ) -> dict[GlobalVar, PrimFunc]:
     functions = {}
     for entry, calls in programs.items():
@@ -142,10 +144,10 @@ def _entries(
         steps = [step for call in calls for step in _steps(table, call, parts[call.kernel])]
         if not steps:
             body = seq(begin)
-        elif lines is None:
+        elif helped is None:
             body = seq([*begin, region(steps, threads)])
         else:
-            stealing, made = _stealing(table, lines, threads)
+            stealing, made = _stealing(table, threads, *helped)
             ran = seq([*begin, *made, stealing.cleared(), region(steps, threads, stealing)])
             body = stealing.imported(ran)
         func = T.PrimFunc([address], body)
@@ -165,14 +167,16 @@ def _table(slots: int) -> tuple[Buffer, list[Stmt], Var]:
     return table, begin, address
 
 
-def _stealing(table: Buffer, lines: Place, threads: int) -> tuple[Stealing, list[Stmt]]:
+def _stealing(
+    table: Buffer, threads: int, place: Place, target: TargetSpec
+) -> tuple[Stealing, list[Stmt]]:
     """How threads help each other, and the statements that define the memory for it."""
-    where = pointer("words_ptr", "int64")
-    count = threads * STEALING_BYTES // 8
-    words = T.decl_buffer((count,), "int64", "words", data=where)
-    address = table[lines.slot] + T.const(lines.offset, "int64")
-    made = [S.Bind(where, as_pointer(address, "int64")), S.DeclBuffer(words, data=where)]
-    return Stealing(words, threads), made
+    where = pointer("lines_ptr", "int64")
+    count = (threads + 1) * STEALING_BYTES // 8
+    lines = T.decl_buffer((count,), "int64", "lines", data=where)
+    address = table[place.slot] + T.const(place.offset, "int64")
+    made = [S.Bind(where, as_pointer(address, "int64")), S.DeclBuffer(lines, data=where)]
+    return Stealing(lines, threads, target), made
 
 
 def _steps(

@@ -4,9 +4,9 @@ A kernel is a sequence of parts: parallel loops, and what one thread does. Each 
 The parts of consecutive kernels run within one launch, with barriers in between; what follows one
 another on one thread needs none, nor do kernels of one phase (``graph/phases.py``). A launch and
 its join cost 4 to 5 us, a barrier less than 0.1. How many threads there are is known when the
-launch runs: each takes its share of every loop, and of loops that are a round of their own then
-what others have not begun (``stealing.py``). A serial loop around one parallel loop is a part with
-steps: the threads meet after each.
+launch runs. Each takes its share of every loop; where a loop is a round of its own, it then takes
+what others have not begun, and threads wait for tasks in place of each other (``stealing.py``). A
+serial loop around one parallel loop is a part with steps: all tasks of one before the next one's.
 """
 
 from __future__ import annotations
@@ -168,12 +168,18 @@ class _Round:
         return all(step.single for step in self.steps)
 
     @property
-    def free(self) -> int:
-        """How many tasks it has that any thread may do; 0 where there are others, or meetings."""
-        step = self.steps[0]
-        if len(self.steps) > 1 or step.own or step.everywhere or step.part.steps is not None:
-            return 0
-        return step.part.tasks or 0
+    def tasks(self) -> int | None:
+        """How many tasks it has, each of which any thread may do; None where there are others."""
+        if self.single:
+            return 1
+        (step, *more) = self.steps
+        return None if more or step.own or step.everywhere else step.part.tasks
+
+    @property
+    def times(self) -> int:
+        """How often its tasks are done, all of them before any is done again."""
+        steps = self.steps[0].part.steps
+        return 1 if steps is None else steps
 
     def takes(self, step: Step) -> bool:
         """Whether nothing that the step waits for is made here by another thread."""
@@ -210,29 +216,36 @@ def region(steps: Sequence[Step], threads: int = 1, stealing: Stealing | None = 
 def _launched(rounds: Sequence[_Round], threads: int, stealing: Stealing | None) -> list[Stmt]:
     if all(r.single for r in rounds):
         return [step.call(None, None) for r in rounds for step in r.steps]
-    body = [_shared(rounds[0], threads, stealing, 0)]
-    for k, of in enumerate(rounds[:-1]):
-        around, turn = _round(of, threads, stealing, k % 2), (k + 1) % 2
-        around = seq([around, _shared(rounds[k + 1], threads, stealing, turn)])
-        body.append(around if of.steps[0].part.steps is not None else _barrier(around))
-    last = _round(rounds[-1], threads, stealing, (len(rounds) - 1) % 2)
-    return [_attribute(_LAUNCH, seq([*body, last]))]
+    body = []
+    for of in rounds:
+        if stealing is not None and of.tasks is not None and stealing.takes(of.tasks, of.times):
+            body.append(_taken(of, of.tasks, threads, stealing))
+        elif of is rounds[-1] or of.steps[0].part.steps is not None:
+            body.append(_round(of, threads))
+        else:
+            body.append(_barrier(_round(of, threads)))
+    return [_attribute(_LAUNCH, seq(body))]
 
 
-def _shared(of: _Round, threads: int, stealing: Stealing | None, turn: int) -> Stmt | None:
-    """Says what each thread's share of a round is, where others may take of it."""
-    if stealing is None or not of.free:
-        return None
-    var = T.Var("p", "int32")
-    begin, end = (_bound(var + k, of.free, threads, of.steps[0].more) for k in (0, 1))
-    return S.For(var, 0, threads, PARALLEL, stealing.shared(var, turn, begin, end))
+def _taken(of: _Round, tasks: int, threads: int, stealing: Stealing) -> Stmt:
+    """A round whose tasks threads take as they come, and after which they wait for these."""
+    var, at = T.Var("p", "int32"), T.Var("t", "int32")
+
+    def each(task: Expr) -> Stmt:
+        if of.single:
+            return seq([step.call(None, None) for step in of.steps])
+        return of.steps[0].call(None, task, *([at] if many else []))
+
+    many = of.steps[0].part.steps is not None
+    done = stealing.done(var, tasks, each, at if many else None)
+    stealing.passed(tasks, of.times)
+    # A loop of as many iterations as there are threads: each does one, and its number is its own.
+    around = S.For(var, 0, threads, PARALLEL, done)
+    return S.For(at, 0, of.times, SERIAL, around) if many else around
 
 
-def _round(of: _Round, threads: int, stealing: Stealing | None, turn: int) -> Stmt:
+def _round(of: _Round, threads: int) -> Stmt:
     (step, *more), var = of.steps, T.Var("p", "int32")
-    if stealing is not None and of.free:
-        body = stealing.done(var, turn, lambda task: step.call(None, task))
-        return S.For(var, 0, threads, PARALLEL, body)
     if of.single:
         # A loop of one iteration would be taken for no loop, and every thread would do its work.
         first = T.EQ(var, T.const(0, "int32"))

@@ -1,134 +1,192 @@
-"""Emits how threads share out the tasks of a round: each has its own, and takes another's at last.
+"""Emits how threads share out the tasks of a round, and wait for tasks and not for each other.
 
-Shares that are settled beforehand make all threads wait for the latest, which on a shared machine
-is whichever the host or another process has interrupted, and on one with cores of two kinds a slow
+Shares that are settled beforehand, and barriers, make all threads wait for the latest: on a shared
+machine whichever the host or another process has interrupted, on one with cores of two kinds a slow
 one. So a thread takes the tasks of its share one by one from the front, in the order in which it
 would have done them (what it left in its caches lies there), and then takes others' from the back
 ("work stealing"; Blumofe and Leiserson, JACM 1999, where the owner works at one end and thieves at
-the other).
+the other). A round is over when its tasks are done. A thread that was interrupted between two tasks
+holds up nobody: when it comes back it finds the rounds that others have gone through, and joins
+them.
 
-Every thread has a line of memory with two words, for rounds in turn: the first task that is left
-in the low half, the end of them in the high half. Threads fill in the words of the next round
-before they meet, so that a thread which sleeps at the meeting is helped, too. A word that nobody
-has filled in says that nothing is left.
+Every thread has a line of memory with one word: a round, the first task of its share that is left,
+and the end of them. Shares follow from the number of tasks, so whoever is the first to take of one
+in a round fills it in. A last line counts the tasks that were done since the call began.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.tir.builders import (
-    Buffer,
-    Expr,
-    S,
-    Stmt,
-    T,
-    Var,
-    importing,
-    seq,
-    stack,
-)
+from torch_pruner.codegen.build.waiting import pause_of
+from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, Var, importing, seq, stack
 from torch_pruner.graph.memory import STEALING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_WORDS = STEALING_BYTES // 8  # from a thread's line to the next
+    from torch_pruner.target import TargetSpec
 
-# A task that nobody has taken, -1 if there is none: the first of one's own, the last of another's.
-# Nothing is read or written by means of these words: who has done what is settled at meetings.
-_TAKE = """
-define internal i32 @torch_pruner_take(ptr %words, i32 %thread, i32 %threads) alwaysinline {
+_WORDS = STEALING_BYTES // 8  # from a thread's line to the next
+MOST_TASKS, MOST_ROUNDS = (1 << 20) - 1, (1 << 24) - 1  # what a word has room for
+_PAUSES = 1 << 12  # of a thread that waits, before it lets others have its core
+
+# take: a task that nobody has taken, -1 if there is none: the first of one's own share, the last of
+# another's. finish: says how many tasks a thread has done, and waits until as many are done as were
+# to be done up to the end of the round. What tasks write is seen by who has waited for them.
+_CODE = """
+DECLARED
+declare i32 @sched_yield()
+
+define internal i32 @torch_pruner_take(ptr %lines, i32 %self, i32 %threads, i32 %round, i32 %tasks)
+    noinline {
 entry:
-  %first = sext i32 %thread to i64
-  %place = mul i64 %first, WORDS
-  %own_at = getelementptr i64, ptr %words, i64 %place
-  br label %own
-own:
-  %word = load atomic i64, ptr %own_at monotonic, align 8
-  %low = trunc i64 %word to i32
-  %high = lshr i64 %word, 32
-  %end = trunc i64 %high to i32
-  %left = icmp slt i32 %low, %end
-  br i1 %left, label %take, label %others
-take:
-  %less = add i64 %word, 1
-  %tried = cmpxchg ptr %own_at, i64 %word, i64 %less monotonic monotonic, align 8
-  %taken = extractvalue { i64, i1 } %tried, 1
-  br i1 %taken, label %mine, label %own
-mine:
-  ret i32 %low
-others:
-  %k = phi i32 [ 1, %own ], [ %next, %on ]
-  %more = icmp slt i32 %k, %threads
-  br i1 %more, label %look, label %none
+  %each = udiv i32 %tasks, %threads
+  %more = urem i32 %tasks, %threads
+  %round64 = zext i32 %round to i64
+  %tag = shl i64 %round64, 40
+  br label %look
 look:
-  %sum = add i32 %thread, %k
-  %other = urem i32 %sum, %threads
-  %other64 = sext i32 %other to i64
-  %there = mul i64 %other64, WORDS
-  %their_at = getelementptr i64, ptr %words, i64 %there
+  %k = phi i32 [ 0, %entry ], [ %next, %on ]
+  %sum = add i32 %self, %k
+  %thread = urem i32 %sum, %threads
+  %thread64 = zext i32 %thread to i64
+  %place = mul i64 %thread64, WORDS
+  %at = getelementptr i64, ptr %lines, i64 %place
+  %share = mul i32 %thread, %each
+  %ahead = call i32 @llvm.umin.i32(i32 %thread, i32 %more)
+  %first = add i32 %share, %ahead
+  %one = icmp ult i32 %thread, %more
+  %extra = zext i1 %one to i32
+  %until = add i32 %first, %each
+  %behind = add i32 %until, %extra
   br label %again
 again:
-  %theirs = load atomic i64, ptr %their_at monotonic, align 8
-  %their_low = trunc i64 %theirs to i32
-  %their_high = lshr i64 %theirs, 32
-  %their_end = trunc i64 %their_high to i32
-  %some = icmp slt i32 %their_low, %their_end
-  br i1 %some, label %steal, label %on
-steal:
-  %without = sub i64 %theirs, 4294967296
-  %swapped = cmpxchg ptr %their_at, i64 %theirs, i64 %without monotonic monotonic, align 8
-  %stolen = extractvalue { i64, i1 } %swapped, 1
-  br i1 %stolen, label %got, label %again
+  %word = load atomic i64, ptr %at monotonic, align 8
+  %known = lshr i64 %word, 40
+  %late = icmp ugt i64 %known, %round64
+  br i1 %late, label %none, label %open
+open:
+  %filled = icmp eq i64 %known, %round64
+  %shifted = lshr i64 %word, 20
+  %low = trunc i64 %shifted to i32
+  %low_left = and i32 %low, 1048575
+  %high = trunc i64 %word to i32
+  %high_left = and i32 %high, 1048575
+  %begin = select i1 %filled, i32 %low_left, i32 %first
+  %end = select i1 %filled, i32 %high_left, i32 %behind
+  %left = icmp ult i32 %begin, %end
+  br i1 %left, label %claim, label %on
+claim:
+  %own = icmp eq i32 %k, 0
+  %begin_next = add i32 %begin, 1
+  %end_before = sub i32 %end, 1
+  %task = select i1 %own, i32 %begin, i32 %end_before
+  %new_begin = select i1 %own, i32 %begin_next, i32 %begin
+  %new_end = select i1 %own, i32 %end, i32 %end_before
+  %begin64 = zext i32 %new_begin to i64
+  %begin_up = shl i64 %begin64, 20
+  %end64 = zext i32 %new_end to i64
+  %both = or i64 %begin_up, %end64
+  %new = or i64 %tag, %both
+  %tried = cmpxchg ptr %at, i64 %word, i64 %new monotonic monotonic, align 8
+  %taken = extractvalue { i64, i1 } %tried, 1
+  br i1 %taken, label %got, label %again
 got:
-  %last = sub i32 %their_end, 1
-  ret i32 %last
+  ret i32 %task
 on:
   %next = add i32 %k, 1
-  br label %others
+  %others = icmp ult i32 %next, %threads
+  br i1 %others, label %look, label %none
 none:
   ret i32 -1
 }
-""".replace("WORDS", str(_WORDS))
+
+define internal i32 @torch_pruner_finish(ptr %done, i32 %number, i64 %target) noinline {
+entry:
+  %some = icmp ne i32 %number, 0
+  br i1 %some, label %count, label %wait
+count:
+  %number64 = zext i32 %number to i64
+  %before = atomicrmw add ptr %done, i64 %number64 acq_rel, align 8
+  br label %wait
+wait:
+  %looks = phi i32 [ 0, %entry ], [ 0, %count ], [ %again, %short ], [ %looks, %long ]
+  %seen = load atomic i64, ptr %done acquire, align 8
+  %over = icmp uge i64 %seen, %target
+  br i1 %over, label %return, label %late
+late:
+  %again = add i32 %looks, 1
+  %patient = icmp ult i32 %again, PAUSES
+  br i1 %patient, label %short, label %long
+short:
+  PAUSE
+  br label %wait
+long:
+  %ignored = call i32 @sched_yield()
+  br label %wait
+return:
+  ret i32 0
+}
+"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stealing:
-    """Of one entry: ``words`` are those of its threads, ``threads`` for how many it is planned."""
+    """Of one entry: ``lines`` are those of its threads and the last one, ``threads`` for how many
+    it is planned. Rounds are numbered, and their tasks counted, in the order of the calls."""
 
-    words: Buffer
+    lines: Buffer
     threads: int
+    target: TargetSpec
+    _round: int = field(default=0, init=False)
+    _tasks: int = field(default=0, init=False)
+
+    @staticmethod
+    def takes(tasks: int, steps: int = 1) -> bool:
+        """Whether a round has so few tasks that a word has room for them."""
+        return tasks <= MOST_TASKS and steps <= MOST_ROUNDS // 16
 
     def cleared(self) -> Stmt:
-        """Before the first launch of a call: nothing is left of any round."""
-        thread = T.Var("thread", "int32")
-        nothing = [self._filled(thread, turn, T.const(0, "int64")) for turn in (0, 1)]
-        return S.For(thread, 0, self.threads, S.ForKind.SERIAL, seq(nothing))
+        """Before the first launch of a call: nothing was taken, nothing is done."""
+        line = T.Var("line", "int32")
+        at = line * T.const(_WORDS, "int32")
+        nothing = S.BufferStore(self.lines, T.const(0, "int64"), [at])
+        return S.For(line, 0, self.threads + 1, S.ForKind.SERIAL, nothing)
 
-    def shared(self, thread: Expr, turn: int, begin: Expr, end: Expr) -> Stmt:
-        """A thread's share of the tasks of a round, before it meets the others, or at first."""
-        high = end.astype("int64") * T.const(1 << 32, "int64")
-        return self._filled(thread, turn, high + begin.astype("int64"))
-
-    def done(self, thread: Expr, turn: int, body: Callable[[Expr], Stmt]) -> Stmt:
-        """``body`` for the tasks that a thread takes, until none is left to anybody."""
-        task = T.decl_buffer((1,), "int32", "task", scope="local")
-        words = T.address_of(self.words[turn])
-        call = T.call_extern(
-            "int32", "torch_pruner_take", words, thread, T.const(self.threads, "int32")
+    def done(
+        self, thread: Expr, tasks: int, body: Callable[[Expr], Stmt], step: Expr | None = None
+    ) -> Stmt:
+        """A round of so many tasks, as ``thread`` sees it: ``body`` for those that it takes, until
+        all are done. ``step``: which of a loop's rounds it is; ``steps`` says how many there are.
+        """
+        task, number = (T.decl_buffer((1,), "int32", name, scope="local") for name in ("task", "n"))
+        zero, one = T.const(0, "int32"), T.const(1, "int32")
+        past: Expr = step if step is not None else zero
+        round_ = past + T.const(self._round + 1, "int32")
+        given = (T.const(self.threads, "int32"), round_, T.const(tasks, "int32"))
+        lines = T.address_of(self.lines[0])
+        take = S.BufferStore(
+            task, T.call_extern("int32", "torch_pruner_take", lines, thread, *given), [zero]
         )
-        take = S.BufferStore(task, call, [T.const(0, "int32")])
-        left = task[0] >= T.const(0, "int32")
-        number: Var = T.Var("taken", "int32")
-        one = seq([S.Bind(number, task[0]), body(number), take])
-        return seq([stack(task), take, S.While(left, one)])
+        taken: Var = T.Var("taken", "int32")
+        counted = S.BufferStore(number, number[0] + one, [zero])
+        each = seq([S.Bind(taken, task[0]), body(taken), counted, take])
+        target = past.astype("int64") * T.const(tasks, "int64")
+        target = target + T.const(self._tasks + tasks, "int64")
+        last = T.address_of(self.lines[self.threads * _WORDS])
+        finish = T.call_extern("int32", "torch_pruner_finish", last, number[0], target)
+        begin = [stack(task), stack(number), S.BufferStore(number, zero, [zero]), take]
+        return seq([*begin, S.While(task[0] >= zero, each), S.Evaluate(finish)])
+
+    def passed(self, tasks: int, steps: int = 1) -> None:
+        """What comes next is behind ``steps`` rounds of so many tasks."""
+        self._round += steps
+        self._tasks += tasks * steps
 
     def imported(self, body: Stmt) -> Stmt:
         """``body`` of an entry, with what ``done`` calls."""
-        return importing(_TAKE, body)
-
-    def _filled(self, thread: Expr, turn: int, word: Expr) -> Stmt:
-        at = thread * T.const(_WORDS, "int32") + T.const(turn, "int32")
-        return S.BufferStore(self.words, word, [at])
+        pause, declared = pause_of(self.target)
+        code = _CODE.replace("DECLARED", declared).replace("WORDS", str(_WORDS))
+        return importing(code.replace("PAUSES", str(_PAUSES)).replace("PAUSE", pause), body)
