@@ -106,7 +106,7 @@ def test_calls_come_back_from_messages_as_they_were() -> None:
         KernelCall("b", (Place(1),)),
     ]
     target = TargetSpec.detect(1)
-    made = jobs.entries_job({"a": [Division(4)]}, {"main": calls}, 3, 2, target, Path("e.o"))
+    made = jobs.entries_job({"a": [Division(4)]}, {"main": calls}, 3, 2, None, target, Path("e.o"))
     assert jobs._calls(made["programs"]["main"]) == calls
 
 
