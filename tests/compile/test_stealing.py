@@ -21,8 +21,9 @@ ROUNDS = 5
 def library(tmp_path_factory) -> Callable[[str], Callable[[torch.Tensor], torch.Tensor]]:
     """Entries of a linked library, each a function of an array of ``ROUNDS + 1`` rows of tasks.
 
-    ``passed``: in round k task i writes what lies before it in row k, where the other end's task
-    wrote, plus one. ``asleep``: task 0 sleeps, and every task writes its thread into row 1.
+    ``passed``: in round k task i writes into row k + 1 what the other end's task wrote into row k,
+    plus one. ``stepped`` does that in steps of one part. ``asleep``: task 0 sleeps, and every task
+    writes its thread into row 1. ``alone``: one thread adds up row 0 for all tasks of the next.
     """
     from torch_pruner.codegen.build.kernel_object import Division, function_name
     from torch_pruner.codegen.build.launch import write_launch
@@ -38,33 +39,49 @@ def library(tmp_path_factory) -> Callable[[str], Callable[[torch.Tensor], torch.
     folder, target, threads = tmp_path_factory.mktemp("stealing"), TargetSpec.detect(2), 2
     set_threads(threads, None)
 
-    def function(name: str, body: Callable[..., list[S.Stmt]]) -> tuple[GlobalVar, T.PrimFunc]:
-        given, task = pointer("row_ptr", "int64"), T.Var("task", "int32")
-        row = T.decl_buffer((2 * TASKS,), "int64", "row", data=given)
+    def function(
+        name: str, part: int, body: Callable[..., list[S.Stmt]], numbers: int = 1
+    ) -> tuple[GlobalVar, T.PrimFunc]:
+        given = pointer("row_ptr", "int64")
+        taken = [T.Var(f"number{k}", "int32") for k in range(numbers)]
+        row = T.decl_buffer(((ROUNDS + 1) * TASKS,), "int64", "row", data=given)
         done = S.Return(T.const(0, "int32"))
-        whole = seq([S.DeclBuffer(row, data=given), *body(row, task), done])
-        made = T.PrimFunc([given, task], whole, ret_type=tvm.ir.PrimType("int32"))
-        symbol = function_name(name, 0)
+        whole = seq([S.DeclBuffer(row, data=given), *body(row, *taken), done])
+        made = T.PrimFunc([given, *taken], whole, ret_type=tvm.ir.PrimType("int32"))
+        symbol = function_name(name, part)
         return GlobalVar(symbol), made.with_attr({"global_symbol": symbol, "calling_conv": 1})
 
     def passed(row: T.Buffer, task: T.Var) -> list[S.Stmt]:
-        other = T.const(TASKS - 1, "int32") - task
-        return [store(row, task + TASKS, row[other] + T.const(1, "int64"))]
+        return stepped(row, task, T.const(0, "int32"))
+
+    def stepped(row: T.Buffer, task: T.Var, step: T.Var) -> list[S.Stmt]:
+        begin, other = step * TASKS, T.const(TASKS - 1, "int32") - task
+        return [store(row, begin + TASKS + task, row[begin + other] + T.const(1, "int64"))]
+
+    def added(row: T.Buffer) -> list[S.Stmt]:
+        k, at = T.Var("k", "int32"), T.const(TASKS, "int32")
+        sum_ = S.For(k, 0, TASKS, S.ForKind.SERIAL, store(row, at, row[at] + row[k]))
+        return [store(row, at, T.const(0, "int64")), sum_]
+
+    def copied(row: T.Buffer, task: T.Var) -> list[S.Stmt]:
+        return [store(row, task + 2 * TASKS, row[T.const(TASKS, "int32")])]
 
     def asleep(row: T.Buffer, task: T.Var) -> list[S.Stmt]:
         slept = S.Evaluate(T.call_extern("int32", "usleep", T.const(ASLEEP_US, "int32")))
         late = when(T.EQ(task, T.const(0, "int32")), slept)
         return [late, store(row, task + TASKS, T.call_extern("int64", "pthread_self"))]
 
-    functions = dict(
-        function(name, body) for name, body in [("passed", passed), ("asleep", asleep)]
-    )
+    bodies = [("passed", 0, passed), ("asleep", 0, asleep), ("alone", 1, copied)]
+    functions = dict(function(*of) for of in bodies)
+    functions |= [function("stepped", 0, stepped, 2), function("alone", 0, added, 0)]
     object_code(IRModule(functions), target, folder / "kernels.o")
     calls = {
         "passed": [KernelCall("passed", (Place(0, 8 * TASKS * k),)) for k in range(ROUNDS)],
-        "asleep": [KernelCall("asleep", (Place(0),))],
+        **{name: [KernelCall(name, (Place(0),))] for name in ("asleep", "stepped", "alone")},
     }
-    parts = {name: [Division(TASKS)] for name in calls}
+    tasks = Division(TASKS)
+    parts = {"passed": [tasks], "asleep": [tasks], "stepped": [Division(TASKS, steps=ROUNDS)]}
+    parts["alone"] = [Division(), tasks]
     lines = Place(1)
     write_entries(parts, calls, 2, threads, lines, target, folder / "entries.o")
     write_launch(target, folder / "launch.o")
@@ -83,12 +100,20 @@ def library(tmp_path_factory) -> Callable[[str], Callable[[torch.Tensor], torch.
     return entry
 
 
-def test_every_task_is_done_once_and_after_the_round_before(library) -> None:
+@pytest.mark.parametrize("entry", ["passed", "stepped"])
+def test_every_task_is_done_once_and_after_the_round_before(library, entry: str) -> None:
     begin = torch.arange(TASKS)
     for _ in range(500):
-        rows = library("passed")(torch.cat([begin, torch.full((ROUNDS * TASKS,), -9)]))
+        rows = library(entry)(torch.cat([begin, torch.full((ROUNDS * TASKS,), -9)]))
         for k, row in enumerate(rows.view(ROUNDS + 1, TASKS)):
             assert torch.equal(row, (begin if k % 2 == 0 else begin.flip(0)) + k)
+
+
+def test_what_one_thread_does_is_a_task_of_whoever_is_first(library) -> None:
+    for k in range(500):
+        rows = torch.arange((ROUNDS + 1) * TASKS) + k
+        expected = rows[:TASKS].sum()
+        assert (library("alone")(rows)[2 * TASKS : 3 * TASKS] == expected).all()
 
 
 def test_others_do_what_a_late_thread_has_not_begun(library) -> None:
