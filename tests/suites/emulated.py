@@ -132,7 +132,7 @@ def _build(
         objects.append(path)
         built.append((candidate, signature))
     entries = folder / "entries.o"
-    write_entries(parts, programs, slots, THREADS, target, entries)
+    write_entries(parts, programs, slots, THREADS, None, target, entries)
     return machine.link([*objects, entries], list(programs), folder), built
 
 
