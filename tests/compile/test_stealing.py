@@ -140,3 +140,19 @@ def test_calls_at_once_do_not_mix(library) -> None:
     for each in callers:
         each.join()
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "triple", ["aarch64-linux-gnu", "riscv64-unknown-linux-gnu", "x86_64-linux-gnu"]
+)
+def test_it_is_code_for_every_processor(triple: str, tmp_path) -> None:
+    from torch_pruner.codegen.build.kernel_object import Division
+    from torch_pruner.codegen.build.objects import write_entries
+    from torch_pruner.graph.memory import KernelCall, Place
+    from torch_pruner.target import TargetSpec
+
+    target = TargetSpec.from_dict({"kind": "llvm", "mtriple": triple}, 4)
+    calls = {"main": [KernelCall("k", (Place(0),))] * 2}
+    path = tmp_path / "entries.o"
+    write_entries({"k": [Division(9)]}, calls, 2, 4, Place(1), target, path)
+    assert path.stat().st_size
