@@ -156,3 +156,16 @@ def test_it_is_code_for_every_processor(triple: str, tmp_path) -> None:
     path = tmp_path / "entries.o"
     write_entries({"k": [Division(9)]}, calls, 2, 4, Place(1), target, path)
     assert path.stat().st_size
+
+
+def test_rounds_that_a_word_has_no_room_for_are_not_taken() -> None:
+    from torch_pruner.codegen.build.stealing import MOST_ROUNDS, MOST_TASKS, Stealing
+    from torch_pruner.codegen.tir.builders import T
+    from torch_pruner.target import TargetSpec
+
+    stealing = Stealing(T.decl_buffer((24,), "int64", "lines"), 2, TargetSpec.detect(2))
+    assert stealing.takes(MOST_TASKS, MOST_ROUNDS)
+    assert not stealing.takes(MOST_TASKS + 1)
+    stealing.passed(3, MOST_ROUNDS - 4)
+    assert stealing.takes(1, 4)
+    assert not stealing.takes(1, 5), "rounds add up over a call"

@@ -143,10 +143,9 @@ class Stealing:
     _round: int = field(default=0, init=False)
     _tasks: int = field(default=0, init=False)
 
-    @staticmethod
-    def takes(tasks: int, steps: int = 1) -> bool:
-        """Whether a round has so few tasks that a word has room for them."""
-        return tasks <= MOST_TASKS and steps <= MOST_ROUNDS // 16
+    def takes(self, tasks: int, steps: int = 1) -> bool:
+        """Whether a word has room for the tasks and the numbers of the rounds that come next."""
+        return tasks <= MOST_TASKS and self._round + steps <= MOST_ROUNDS
 
     def cleared(self) -> Stmt:
         """Before the first launch of a call: nothing was taken, nothing is done."""
@@ -159,7 +158,7 @@ class Stealing:
         self, thread: Expr, tasks: int, body: Callable[[Expr], Stmt], step: Expr | None = None
     ) -> Stmt:
         """A round of so many tasks, as ``thread`` sees it: ``body`` for those that it takes, until
-        all are done. ``step``: which of a loop's rounds it is; ``steps`` says how many there are.
+        all are done. ``step``: which of a loop's rounds it is, from 0; ``passed`` comes after it.
         """
         task, number = (T.decl_buffer((1,), "int32", name, scope="local") for name in ("task", "n"))
         zero, one = T.const(0, "int32"), T.const(1, "int32")
