@@ -1,8 +1,9 @@
-"""Batch norms that train under autocast: a half input beside float32 parameters."""
+"""Norms that train under autocast: a half input beside float32 parameters."""
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -11,11 +12,28 @@ from torch import nn
 pytestmark = pytest.mark.tvm
 
 
-def test_a_step_under_autocast_is_eagers_within_bfloat16(tmp_path) -> None:
+class OfRows(nn.LayerNorm):
+    """A layer norm of each position's channels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = super().forward(x.flatten(2).transpose(1, 2))
+        return rows.transpose(1, 2).reshape(x.shape)
+
+
+NORMS = {
+    "batch": nn.BatchNorm2d,
+    "group": partial(nn.GroupNorm, 4),
+    "layer": OfRows,
+    "layer, no bias": partial(OfRows, bias=False),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_a_step_under_autocast_is_eagers_within_bfloat16(norm, tmp_path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16),
+        nn.Conv2d(8, 16, 3, padding=1, bias=False), norm(16), nn.ReLU(),
+        nn.Conv2d(16, 16, 1, bias=False), norm(16),
     )  # fmt: skip
     x, towards = torch.randn(4, 8, 10, 10), torch.randn(4, 16, 10, 10)
     options = {"effort": "none", "strict": True, "cache_dir": str(tmp_path)}
