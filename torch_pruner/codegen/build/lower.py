@@ -53,6 +53,9 @@ Array = npt.NDArray[Any]
 # program, what the first writes and what the second reads are the same memory under two such types,
 # and LLVM would swap the two.
 _LLVM_OPTIONS = {"cl-opt": ["-enable-tbaa:bool=false"]}
+# A program is one function of hundreds of rounds, for which LLVM's passes take quadratic time; what
+# it does itself are calls.
+_AS_WRITTEN = {"opt-level": 0}
 _AS_IT_IS = (
     1  # any calling convention but TVM's default, which packs the arguments of what is public
 )
@@ -222,13 +225,12 @@ def _pointer(table: Buffer, argument: Place, thread: Expr | None) -> Expr:
     return as_pointer(address, "uint8")
 
 
-def compile_module(module: IRModule, target: TargetSpec) -> Compiled:
+def compile_module(module: IRModule, target: TargetSpec, *, optimised: bool = True) -> Compiled:
     """Machine code for a module, in memory. Raises ``CompileError`` with TVM's message."""
+    attributes = target.tvm_target() | _LLVM_OPTIONS | ({} if optimised else _AS_WRITTEN)
     try:
         with tvm.transform.PassContext():
-            built: Compiled = tvm.tirx.build(
-                spill(module), tvm.target.Target(target.tvm_target() | _LLVM_OPTIONS), PLAIN
-            )
+            built: Compiled = tvm.tirx.build(spill(module), tvm.target.Target(attributes), PLAIN)
             return built
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
         raise exc.CompileError("kernels", "TVM refused the generated code", log=str(err)) from err
@@ -249,9 +251,11 @@ def export_library(library: Compiled, path: Path) -> None:
         raise exc.CompileError("the kernel library", f"{compiler} failed", log=str(err)) from err
 
 
-def object_code(module: IRModule, target: TargetSpec, path: Path) -> None:
+def object_code(
+    module: IRModule, target: TargetSpec, path: Path, *, optimised: bool = True
+) -> None:
     """Write a module as an object file. Raises ``CompileError``, ``OSError`` without room."""
-    built = compile_module(module, target)
+    built = compile_module(module, target, optimised=optimised)
     make_room(path)
     built.write_to_file(str(path), "o")
 

@@ -60,4 +60,5 @@ def write_entries(
     ``threads``: for how many the calls were planned; ``lines``: memory by which they help each
     other, None where they do not.
     """
-    object_code(entry_module(kernels, programs, slots, threads, lines, target), target, path)
+    module = entry_module(kernels, programs, slots, threads, lines, target)
+    object_code(module, target, path, optimised=False)
