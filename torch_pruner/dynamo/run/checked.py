@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from torch_pruner import exc
 from torch_pruner.dynamo.lower import recurrent_ops
-from torch_pruner.dynamo.run.differences import Kept, differences, parts_for
+from torch_pruner.dynamo.run.differences import Kept, Sampled, differences, parts_for
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.log import logger
 
@@ -119,35 +119,59 @@ class CheckedCall(FirstCall):
         """The compiled graph's results, or what is wrong with them and eager's; and what eager
         draws next.
 
-        Results too large to lie beside eager's are compared in parts, both run once for each.
+        Of results too large to lie beside eager's some elements and sums are compared. Where these
+        differ it is done in parts, for each of which both run once.
         """
-        part, parts, kept = 0, 1, None
-        while True:
-            expected = eager(values)
-            after = self._generators() if self._draws else None
-            if part == 0:
-                parts = parts_for(values, expected)
-            known = kept or [None] * len(expected)
-            pairs = zip(expected, known, strict=True)
-            kept = [Kept.of(value, part, parts, before) for value, before in pairs]
-            del expected, pairs
+        expected = eager(values)
+        after = self._generators() if self._draws else None
+        parts = parts_for(values, expected)
+        kept: Sequence[Kept] | Sequence[Sampled]
+        if parts == 1:
+            kept = [Kept.of(value, 0, 1) for value in expected]
+        else:
+            kept = [Sampled.of(value, parts) for value in expected]
+        del expected
+        self._rewind(state)
+        got, error = self._attempt(eager, values, kept, state)
+        if error is None:
+            return got, None, after
+        del got
+        self._rewind(state)
+        if parts == 1:
+            return [k.value for k in kept if isinstance(k, Kept)], error, after
+        del kept
+        return (*self._in_parts(eager, values, parts, state), after)
+
+    def _in_parts(
+        self,
+        eager: Eager,
+        values: Sequence[RuntimeValue],
+        parts: int,
+        state: Generators | None,
+    ) -> tuple[list[RuntimeValue], Exception | None]:
+        """As ``_compared``, element by element."""
+        kept: list[Kept | None] = [None] * len(self._bounds)
+        for part in range(parts):
+            now = [
+                Kept.of(value, part, parts, before)
+                for value, before in zip(eager(values), kept, strict=True)
+            ]
             self._rewind(state)
-            got, error = self._attempt(eager, values, kept, state)
-            part += 1
-            if error is None and part == parts:
-                return got, None, after
+            got, error = self._attempt(eager, values, now, state)
+            if error is None and part == parts - 1:
+                return got, None
             del got
             self._rewind(state)
             if error is not None:
-                whole = [k.value for k in kept] if parts == 1 else eager(values)
-                return whole, error, after
-            kept = [replace(k, value=None) for k in kept]
+                break
+            kept = [replace(k, value=None) for k in now]
+        return eager(values), error
 
     def _attempt(
         self,
         eager: Eager,
         values: Sequence[RuntimeValue],
-        expected: Sequence[Kept],
+        expected: Sequence[Kept] | Sequence[Sampled],
         state: Generators | None,
     ) -> tuple[list[RuntimeValue], Exception | None]:
         """The compiled graph's results, or what is wrong with them."""
@@ -162,7 +186,7 @@ class CheckedCall(FirstCall):
         eager: Eager,
         inputs: Sequence[RuntimeValue],
         got: Sequence[RuntimeValue],
-        expected: Sequence[Kept],
+        expected: Sequence[Kept] | Sequence[Sampled],
         state: Generators | None,
     ) -> exc.ResultMismatch | None:
         errors = differences(got, expected)

@@ -1,7 +1,8 @@
 """How far results are off from eager's, which may be too large to be kept beside them.
 
-Eager's results are kept part by part: of each the elements of one part, and what is known of the
-whole. Comparing a block at a time keeps what is computed on the way small.
+Of results that are, some elements and the sums of all are kept at first (``Sampled``). Where these
+leave a doubt, eager's results are kept part by part (``Kept``): of each the elements of one part,
+and what is known of the whole. Comparing a block at a time keeps what is computed on the way small.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SHARE = 0.05
 """The part of eager's memory that is kept beside a call; what is compared at a time adds to it."""
 _BLOCK = 1 << 18  # elements that are compared at a time
 _SMALL = 1 << 16  # elements of a result that is kept whole
+_SUMMED = 64  # elements of which a sum is kept, or more
 
 
 def parts_for(inputs: Sequence[RuntimeValue], results: Sequence[RuntimeValue]) -> int:
@@ -97,9 +99,83 @@ class Kept:
         return error / max(self.scale, 1e-30) if error else 0.0
 
 
-def differences(got: Sequence[RuntimeValue], expected: Sequence[Kept]) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Some elements of a result, and sums over all of its elements."""
+
+    some: Kept  # of the elements at every ``step`` positions of dimension ``dim``
+    dim: int
+    step: int
+    sums: torch.Tensor | None  # None: ``some`` are all elements
+    over: tuple[int, ...]  # whole dimensions that sums are over; one alone: of blocks of it
+    length: int  # how many elements a sum is of
+
+    @staticmethod
+    def of(result: RuntimeValue, parts: int) -> Sampled:
+        """Of one part in ``parts``, or all of a small result."""
+        if not _comparable(result) or result.numel() <= _SMALL:
+            return Sampled(Kept.of(result, 0, 1), 0, 1, None, (), 1)
+        shape = tuple(result.shape)
+        largest = sorted(range(len(shape)), key=lambda d: -shape[d])
+        step = parts | 1  # odd, so that it meets all lanes of a vector
+        some = _every(result, largest[0], step).clone()
+        over: list[int] = []
+        length = 1
+        while length < _SUMMED:
+            over.append(largest[len(over)])
+            length *= shape[over[-1]]
+        kept = Kept(some, None, tuple(some.shape), _scale(result))
+        length = min(length, 2 * _SUMMED) if len(over) == 1 else length
+        return Sampled(kept, largest[0], step, _sums(result, over), tuple(over), length)
+
+    def difference(self, got: RuntimeValue) -> float:
+        """How far a whole result is off in these elements and sums, as ``Kept`` says it.
+
+        Errors that have nothing to do with each other add up to the root of their number.
+        """
+        if self.sums is None:
+            return self.some.difference(got)
+        assert isinstance(got, torch.Tensor)
+        if got.dim() <= self.dim or got.is_complex() is not self.sums.is_complex():
+            return math.inf
+        sampled = self.some.difference(
+            got[(slice(None),) * self.dim + (slice(None, None, self.step),)]
+        )
+        if sampled == math.inf or self.sums.shape != (sums := _sums(got, self.over)).shape:
+            return math.inf
+        if not (sums.is_floating_point() or sums.is_complex()):
+            return max(sampled, int((sums != self.sums).sum()) / got.numel())
+        error = max(_error(a, b) for a, b in _blocks(sums, self.sums))
+        return max(sampled, error / max(self.some.scale * math.sqrt(self.length), 1e-30))
+
+
+def _every(value: torch.Tensor, dim: int, step: int) -> torch.Tensor:
+    """A view of what lies at every ``step`` positions of ``dim``."""
+    return value[(slice(None),) * dim + (slice(None, None, step),)]
+
+
+def _sums(value: torch.Tensor, over: Sequence[int]) -> torch.Tensor:
+    """Of all elements, in sums over these dimensions, or over blocks of a single one."""
+    value = value.detach()
+    dtype = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else None
+    if len(over) > 1:
+        return value.sum(tuple(over), dtype=dtype)
+    (dim,) = over
+    blocks = max(1, value.shape[dim] // _SUMMED)
+    whole = (blocks - 1) * _SUMMED  # the last block is as long as what is left
+    last = value.narrow(dim, whole, value.shape[dim] - whole).sum(dim, keepdim=True, dtype=dtype)
+    if not whole:
+        return last
+    first = value.narrow(dim, 0, whole).unfold(dim, _SUMMED, _SUMMED).sum(-1, dtype=dtype)
+    return torch.cat([first, last], dim)
+
+
+def differences(
+    got: Sequence[RuntimeValue], expected: Sequence[Kept] | Sequence[Sampled]
+) -> list[float]:
     """How far each result is off."""
-    return [kept.difference(value) for value, kept in zip(got, expected, strict=True)]
+    known: Sequence[Kept | Sampled] = expected
+    return [of.difference(value) for value, of in zip(got, known, strict=True)]
 
 
 def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
