@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.run.arrays import to_numpy
+from torch_pruner.dynamo.run.huge_pages import ask_for
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.weight_checks import Contents, read_contents, span_of
 
@@ -134,10 +135,11 @@ def _packed(wanted: Wanted, held: Mapping[int, Held]) -> torch.Tensor:
     if (known := copies.get((layout, order))) is not None:
         return known
     dense = tensor if order is None else tensor.detach().permute(order)
-    packed = torch.empty(layout.shape, dtype=DTYPES[layout.dtype])
+    packed = ask_for(torch.empty(layout.shape, dtype=DTYPES[layout.dtype]))
     used = layout.used(layout.pack(to_numpy(dense), to_numpy(packed)))
     if used < packed.numel():
-        packed = packed.reshape(-1)[:used].clone()
+        some = packed.reshape(-1)[:used]
+        packed = ask_for(torch.empty_like(some)).copy_(some)
     packed = packed.to(tensor.device)
     copies[layout, order] = packed
     return packed

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.devices.dtypes import DTYPES
+from torch_pruner.dynamo.run.huge_pages import ask_for
 from torch_pruner.graph.coded import codes_well
 from torch_pruner.graph.lossless import CODED, NARROWER, is_worth
 
@@ -63,7 +64,7 @@ def narrow_copy(tensor: torch.Tensor, dtype: str, order: Sequence[int]) -> torch
     Raises ``NotNarrowError`` if a bit of it would be lost.
     """
     dense = tensor.detach().resolve_neg().permute(tuple(order)).contiguous()
-    result = torch.empty(dense.shape, dtype=DTYPES[dtype])
+    result = ask_for(torch.empty(dense.shape, dtype=DTYPES[dtype]))
     flat, bits = _flat(dense), result.reshape(-1).view(torch.int16).numpy()
     fits = _FITS[dtype]
     for first, chunk in zip(range(0, len(flat), _CHUNK), _chunks(flat), strict=True):

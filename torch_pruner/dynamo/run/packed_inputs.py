@@ -19,6 +19,7 @@ import torch
 from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.run.arrays import from_numpy, to_numpy
 from torch_pruner.dynamo.run.copies import all_packed, held_of, shared_out
+from torch_pruner.dynamo.run.huge_pages import ask_for
 from torch_pruner.dynamo.run.narrow_weights import narrow_copy
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.snapshot import Snapshot, moved_into, watch_over
@@ -223,7 +224,7 @@ class PackedInputs:
                 kept.append(tensor)
             elif not self._as_it_lies(tensor, slot.index):
                 dense = tensor.permute(self._orders[slot.index]).detach()
-                tensor = torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
+                tensor = ask_for(torch.empty_like(dense, memory_format=torch.contiguous_format))
                 tensor.copy_(dense)
                 kept.append(tensor)
             table.append((k, tensor.data_ptr()))

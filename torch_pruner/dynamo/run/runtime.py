@@ -7,8 +7,10 @@ parameter changed.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +22,7 @@ from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.devices.openmp import crowded
 from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import takeable
+from torch_pruner.dynamo.run.huge_pages import RESULT_BYTES, ask_for
 from torch_pruner.dynamo.run.openmp import SMALL_BYTES, on_one_thread
 from torch_pruner.dynamo.run.packed_inputs import PackedInputs
 from torch_pruner.graph.updates import written_inputs
@@ -37,22 +40,25 @@ if TYPE_CHECKING:
 _profiler = torch.autograd.profiler
 
 
-def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
-    """``torch.empty_strided`` of (shape, strides, dtype) on a device.
+def _allocator(device: torch.device, spec: TensorSpec) -> Callable[..., torch.Tensor]:
+    """``torch.empty_strided`` of (shape, strides, dtype) on a device, for tensors of ``spec``.
 
     On CPUs it is what Inductor's programs call, where torch has it: no parsing of arguments and no
     dispatcher, whose code the caches have lost since the last call.
     """
     found = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
     if device.type == "cpu" and found is not None:
-        return cast("Callable[..., torch.Tensor]", found)
+        function = cast("Callable[..., torch.Tensor]", found)
+    else:
+        function = partial(_empty, device)
+    large = math.prod(spec.shape) * spec.dtype.itemsize >= RESULT_BYTES
+    return (lambda *given: ask_for(function(*given), RESULT_BYTES)) if large else function
 
-    def allocate(
-        shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
-    return allocate
+def _empty(
+    device: torch.device, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 @dataclass(slots=True)
@@ -90,7 +96,6 @@ class RegionCall:
     ) -> None:
         """``narrow``: the dtypes in which the program reads parameters that are float32."""
         self.device = device.device
-        self._allocate = _allocator(device.device)
         self.name = f"## Call PrunerGraph {name} ##"
         self.compiled = compiled
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
@@ -106,14 +111,14 @@ class RegionCall:
             if s.kind == "input" and s.index in varying
         )
         self._made = tuple(
-            (j, k, self._outputs[j].shape, self._outputs[j].kernel_strides, self._outputs[j].dtype)
+            (j, k, _allocator(device.device, o), o.shape, o.kernel_strides, o.dtype)
             for k, s in enumerate(plan.slots)
             if s.kind == "output"
-            for j in (s.index,)
+            for j, o in ((s.index, self._outputs[s.index]),)
         )
         # Outputs that are inputs, written into: what torch then copies back is the same tensor.
         self._updated = tuple(written_inputs(compiled.graph).items())
-        made = {j for j, *_ in (*self._made, *self._updated)}
+        made = {entry[0] for entry in (*self._made, *self._updated)}
         self._copies = tuple((j, self._source(j)) for j in range(len(outputs)) if j not in made)
         self._restride = tuple(j for j in range(len(outputs)) if not self._outputs[j].dense)
         self._workspace_slot = next(k for k, s in enumerate(plan.slots) if s.kind == "workspace")
@@ -144,7 +149,7 @@ class RegionCall:
 
     def _take_workspace(self, own: _Own) -> None:
         size = max(self.compiled.plan.workspace_bytes, 1)
-        own.workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
+        own.workspace = ask_for(torch.empty(size, dtype=torch.uint8, device=self.device))
         own.table[self._workspace_slot] = own.workspace.data_ptr()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -171,8 +176,8 @@ class RegionCall:
                 address = tensor.data_ptr()
             table[slot] = address
         results: list[torch.Tensor] = [None] * self._n_outputs  # type: ignore[list-item]
-        for j, slot, shape, strides, dtype in self._made:
-            out = self._allocate(shape, strides, dtype)
+        for j, slot, allocate, shape, strides, dtype in self._made:
+            out = allocate(shape, strides, dtype)
             results[j] = out
             table[slot] = out.data_ptr()
         if self._simple:
