@@ -25,6 +25,7 @@ from torch_pruner.compiler.libraries import Libraries
 from torch_pruner.compiler.lowered import Lowered, demanded
 from torch_pruner.compiler.one_kernel import gradient_is_cheaper, is_cheaper_as_one
 from torch_pruner.compiler.phases import turns_of
+from torch_pruner.compiler.spread import cheaply_spread
 from torch_pruner.graph.attention import no_attention
 from torch_pruner.graph.attention_gradient import no_gradient
 from torch_pruner.graph.describe import name_of
@@ -114,7 +115,7 @@ class Compiler:
                 small = with_changing_inputs(small)
             if self.capabilities.mixed_operands:
                 small = keep_groups(small)
-            small = ordinary(small)
+            small = cheaply_spread(ordinary(small), self.context.target, self.context.threads)
             hoisted = hoist_static(small)
             main = allow_tf32(hoisted.graph, self.capabilities.tf32)
             if self.approximates:

@@ -58,10 +58,10 @@ def _cheaper(graph: Graph, target: TargetSpec, threads: int) -> bool:
     if not found:
         return False
     together = min(
-        _seconds(one[0], target, threads, (name,)) * _seen(one[0].spec, name) for name in found
+        draft_seconds(one[0], target, threads, (name,)) * _seen(one[0].spec, name) for name in found
     )
     three = fuse(graph).kernels
-    return together < sum(_seconds(kernel, target, threads) for kernel in three)
+    return together < sum(draft_seconds(kernel, target, threads) for kernel in three)
 
 
 def gradient_is_cheaper(target: TargetSpec, threads: int) -> TakesGradient:
@@ -79,7 +79,9 @@ def gradient_is_cheaper(target: TargetSpec, threads: int) -> TakesGradient:
 
 def _gradient_cheaper(graph: Graph, target: TargetSpec, threads: int) -> bool:
     def seconds(kernels: Sequence[Kernel]) -> float:
-        return sum(_seconds(k, target, threads) + _way(k.spec, target, threads) for k in kernels)
+        return sum(
+            draft_seconds(k, target, threads) + _way(k.spec, target, threads) for k in kernels
+        )
 
     one = fuse(graph, gradients=any_gradient).kernels
     made = sum(gradient_of(k.spec) is not None for k in one)
@@ -102,7 +104,7 @@ def _seen(spec: Graph, family: str) -> float:
     return _SEEN if few is not None and few.ruling else 1.0
 
 
-def _seconds(
+def draft_seconds(
     kernel: Kernel, target: TargetSpec, threads: int, names: tuple[str, ...] = ()
 ) -> float:
     """The least predicted seconds of a kernel in a program, of these families or of all.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torch_pruner.dynamo.run import huge_pages
-from torch_pruner.dynamo.run.huge_pages import LASTING_BYTES, RESULT_BYTES, ask_for
+from torch_pruner.dynamo.run.huge_pages import LEAST_BYTES, ask_for
 
 PAGE = 2 << 20
 
@@ -30,9 +30,8 @@ def test_whole_pages_inside_of_large_memory_are_asked_for(asked):
 
 
 def test_little_memory_and_other_devices_are_left_alone(asked):
-    ask_for(torch.empty(LASTING_BYTES - 1, dtype=torch.uint8))
-    ask_for(torch.empty(LASTING_BYTES, dtype=torch.uint8), RESULT_BYTES)
-    ask_for(torch.empty(RESULT_BYTES, dtype=torch.uint8, device="meta"), RESULT_BYTES)
+    ask_for(torch.empty(LEAST_BYTES - 1, dtype=torch.uint8))
+    ask_for(torch.empty(LEAST_BYTES, dtype=torch.uint8, device="meta"))
     assert not asked
 
 

@@ -1,9 +1,9 @@
-"""Asks the system to back large memory with huge pages.
+"""Asks the system to back large memory that is kept with huge pages.
 
 A page of 4 KB costs a fault at its first use and an entry of the translation buffers ever after.
-What glibc takes from the system for an allocation of 32 MB or more goes back when it is freed, so
-such results fault anew at every call. Where huge pages are off, or the system is not Linux, nothing
-changes. NumPy asks for its arrays likewise.
+Where huge pages are off, or the system is not Linux, nothing changes. NumPy asks for its arrays
+likewise. Results are not asked for: where memory is in pieces, the system moves some to make a huge
+page, and a call that waited for that took longer than one with small pages.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _PAGE, _MADV_HUGEPAGE = 2 << 20, 14
-LASTING_BYTES = 4 << 20  # of memory that is kept: as much is sure to hold a page
-RESULT_BYTES = 32 << 20  # of a result: what glibc never keeps when it is freed (M_MMAP_THRESHOLD)
+LEAST_BYTES = 4 << 20  # as much is sure to hold a page
 
 
 def _function() -> Any:
@@ -32,9 +31,9 @@ def _function() -> Any:
 _madvise = _function() if sys.platform == "linux" else None
 
 
-def ask_for(memory: torch.Tensor, least: int = LASTING_BYTES) -> torch.Tensor:
-    """``memory`` itself; its pages are asked for if it is dense, on the CPU, and so large."""
-    if memory.nbytes >= least and _madvise is not None and memory.device.type == "cpu":
+def ask_for(memory: torch.Tensor) -> torch.Tensor:
+    """``memory`` itself, which is dense; its pages are asked for if it is large and a CPU's."""
+    if memory.nbytes >= LEAST_BYTES and _madvise is not None and memory.device.type == "cpu":
         first = -(-memory.data_ptr() // _PAGE) * _PAGE
         end = (memory.data_ptr() + memory.nbytes) // _PAGE * _PAGE
         if end > first:

@@ -22,9 +22,10 @@ from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.devices.openmp import crowded
 from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import takeable
-from torch_pruner.dynamo.run.huge_pages import RESULT_BYTES, ask_for
+from torch_pruner.dynamo.run.huge_pages import ask_for
 from torch_pruner.dynamo.run.openmp import SMALL_BYTES, on_one_thread
 from torch_pruner.dynamo.run.packed_inputs import PackedInputs
+from torch_pruner.dynamo.run.recycled import recycled
 from torch_pruner.graph.updates import written_inputs
 
 if TYPE_CHECKING:
@@ -46,13 +47,11 @@ def _allocator(device: torch.device, spec: TensorSpec) -> Callable[..., torch.Te
     On CPUs it is what Inductor's programs call, where torch has it: no parsing of arguments and no
     dispatcher, whose code the caches have lost since the last call.
     """
+    if device.type != "cpu":
+        return partial(_empty, device)
     found = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
-    if device.type == "cpu" and found is not None:
-        function = cast("Callable[..., torch.Tensor]", found)
-    else:
-        function = partial(_empty, device)
-    large = math.prod(spec.shape) * spec.dtype.itemsize >= RESULT_BYTES
-    return (lambda *given: ask_for(function(*given), RESULT_BYTES)) if large else function
+    function = cast("Callable[..., torch.Tensor]", found or partial(_empty, device))
+    return recycled(function, math.prod(spec.shape) * spec.dtype.itemsize)
 
 
 def _empty(
