@@ -115,3 +115,12 @@ def test_a_large_result_of_inference_mode_serves_a_call_outside_of_it():
     out = results(*FORM)
     assert not out.is_inference()
     assert (out.fill_(2).requires_grad_() * 2).sum() == 512
+
+
+def test_another_default_device_changes_nothing():
+    results = Recycled(lambda *form: torch.empty_strided(*form[:2], dtype=form[2], device="cpu"))
+    at = results(*FORM).data_ptr()
+    with torch.device("meta"):
+        second = results(*FORM)
+    assert second.device.type == "cpu"
+    assert second.data_ptr() == at

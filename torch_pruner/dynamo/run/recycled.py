@@ -34,7 +34,7 @@ class Recycled:
     ) -> torch.Tensor:
         kept, self._kept = self._kept, None  # another thread finds none, and makes its own
         if kept is not None and sys.getrefcount(kept) == _ALONE and _is_free(kept):
-            out = torch.empty(0, dtype=dtype).set_(kept, 0, shape, strides)
+            out = torch.empty(0, dtype=dtype, device="cpu").set_(kept, 0, shape, strides)
         else:
             out = self._make(shape, strides, dtype)
             kept = out.untyped_storage()
@@ -44,7 +44,7 @@ class Recycled:
 
 def _references() -> int:
     """What Python counts of an object that one local variable has, in this version of it."""
-    only = torch.empty(0).untyped_storage()
+    only = torch.empty(0, device="cpu").untyped_storage()
     return sys.getrefcount(only)
 
 
