@@ -2,10 +2,11 @@
  * AVX-VNNI instructions.
  *
  * The kernel can be asked to make CPUID fault (arch_prctl(2), ARCH_CPUID; processors of Intel, and
- * virtual machines that pass it on). The handler executes the instruction with faulting off, takes
- * the bits away and goes on behind it. Threads and forked processes inherit the setting; what is
- * executed anew loads this library anew. Others that install a handler of SIGSEGV are told that
- * they did, and get the signals that are not CPUID's.
+ * virtual machines that pass it on). Where it cannot, libraries have an instruction in CPUID's
+ * place that faults everywhere (patched.py; compiled with -DPATCHED). The handler executes CPUID,
+ * with faulting off, takes the bits away and goes on behind it. Threads and forked processes
+ * inherit the setting; what is executed anew loads this library anew. Others that install a handler
+ * of the same signal are told that they did, and get the signals that are not CPUID's.
  */
 #define _GNU_SOURCE
 #include <cpuid.h>
@@ -18,6 +19,16 @@
 #include <unistd.h>
 
 #define ARCH_SET_CPUID 0x1012
+
+#ifdef PATCHED
+#define FAULT SIGILL
+#define FIRST 0xd6
+static int faulting(int on) { return (void)on, 0; }
+#else
+#define FAULT SIGSEGV
+#define FIRST 0x0f
+static int faulting(int on) { return (int)syscall(SYS_arch_prctl, ARCH_SET_CPUID, !on); }
+#endif
 
 static struct sigaction others = {.sa_handler = SIG_DFL};
 static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
@@ -45,14 +56,17 @@ static void without(unsigned leaf, unsigned sub, unsigned *a, unsigned *b, unsig
 static void answer(int sig, siginfo_t *info, void *given) {
   greg_t *r = ((ucontext_t *)given)->uc_mcontext.gregs;
   const unsigned char *at = (const unsigned char *)r[REG_RIP];
-  /* A fault at an address is none of CPUID's, and its code may not be readable. */
-  int cpuid = info->si_code > 0 && info->si_addr == NULL && at != NULL && at[0] == 0x0f &&
-              at[1] == 0xa2;
+#ifdef PATCHED
+  int executed = info->si_code > 0;
+#else /* a fault at an address is none of CPUID's, and its code may not be readable */
+  int executed = info->si_code > 0 && info->si_addr == NULL;
+#endif
+  int cpuid = executed && at != NULL && at[0] == FIRST && at[1] == 0xa2;
   if (cpuid) {
     unsigned a, b, c, d, leaf = (unsigned)r[REG_RAX], sub = (unsigned)r[REG_RCX];
-    syscall(SYS_arch_prctl, ARCH_SET_CPUID, 1);
+    faulting(0);
     __cpuid_count(leaf, sub, a, b, c, d);
-    syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0);
+    faulting(1);
     without(leaf, sub, &a, &b, &c, &d);
     r[REG_RAX] = a, r[REG_RBX] = b, r[REG_RCX] = c, r[REG_RDX] = d;
     r[REG_RIP] += 2;
@@ -62,13 +76,13 @@ static void answer(int sig, siginfo_t *info, void *given) {
     others.sa_handler(sig);
   } else { /* as if there were no handler: the instruction faults again */
     struct sigaction none = {.sa_handler = SIG_DFL};
-    real_sigaction(SIGSEGV, &none, NULL);
+    real_sigaction(FAULT, &none, NULL);
   }
 }
 
 int sigaction(int sig, const struct sigaction *to, struct sigaction *from) {
   if (real_sigaction == NULL) real_sigaction = dlsym(RTLD_NEXT, "sigaction");
-  if (sig != SIGSEGV) return real_sigaction(sig, to, from);
+  if (sig != FAULT) return real_sigaction(sig, to, from);
   struct sigaction before = others;
   if (to != NULL) others = *to;
   if (from != NULL) *from = before;
@@ -84,8 +98,8 @@ __attribute__((constructor)) static void begin(void) {
   struct sigaction mine = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO | SA_NODEFER};
   if (real_sigaction == NULL) real_sigaction = dlsym(RTLD_NEXT, "sigaction");
   sigemptyset(&mine.sa_mask);
-  real_sigaction(SIGSEGV, &mine, NULL);
-  if (syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0) != 0) {
+  real_sigaction(FAULT, &mine, NULL);
+  if (faulting(1) != 0) {
     static const char why[] = "CPUID cannot be made to fault on this processor\n";
     if (write(2, why, sizeof why - 1) < 0) _exit(125);
     _exit(125);
