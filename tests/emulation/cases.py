@@ -103,6 +103,12 @@ MORE: dict[str, list[Graph]] = {
         K.conv(32, 9, 32, 3, 1, 1, 8),  # groups of 4
         K.conv(24, 10, 48, 3, 2, 1, 3),
     ],
+    "planar": [
+        K.planar(5, (9, 9), 7, (3, 3), 2, 1, residual=True),
+        K.planar(6, (13, 13), 6, (5, 5), 1, 2, 6),
+        K.planar(8, (4, 5, 6), 16, (3, 3, 3), 1, 1, 2),
+        K.planar(4, (40,), 9, (3,), dilation=2),
+    ],
     "in_place": [
         *(G.few_rows(rows, 67, 35, dtype) for rows in (1, 3, 16) for dtype in sorted(FLOATS)),
         G.keys(),

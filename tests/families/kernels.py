@@ -86,6 +86,13 @@ def linear(m: int, n: int, k: int, *, static: bool = True, dtype: str = "float32
     return b.finish([b.reshape(y, (1, m, n))])
 
 
+def changing(m: int, n: int, k: int) -> Graph:
+    """A product of two matrices, both of which change, as they lie."""
+    b = GraphBuilder()
+    x, y = b.input(0, (m, k), "float32"), b.input(1, (k, n), "float32")
+    return b.finish([b.pointwise("relu", b.matmul(x, y))])
+
+
 def neighbours(m: int, n: int, k: int, *, dtype: str = "float32") -> Graph:
     """A linear layer whose weights have neighbouring columns, as GPT-2's do."""
     b = GraphBuilder()
@@ -133,6 +140,43 @@ def conv(
         groups=groups,
     )
     return b.finish([b.permute(b.pointwise("relu", y), (0, *range(2, rank + 2), 1))])
+
+
+def planar(
+    channels: int,
+    size: tuple[int, ...],
+    out: int,
+    kernel: tuple[int, ...],
+    stride: int = 1,
+    pad: int = 0,
+    groups: int = 1,
+    *,
+    dilation: int = 1,
+    batch: int = 1,
+    residual: bool = False,
+) -> Graph:
+    """A convolution with a bias and an activation, channels first."""
+    b, rank = GraphBuilder(), len(size)
+    x = b.input(0, (batch, channels, *size), "float32")
+    w = b.input(1, (out, channels // groups, *kernel), "float32", static=True)
+    extent = tuple(
+        (n + 2 * pad - dilation * (k - 1) - 1) // stride + 1
+        for n, k in zip(size, kernel, strict=True)
+    )
+    shape = (batch, out, *extent)
+    hi = tuple(
+        (e - 1) * stride + dilation * (k - 1) + 1 - n - pad
+        for e, k, n in zip(extent, kernel, size, strict=True)
+    )
+    y = b.append(
+        "conv", (x, w), shape, "float32", stride=(stride,) * rank, lo=(pad,) * rank, hi=hi,
+        dilation=(dilation,) * rank, groups=groups,
+    )  # fmt: skip
+    bias = b.input(2, (out, *(1,) * rank), "float32", static=True)
+    y = b.pointwise("add", y, bias)
+    if residual:
+        y = b.pointwise("add", y, b.input(3, shape, "float32"))
+    return b.finish([b.pointwise("relu", y)])
 
 
 def conv_transpose(

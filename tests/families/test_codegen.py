@@ -67,6 +67,14 @@ TILE = {
         (K.linear(37, 41, 24), {"vl": 8, "nv": 3, "mc": 2, "order": 1, "ahead": 1}),  # half vectors
         (K.conv(32, 9, 40, 3, 1, 1), {"vl": 8, "nv": 3, "tm": 9, "mc": 2}),
         (K.linear(37, 41, 24, static=False), {"vl": 8, "nv": 3, "pack": 0}),
+        (K.linear(37, 41, 50, static=False), {"tm": 6, "pack": 2}),
+        (K.linear(37, 41, 530, static=False), {"tm": 5, "nv": 2, "pack": 2, "kb": 2, "order": 1}),
+        (
+            K.linear(9, 48, 512, static=False),
+            {"tm": 4, "nv": 3, "pack": 2, "kb": 2, "par": 0, "mc": 1},
+        ),
+        (K.changing(37, 90, 530), {"tm": 6, "pack": 2, "kb": 2}),
+        (K.changing(20, 64, 33), {"tm": 6, "nv": 2, "pack": 2}),
         (K.linear(16, 32, 4096), {"kb": 4, "ku": 4}),
         (K.linear(13, 40, 1536), {"kb": 3, "mc": 2, "order": 1, "ahead": 1, "ku": 4}),
         (K.linear(13, 40, 1536), {"kb": 2, "tm": 4, "nv": 2, "ahead": 1, "par": 0}),

@@ -29,6 +29,7 @@ NAMES = (
     "decode_attention",
     "attention_gradient",
     "depthwise",
+    "planar",
     "in_place",
     "coded_rows",
     "axpy",

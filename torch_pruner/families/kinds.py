@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.attention import attention_of
@@ -9,6 +10,7 @@ from torch_pruner.graph.attention_gradient import gradient_of
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import full_node, row_domain
+from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
@@ -68,6 +70,34 @@ def has_narrow_groups(spec: Graph) -> bool:
     narrow = con.form == "conv" and con.groups > 1 and con.n <= _NARROW and con.n % 4 == 0
     narrow = narrow and {spec.nodes[i].dtype for i in (con.a, con.b)} == {"float32"}
     return narrow and constant_operand(spec, con) is not None
+
+
+_MOST_TAPS = 512  # kernel offsets: more are written out as too much code
+_SPATIAL_RANKS = (3, 4, 5)  # of values with one to three spatial axes
+
+
+def in_planes(spec: Graph) -> bool:
+    """A float32 convolution with constant weights, whose operand and result lie channels first."""
+    if not is_contraction(spec) or len(spec.outputs) != 1 or any(n.is_count for n in spec.nodes):
+        return False
+    con = contraction_of(spec)
+    if con.form not in ("conv", "depthwise") or constant_operand(spec, con) is None:
+        return False
+    anchor, given = spec.nodes[con.anchor], spec.nodes[con.a]
+    if {given.dtype, spec.nodes[con.b].dtype} != {"float32"} or min(anchor.attr("lo")) < 0:
+        return False
+    place, taps = strided(spec, con.a), math.prod(spec.nodes[con.b].shape[2:])
+    if place is None or place.strides[-1] != 1 or len(given.shape) not in _SPATIAL_RANKS:
+        return False
+    if min(given.shape[-1], con.m[-1]) == 1 or taps > _MOST_TAPS:
+        return False
+    reach = {con.anchor}
+    for i, node in enumerate(spec.nodes):  # elementwise all the way: results lie as computed
+        if any(j in reach for j in node.inputs):
+            if node.kind is not OpKind.POINTWISE or node.shape != anchor.shape:
+                return False
+            reach.add(i)
+    return True
 
 
 def is_product(spec: Graph) -> bool:

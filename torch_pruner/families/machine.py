@@ -64,6 +64,22 @@ def stride_cycles(stride: int, count: int, target: TargetSpec) -> float:
     return beyond * (STRIDE_CYCLES if held and stride < PAGE else FAR_CYCLES)
 
 
+# Measured on an AMD Zen 4 (docs/experiments.md): an element that is stored apart from the lane
+# beside it; more where planes lie whole pages apart (one set of the first cache), and where lines
+# leave the caches before the next piece of them is written.
+SCATTERED_CYCLES, SAME_SET_CYCLES, EVICTED_CYCLES = 1.5, 10.0, 5.0
+
+
+def scattered_cycles(spec: Graph, anchor: int, target: TargetSpec) -> float:
+    """Cycles of a core for each element of a convolution's result, where lanes are channels and
+    each channel's positions lie together."""
+    node = spec.nodes[anchor]
+    plane = math.prod(node.shape[2:]) * ITEMSIZE[node.dtype]
+    moved = input_bytes(spec) + output_bytes(spec)
+    same = SAME_SET_CYCLES if plane % PAGE == 0 else 0.0
+    return SCATTERED_CYCLES + same + (EVICTED_CYCLES if moved > target.l3_bytes / 2 else 0.0)
+
+
 def memory_bytes_per_cycle(target: TargetSpec) -> float:
     """What one core reads from memory while the others read, too."""
     return target.dram_bytes_per_s / target.frequency_hz / max(target.cores, 1)

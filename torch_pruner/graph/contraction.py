@@ -16,7 +16,8 @@ from torch_pruner.graph.ir import Graph, GraphBuilder, Node, Shape
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
 _BLOCK = 256  # positions of the reduction at least in a block
-_NEAR_BYTES = 160 << 10  # of a panel's block in float32: a small part of a second cache
+NEAR_BYTES = 160 << 10
+"""Of a panel's block in float32: a small part of a second cache."""
 _ENOUGH_TILES = 4  # that pass by a panel, to convert it before instead of for each
 _TWICE = 0.1  # of a line's rows: rows at a constant distance are worth so much
 
@@ -182,7 +183,7 @@ def is_widened(graph: Graph, con: Contraction, constant: bool, tile: TileDecisio
     if not is_narrow(graph, con):
         return np.zeros(np.shape(tile.kb), dtype=bool)
     near = con.depth // tile.kb * (tile.nv * tile.vl * ITEMSIZE[con.acc_dtype])
-    fits = near <= _NEAR_BYTES if constant else tile.pack == 1
+    fits = near <= NEAR_BYTES if constant else tile.pack == 1
     return fits & (con.row_tiles(tile.tm) >= _ENOUGH_TILES)
 
 

@@ -126,6 +126,7 @@ _NAMES = {
     "int8_products": "vl word tm nv mc par",
     "lane_per_row": "vl nv par",
     "outer_products": "vl tm nv mc order ku par kb",
+    "planar": "vl tm nv ln rp mc par",
     "rows": "vl lanes chunk par",
     "winograd": "vl tm nv tb mc nc ku ahead par",
     "winograd4": "vl tm nv tb mc nc ku ahead par",
@@ -175,12 +176,12 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("many rows of int4", ["int4_panels"]),
         ("bytes", ["int8_products", "contraction"]),
         ("keys", ["in_place", "contraction"]),
-        ("conv", ["winograd", "contraction"]),
-        ("fast conv", ["winograd", "winograd4", "contraction"]),
-        ("five taps", ["contraction"]),
+        ("conv", ["planar", "winograd", "contraction"]),
+        ("fast conv", ["planar", "winograd", "winograd4", "contraction"]),
+        ("five taps", ["planar", "contraction"]),
         ("turned", ["outer_products", "contraction"]),
         ("weight gradient", ["filtered_gradient", "gradient", "contraction"]),
-        ("depthwise", ["depthwise"]),
+        ("depthwise", ["depthwise", "planar"]),
         ("softmax", ["rows"]),
         ("outer sum", ["columns", "lane_per_row", "rows"]),
         ("argmax", ["columns"]),
@@ -313,7 +314,7 @@ def test_a_constant_operand_is_always_packed() -> None:
     other = made("run-time operand", "512", 4, "contraction")
     at = constant.names.index("pack")
     assert constant.domains[at].tolist() == [1]
-    assert other.domains[at].tolist() == [0, 1]
+    assert other.domains[at].tolist() == [0, 1, 2]
 
 
 def test_more_work_is_predicted_to_take_longer() -> None:

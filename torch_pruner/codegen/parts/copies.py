@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.beyond import behind
@@ -33,79 +34,97 @@ if TYPE_CHECKING:
 
 def pack_panel(nest: Nest) -> Stmt:
     """Copy a second operand that is not constant into panels, once per call, as it lies."""
-    con, bn, vl = nest.con, nest.bn, nest.vl
-    panel = nest.panel
+    con, panel = nest.con, nest.panel
     assert panel is not None
-    squares = packs_in_squares(nest.spec, con, vl)
 
-    def element(p: Expr, nb: Expr, flat: Expr, v: Expr, *, guarded: bool) -> Stmt:
-        g, column = unlinear(p, (con.groups, nest.blocks))[0], nb * bn + v
-        value = second_operand(nest, g, unlinear(flat, con.k), column)
+    def block(p: Expr) -> Stmt:
+        g, nb = unlinear(p, (con.groups, nest.blocks))
+        return _pack_block(nest, _Block(panel, p * con.depth, imm(0), con.k), g, nb)
+
+    return loop(con.groups * nest.blocks, block, nest.kind, name="p")
+
+
+def pack_near(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Stmt:
+    """Copy a block of a panel of a product's second operand into ``near``, from where it lies."""
+    assert nest.near is not None
+    block = _Block(nest.near, imm(0), kb * nest.block_depth, (nest.block_depth,))
+    return _pack_block(nest, block, g, nb)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Positions of the reduction, of extents ``k`` from ``first`` on, and rows of a buffer."""
+
+    into: Buffer
+    row: Expr  # of the buffer, for the first of them
+    first: Expr
+    k: tuple[int, ...]
+
+
+def _pack_block(nest: Nest, block: _Block, g: Expr, nb: Expr) -> Stmt:
+    con, bn, vl, into = nest.con, nest.bn, nest.vl, block.into
+    depth, dtype = math.prod(block.k), value_dtype(_element(into))
+
+    def element(flat: Expr, v: Expr, *, guarded: bool) -> Stmt:
+        column = nb * bn + v
+        value = second_operand(nest, g, unlinear(block.first + flat, con.k), column)
         if guarded:
             zero = T.const(0, value_dtype(nest.spec.nodes[con.b].dtype))
             value = T.if_then_else(column < con.n, value, zero)
-        value = value.astype(value_dtype(_element(panel)))
-        return store(panel, (p * con.depth + flat) * bn + v, value)
+        return store(into, (block.row + flat) * bn + v, value.astype(dtype))
 
-    def by_columns(p: Expr, nb: Expr) -> Stmt:
+    def by_columns() -> Stmt:
         def column(v: Expr) -> Stmt:
             guarded = bool(con.n % bn)
-            return loop(con.depth, lambda k: element(p, nb, k, v, guarded=guarded), name="k")
+            return loop(depth, lambda k: element(k, v, guarded=guarded), name="k")
 
         return loop(bn, column, name="v")
 
-    def in_squares(p: Expr, nb: Expr) -> Stmt:
-        """Vectors along the reduction, turned: the last ones begin earlier, and columns past the
-        last repeat it, whose sums are not stored."""
-        g, dtype = unlinear(p, (con.groups, nest.blocks))[0], value_dtype(_element(panel))
-        outer, last = con.k[:-1], con.k[-1]
-
-        def square(r: Expr, block: Expr, j: Expr) -> Stmt:
-            first = T.min(block * vl, imm(last - vl)) if last % vl else block * vl
-
-            def taken(i: Expr, v: Expr) -> Expr:
-                column = nb * bn + j * vl + i
-                column = T.min(column, imm(con.n - 1)) if con.n % bn else column
-                return second_operand(nest, g, (*unlinear(r, outer), first + v), column)
-
-            def left(i: Expr, v: Expr) -> tuple[Buffer, Expr]:
-                at = p * con.depth + r * last + first + i
-                return panel, at * bn + j * vl + v
-
-            return in_square(nest, dtype, taken, left)
-
-        def along(r: Expr, block: Expr) -> Stmt:
-            return loop(nest.nv, lambda j: square(r, block, j), name="j")
-
-        return loop(
-            math.prod(outer),
-            lambda r: loop(-(-last // vl), lambda block: along(r, block), name="k"),
-            name="r",
-        )
-
-    def whole(p: Expr, nb: Expr, k: Expr) -> Stmt:
+    def whole(k: Expr) -> Stmt:
         def vector(j: Expr) -> Stmt:
-            def lane(v: Expr) -> Stmt:
-                return element(p, nb, k, j * vl + v, guarded=False)
-
-            return loop(vl, lane, VECTORIZED, "v")
+            return loop(vl, lambda v: element(k, j * vl + v, guarded=False), VECTORIZED, "v")
 
         return loop(nest.nv, vector, UNROLLED, "j")
 
-    def cut(p: Expr, nb: Expr, k: Expr) -> Stmt:
-        return loop(bn, lambda v: element(p, nb, k, v, guarded=True), name="v")
+    def cut(k: Expr) -> Stmt:
+        return loop(bn, lambda v: element(k, v, guarded=True), name="v")
 
-    def block(p: Expr) -> Stmt:
-        _, nb = unlinear(p, (con.groups, nest.blocks))
-        if not columns_adjacent(nest.spec, con):
-            return in_squares(p, nb) if squares else by_columns(p, nb)
-        rows = loop(con.depth, lambda k: whole(p, nb, k), name="k")
-        if con.n % bn == 0:
-            return rows
-        last = loop(con.depth, lambda k: cut(p, nb, k), name="k")
-        return when(nb < nest.blocks - 1, rows, last)
+    if not columns_adjacent(nest.spec, con):
+        squares = packs_in_squares(nest.spec, con, vl)
+        return _in_squares(nest, block, g, nb) if squares else by_columns()
+    rows = loop(depth, whole, name="k")
+    if con.n % bn == 0:
+        return rows
+    return when(nb < nest.blocks - 1, rows, loop(depth, cut, name="k"))
 
-    return loop(con.groups * nest.blocks, block, nest.kind, name="p")
+
+def _in_squares(nest: Nest, block: _Block, g: Expr, nb: Expr) -> Stmt:
+    """Vectors along the reduction, turned: the last ones begin earlier, and columns past the last
+    repeat it, whose sums are not stored."""
+    con, bn, vl = nest.con, nest.bn, nest.vl
+    *outer, last = block.k
+
+    def square(r: Expr, at: Expr, j: Expr) -> Stmt:
+        begin = T.min(at * vl, imm(last - vl)) if last % vl else at * vl
+
+        def taken(i: Expr, v: Expr) -> Expr:
+            column = nb * bn + j * vl + i
+            column = T.min(column, imm(con.n - 1)) if con.n % bn else column
+            k = begin + v if outer else block.first + (begin + v)
+            return second_operand(nest, g, (*unlinear(r, tuple(outer)), k), column)
+
+        def left(i: Expr, v: Expr) -> tuple[Buffer, Expr]:
+            return block.into, (block.row + r * last + begin + i) * bn + j * vl + v
+
+        return in_square(nest, value_dtype(_element(block.into)), taken, left)
+
+    def along(r: Expr) -> Stmt:
+        def step(at: Expr) -> Stmt:
+            return loop(nest.nv, lambda j: square(r, at, j), name="j")
+
+        return loop(-(-last // vl), step, name="k")
+
+    return loop(math.prod(outer), along, name="r")
 
 
 _TILES = 8  # whose rows are read side by side: a few cache lines

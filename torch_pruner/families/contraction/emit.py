@@ -12,7 +12,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.copies import copy_first, pack_panel, widen_block
+from torch_pruner.codegen.parts.copies import copy_first, pack_near, pack_panel, widen_block
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, panel_fetcher
 from torch_pruner.codegen.parts.output import output_path
@@ -37,7 +37,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.families.contraction.counted_rows import Walk, count_rows, tiles, write_masked
-from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
+from torch_pruner.families.contraction.form import LONG_SUM, PACKED_NEAR, SUM_PART
 from torch_pruner.graph.contraction import contraction_of, copies_first, is_widened
 from torch_pruner.graph.extents import axis_counts, unneeded, unwritten
 
@@ -88,6 +88,9 @@ def emit(spec: Graph, decisions: ContractionDecisions[int], signature: Signature
     if widened and constant is not None:
         nest.near = buffer(nest.block_depth * nest.bn, con.acc_dtype, "near")
     widen = None if nest.near is None else partial(widen_block, nest)
+    if constant is None and decisions.pack == PACKED_NEAR:
+        nest.near = buffer(nest.block_depth * nest.bn, con.acc_dtype, "near")
+        widen = partial(pack_near, nest)
     body = []
     if copied is not None:
         body.append(copy_first(nest))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_pruner.families.contraction.form import PACKED_NEAR
 from torch_pruner.families.flow import FlowStep, Reuse, Role, after
 from torch_pruner.graph.ops import ITEMSIZE
 
@@ -58,7 +59,10 @@ def _operands(sketch: ContractionSketch, decisions: Decisions) -> list[FlowStep]
     ]
     if not sketch.constant:
         copied = np.where(c.pack == 1, b_bytes, 0.0)
-        steps.append(FlowStep(Role.COPY, second, 2 * copied, copied, b_bytes, copied))
+        # Tasks that pack for themselves copy what they share once each.
+        times = np.where(by_panels | (c.pack == 1), 1.0, chunks)
+        copied = np.where(c.pack == PACKED_NEAR, b_bytes, copied)
+        steps.append(FlowStep(Role.COPY, second, 2 * copied * times, copied, b_bytes, copied))
     return steps
 
 
@@ -117,7 +121,7 @@ def _tile(sketch: ContractionSketch, c: ContractionDecisions[Array]) -> Any:
 
 def _runs(sketch: ContractionSketch, c: ContractionDecisions[Array]) -> Any:
     """Bytes of the second operand that lie next to each other."""
-    return np.where(c.pack == 1, c.nv, 1) * c.vl * _second(sketch)
+    return np.where(c.pack > 0, c.nv, 1) * c.vl * _second(sketch)
 
 
 def _feeds(sketch: ContractionSketch, i: int) -> bool:

@@ -10,6 +10,7 @@ from torch_pruner.graph.contraction import (
     contraction_of,
     copied_shape,
     copies_first,
+    is_narrow,
     is_widened,
 )
 from torch_pruner.graph.packing import PackLayout
@@ -26,6 +27,10 @@ LONG_SUM, SUM_PART = 1024, 256
 """Products of a block that are summed in one go at most, and of a part where there are more."""
 
 
+PACKED_NEAR = 2
+"""Of ``pack``: every task packs the panel that it reads, a block of the reduction at a time."""
+
+
 class ContractionDecisions(NamedTuple, Generic[N]):
     """Decisions of a schedule: integers of one point, or columns of many."""
 
@@ -35,7 +40,7 @@ class ContractionDecisions(NamedTuple, Generic[N]):
     mc: N  # chunks of rows
     order: N  # order of parallel tasks: 0 panels outside, 1 chunks outside
     ku: N  # unrolled positions of the reduction
-    pack: N  # 1: the second operand is packed into panels; constants always are
+    pack: N  # 1: the second operand is packed into panels; constants always are (2: see above)
     par: N  # 1: tasks in parallel
     ahead: N  # 1: the next panel of constants is fetched early
     kb: N  # blocks of the reduction; all tiles of a chunk pass by one before the next
@@ -54,7 +59,8 @@ def parameters(spec: Graph, decisions: ContractionDecisions[int]) -> Parameters:
         index, view = static
         form = "matmul" if con.form == "conv_phases" else con.form  # the view has split phases
         packs[index] = PackLayout(view, form, con.groups, block, shape)
-    elif decisions.pack or con.n % block:  # unpacked panels must not reach past a row's end
+    elif decisions.pack == 1 or (con.n % block and not decisions.pack):
+        # Unpacked panels must not reach past a row's end.
         scratch.append(BufferSpec(shape, con.acc_dtype if widened else spec.nodes[con.b].dtype))
     if copies_first(spec, con, widened):
         dtype = con.acc_dtype if widened else spec.nodes[con.a].dtype
@@ -88,6 +94,13 @@ def sums_between(con: Contraction, decisions: TaskDecisions) -> BufferSpec:
     return BufferSpec((tasks, tiles, decisions.tm, block), con.acc_dtype)
 
 
+def packs_near(spec: Graph, con: Contraction) -> bool:
+    """Whether tasks can pack the panel that they read: of a product of numbers as wide as its
+    sums, both operands of which change."""
+    whole = con.form == "matmul" and not is_narrow(spec, con)
+    return whole and constant_operand(spec, con) is None
+
+
 def only_copies(spec: Graph, decisions: ContractionDecisions[int]) -> bool:
     """Whether all scratch is the first operand's copy, which a part of its own makes."""
     con = contraction_of(spec)
@@ -102,7 +115,8 @@ def division(spec: Graph, decisions: ContractionDecisions[int]) -> Division | No
     if not decisions.par or con.conv is not None or con.groups != 1:
         return None
     width = decisions.vl * decisions.nv
-    packs = constant_operand(spec, con) is None and (decisions.pack or con.n % width)
+    packs = constant_operand(spec, con) is None
+    packs = packs and (decisions.pack == 1 or bool(con.n % width and not decisions.pack))
     if packs or con.chunked(decisions.tm, decisions.mc)[0] != 1:
         return None
     return Division(-(-con.n // width), width)

@@ -14,13 +14,20 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.contraction.flow import contraction_flow
-from torch_pruner.families.contraction.form import ContractionDecisions, partial_sums
+from torch_pruner.families.contraction.form import (
+    PACKED_NEAR,
+    ContractionDecisions,
+    packs_near,
+    partial_sums,
+)
 from torch_pruner.families.contraction.packing import packed_cycles
 from torch_pruner.families.contraction.sizes import drafted_sizes
+from torch_pruner.families.contraction.stores import stored_seconds
 from torch_pruner.families.contraction.tiles import MAX_ROWS, TileTables, tile_tables
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.adjacency import columns_adjacent, reduction_stride, rows_adjacent
 from torch_pruner.graph.contraction import (
+    NEAR_BYTES,
     constant_operand,
     contraction_of,
     copied_shape,
@@ -82,7 +89,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         columns = [v for v in (1, 2, 3, 4, 6) if v <= vectors] or [1]
         unroll = [u for u in (1, 2, 4) if u <= con.k[-1]] or [1]
         parallel = [0, 1] if self.task.threads > 1 else [0]
-        pack = [1] if self.constant else [0, 1]
+        pack = [1] if self.constant else [0, 1, PACKED_NEAR]
+        pack = pack if packs_near(self.task.spec, con) else pack[:2]
         ahead = [0, 1] if self.constant else [0]
         return tuple(
             np.array(d, dtype=np.int64)
@@ -108,14 +116,16 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         filled = c.nv <= np.maximum(np.ceil(con.n / c.vl), 1)
         fits = c.tm * c.nv + c.nv + 1 <= registers
         chunked = (c.mc == 1) | (c.mc <= tiles)
-        direct = (c.pack == 1) | (con.n % (c.nv * c.vl) == 0)
+        direct = (c.pack > 0) | (con.n % (c.nv * c.vl) == 0)
         tasks = con.groups * blocks * c.mc
         shared = (c.par == 0) | (tasks >= 2)
         serial = (c.par == 1) | (c.mc == 1)  # chunks only serve parallelism,
         serial |= np.bool_(con.shares_rows)  # and what groups share
         ordered = (c.order == 0) | (c.mc > 1)
         follows = (c.ahead == 0) | (con.groups * blocks > 1)  # there is a next panel
-        blocked = (c.kb == 1) | (c.pack == 1)  # a block of a panel lies in one piece
+        blocked = (c.kb == 1) | (c.pack > 0)  # a block of a panel lies in one piece
+        near = con.depth / c.kb * c.nv * c.vl * self.itemsize <= NEAR_BYTES
+        blocked &= (c.pack != PACKED_NEAR) | near
         result: Mask = (
             fits & filled & chunked & direct & shared & serial & ordered & follows & blocked
         )
@@ -175,15 +185,18 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         # Constants come from memory: waiting for a panel is in part hidden by the work on it.
         cold = con.depth * bn * second / machine.memory_bytes_per_cycle(target)
         cold = cold / np.where(c.order == 0, c.mc, 1)
-        if self.constant:  # for every task anew
-            stream = stream + np.where(widened, con.depth * c.nv * self.widen_cycles, 0.0)
+        stream = stream + self._brought_near(c, widened)
         exposed = cold * self._exposed(c) if self.far else 0.0
 
         task_s = (per_chunk * tile_cycles + stream + exposed) / target.frequency_hz
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, threads)
         seconds = seconds + self._preparation(c, widened)
         foreign = self._foreign(c) * a_bytes * con.groups
-        seconds = seconds + foreign / machine.foreign_bytes_per_s(target) + self._revisits(c)
+        seconds = (
+            seconds
+            + foreign / machine.foreign_bytes_per_s(target)
+            + stored_seconds(self.task, con, c)
+        )
         traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
         weights = con.groups * con.n * con.depth * second
         # A core alone gets its share of what memory gives.
@@ -199,7 +212,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
             tasks,
             traffic,
             rounds,
-            np.where(c.pack == 1, bn, c.vl) * second,
+            np.where(c.pack > 0, bn, c.vl) * second,
             2.0 * con.groups * columns * tiles * c.tm * con.depth,
             launch + machine.from_memory(seconds - launch, floor),
         )
@@ -207,6 +220,14 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
     @cached_property
     def _by_rows(self) -> TileTables:
         return tile_tables(self.con, self.task.spec.nodes[self.con.a].shape[2:])
+
+    def _brought_near(self, c: ContractionDecisions[Array], widened: Mask) -> Array:
+        """Cycles in which a task makes a panel of its own, as float32 or as columns beside."""
+        con = self.con
+        if self.constant:
+            return np.where(widened, con.depth * c.nv * self.widen_cycles, 0.0)
+        each = packed_cycles(self.task.spec, con, self.lanes)
+        return np.where(c.pack == PACKED_NEAR, con.depth * c.nv * c.vl * each, 0.0)
 
     def _exposed(self, c: ContractionDecisions[Array]) -> Array:
         """Share of the time of a panel's way from memory that the work on it does not hide."""
@@ -278,25 +299,6 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         alike = alike | (c.par == 0) | (self.con.groups >= threads and not self.con.shares_rows)
         share: Array = np.where(alike, 0.0, 1 - 1 / threads)
         return share
-
-    def _revisits(self, c: ContractionDecisions[Array]) -> Array:
-        """Seconds lost by writing an output panel after panel, when it has left the cache between.
-
-        Of every line of it a pass writes a part. Measured inside networks: 64 to 256 channels of
-        56x56 positions lose 8 %, 16 to 96 channels of 112x112 two thirds.
-        """
-        con, target = self.con, self.task.target
-        blocks = np.ceil(con.n / (c.nv * c.vl))
-        written = con.groups * con.rows * con.n * ITEMSIZE[self.task.spec.nodes[con.anchor].dtype]
-        apart = 1 if con.shares_rows else con.groups
-        blocks = blocks * (con.groups // apart)
-        region = np.where(c.order == 1, written / apart / c.mc, float(written))
-        size = target.l2_bytes
-        per_cycle = np.where(region > 0.8 * size, 1.1, 10.0)
-        cycles = np.where((blocks > 1) & (region > 0.3 * size), written / per_cycle, 0.0)
-        cores = np.where(c.par == 1, self.task.threads, 1)
-        seconds: Array = cycles / cores / target.frequency_hz
-        return seconds
 
     def _pieces(self, c: ContractionDecisions[Array], a_bytes: float) -> Array:
         """Cycles in which a group gets its piece of every line of the cache that it shares.

@@ -13,6 +13,7 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.depthwise.form import DepthwiseDecisions
+from torch_pruner.families.kinds import in_planes
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
@@ -123,6 +124,7 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         memory = memory * np.where(c.order == 2, 1.0, 1.0 + _CACHE_LINE / 2 / piece)
         total = tiles * cycles + reads / machine.bytes_per_cycle(held, target) * 0.3
         total = np.maximum(total, memory) + _EXPOSED * np.minimum(total, memory)
+        total = total + self._scattered()
         tasks = self._tasks(c)
         seconds, rounds = machine.parallel_seconds(
             tasks, total / tasks / target.frequency_hz, c.par, threads
@@ -133,6 +135,18 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
             np.where(c.order == 2, self.channels, c.nv * self.lanes) * self.itemsize * ones,
             ones * con.flops, seconds,
         )  # fmt: skip
+
+    def _scattered(self) -> float:
+        """Cycles that vectors of channels take more whose positions lie together.
+
+        Each element is read alone, too, but of groups, which read one for a whole vector anyway.
+        """
+        if not in_planes(self.task.spec):
+            return 0.0
+        node = self.task.spec.nodes[self.con.anchor]
+        stored = machine.scattered_cycles(self.task.spec, self.con.anchor, self.task.target)
+        read = machine.SCATTERED_CYCLES * (1 if self.con.form == "depthwise" else -1)
+        return (stored + read) * node.numel
 
     def _tasks(self, c: DepthwiseDecisions[Array]) -> Array:
         blocks = np.maximum(self.channels // (c.nv * self.lanes), 1)

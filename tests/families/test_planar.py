@@ -1,0 +1,80 @@
+"""Convolutions whose channels lie in planes: borders, strides, dilations, groups, long sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.families import kernels as K
+from torch_pruner import families
+from torch_pruner.families.kinds import in_planes
+from torch_pruner.families.planar.form import planes_of
+from torch_pruner.graph.contraction import contraction_of
+from torch_pruner.target import TargetSpec
+from torch_pruner.task import Task
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.ir import Graph
+
+TILE = {"vl": 16, "tm": 6, "nv": 2, "ln": 2, "rp": 1, "mc": 4, "par": 1}
+
+
+CASES = [
+    (K.planar(8, (14, 14), 12, (3, 3), 1, 1), {}),
+    (K.planar(8, (7, 7), 13, (3, 3), 1, 1, residual=True), {"ln": 7, "rp": 2}),
+    (K.planar(8, (15, 13), 10, (3, 3), 2, 1), {"ln": 3, "tm": 4}),
+    (K.planar(3, (23, 23), 9, (7, 7), 2, 3), {"ln": 5, "nv": 3}),
+    (K.planar(20, (9, 9), 8, (1, 1)), {"ln": 4, "mc": 3}),
+    (K.planar(9, (10, 10), 8, (1, 1), 2), {"ln": 4}),
+    (K.planar(6, (12, 12), 6, (3, 3), 1, 1, 6), {"tm": 1, "nv": 4, "ln": 5}),
+    (K.planar(6, (12, 12), 12, (5, 5), 2, 2, 6), {"tm": 2, "ln": 6, "par": 0, "mc": 1}),
+    (K.planar(8, (12, 12), 16, (3, 3), 1, 1, 4), {"tm": 4, "ln": 12}),
+    (K.planar(8, (14, 14), 8, (3, 3), 1, 2, dilation=2), {"ln": 3}),
+    (K.planar(8, (15, 15), 8, (3, 3), 2, 3, dilation=3), {"ln": 3}),
+    (K.planar(8, (14, 14), 8, (3, 3), 2, 2, dilation=2), {"ln": 2, "vl": 8}),
+    (K.planar(5, (40,), 7, (3,), 2, 1, batch=2), {"ln": 1}),
+    (K.planar(130, (6, 5), 5, (3, 3), 1, 1), {"ln": 6, "tm": 3}),
+    (K.planar(1100, (4, 4), 5, (1, 1)), {"ln": 4, "tm": 3}),
+    (K.planar(4, (5, 6, 7), 6, (3, 3, 3), 1, 1, batch=2), {"ln": 3}),
+    (K.planar(4, (6, 9, 9), 6, (3, 5, 5), 2, 2), {"ln": 2, "nv": 1}),
+    (K.planar(2, (11, 11), 4, (11, 11), 1, 5), {"ln": 4, "tm": 4, "nv": 3}),
+]
+
+
+@pytest.mark.tvm
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("spec", "changes"), CASES)
+def test_planar(spec: Graph, changes: dict[str, int]) -> None:
+    outputs, expected, _ = K.run(spec, "planar", {**TILE, **changes})
+    assert K.error(outputs, expected) < 1e-5
+
+
+@pytest.mark.parametrize("spec", [spec for spec, _ in CASES])
+def test_drafts_are_points_of_the_space(spec: Graph) -> None:
+    task = Task("t", spec, TargetSpec.resolve("auto", 2), 2)
+    assert families.named("planar").matches(task)
+    sketch = families.named("planar").space()(task)
+    point = sketch.default()[None]
+    assert sketch.valid(point).all()
+    assert 0 < sketch.symbols(point).latency_s[0] < 1
+
+
+def test_channels_that_lie_last_are_not_for_planes() -> None:
+    assert not in_planes(K.conv(8, 14, 8, 3, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("stride", "dilation", "phases"),
+    [
+        (1, 1, [(0, 0, 1, 3, 0, 1)]),
+        (2, 1, [(0, 0, 2, 2, 0, 1), (1, 1, 2, 1, 0, 1)]),
+        (2, 2, [(0, 0, 1, 3, 0, 1)]),
+        (2, 3, [(0, 0, 2, 2, 0, 3), (1, 1, 2, 1, 1, 3)]),
+        (1, 4, [(0, 0, 1, 3, 0, 4)]),
+    ],
+)
+def test_phases(stride: int, dilation: int, phases: list[tuple[int, ...]]) -> None:
+    spec = K.planar(4, (20, 20), 4, (3, 3), stride, dilation, dilation=dilation)
+    found = planes_of(spec, contraction_of(spec)).phases(2)
+    assert [(p.number, p.first, p.step, p.count, p.shift, p.apart) for p in found] == phases

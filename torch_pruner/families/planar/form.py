@@ -1,0 +1,164 @@
+"""Convolutions in planes: which they are, their geometry, decisions, and packed weights.
+
+Three spatial axes always: those that a convolution has not are of one position. A task copies the
+lines that it reads into a region of its own, padding included, apart by phases: positions that are
+alike modulo the stride. Then each kernel offset is a shift of the whole region, lines and all, and
+lanes run on from one line to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from torch_pruner.families.base import Parameters
+from torch_pruner.graph.contraction import constant_operand, contraction_of
+from torch_pruner.graph.ir import GraphBuilder
+from torch_pruner.graph.packing import PackLayout
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.contraction import Contraction
+    from torch_pruner.graph.ir import Graph
+
+N = TypeVar("N")
+Three = tuple[int, int, int]
+
+
+class PlanarDecisions(NamedTuple, Generic[N]):
+    """Decisions of a schedule: integers of one point, or columns of many."""
+
+    vl: N  # lanes: positions of one vector
+    tm: N  # output channels of a register tile
+    nv: N  # vectors of positions of a register tile
+    ln: N  # output lines whose region is copied at a time
+    rp: N  # parts of a group's output channels: each copies the region for itself
+    mc: N  # chunks of all tasks
+    par: N  # 1: chunks in parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Kernel offsets of an axis whose positions are ``number`` modulo the stride.
+
+    Offset ``first + j * step`` reads ``shift + j * apart`` positions further in the phase.
+    """
+
+    number: int
+    first: int
+    step: int
+    count: int
+    shift: int
+    apart: int
+
+    @property
+    def reach(self) -> int:
+        """The largest shift."""
+        return self.shift + (self.count - 1) * self.apart
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Geometry of one convolution; tuples are depth, height and width."""
+
+    images: int
+    groups: int
+    rows: int  # output channels of a group
+    channels: int  # input channels of a group
+    extent: Three
+    out: Three
+    kernel: Three
+    stride: Three
+    dilation: Three
+    lo: Three
+    rank: int  # spatial axes that the values have
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def depth(self) -> int:
+        """Products of a sum."""
+        return self.channels * self.taps
+
+    def phases(self, axis: int) -> list[Phase]:
+        stride, dilation = self.stride[axis], self.dilation[axis]
+        found: dict[int, list[int]] = {}
+        for r in range(self.kernel[axis]):
+            found.setdefault(r * dilation % stride, []).append(r)
+        step = stride // math.gcd(stride, dilation)
+        return [
+            Phase(p, rs[0], step, len(rs), rs[0] * dilation // stride, step * dilation // stride)
+            for p, rs in sorted(found.items())
+        ]
+
+    @property
+    def pitch(self) -> int:
+        """Positions of a line of the region."""
+        return self.out[2] + max(p.reach for p in self.phases(2))
+
+    def lines(self, ln: Any) -> Any:
+        """Lines of a phase of the region, for ``ln`` lines of the result (a number or an array)."""
+        return ln + max(p.reach for p in self.phases(1))
+
+    @property
+    def copies(self) -> int:
+        """Pieces of lines of a channel in the region, each ``lines`` times ``pitch``."""
+        return self.kernel[0] * len(self.phases(1)) * len(self.phases(2))
+
+    def region(self, ln: Any) -> Any:
+        """Elements of the region (a number or an array)."""
+        return self.channels * self.copies * self.lines(ln) * self.pitch
+
+    def blocks(self, tm: int) -> int:
+        """Register tiles of a group's output channels."""
+        return -(-self.rows // tm)
+
+    def tasks(self, tm: int, ln: int, rp: int) -> tuple[int, int, int, int, int]:
+        """Images, groups, parts of the output channels, planes, and chunks of lines."""
+        parts = -(-self.blocks(tm) // -(-self.blocks(tm) // rp))
+        return (self.images, self.groups, parts, self.out[0], -(-self.out[1] // ln))
+
+
+def planes_of(spec: Graph, con: Contraction) -> Planes:
+    """The geometry of ``con``, a convolution or a depthwise one."""
+    assert con.conv is not None
+    conv, image, weight = con.conv, spec.nodes[con.a].shape, spec.nodes[con.b].shape
+    rank = len(image) - 2
+
+    def three(values: tuple[int, ...], missing: int) -> Three:
+        a, b, c = (*(missing,) * (3 - rank), *values)
+        return a, b, c
+
+    groups = con.n if con.form == "depthwise" else con.groups
+    return Planes(
+        image[0],
+        groups,
+        weight[0] // groups,
+        weight[1],
+        three(image[2:], 1),
+        three(con.m[1:], 1),
+        three(conv.kernel, 1),
+        three(conv.stride, 1),
+        three(conv.dilation, 1),
+        three(conv.lo, 0),
+        rank,
+    )
+
+
+def parameters(spec: Graph, decisions: PlanarDecisions[int]) -> Parameters:
+    """Weights in panels of ``tm`` output channels, a channel's kernel after another's."""
+    con = contraction_of(spec)
+    planes, constant = planes_of(spec, con), constant_operand(spec, con)
+    if constant is None:
+        raise ValueError("the weights of a planar kernel are constant")
+    index, view = constant
+    b = GraphBuilder()
+    x = 0
+    for node in view.nodes:
+        x = b.again(node, node.inputs)
+    x = b.reshape(x, (planes.groups, planes.rows, planes.depth))
+    turned = b.finish([b.permute(x, (0, 2, 1))])
+    shape = (planes.groups, planes.blocks(decisions.tm), planes.depth, decisions.tm)
+    return Parameters({index: PackLayout(turned, "matmul", planes.groups, decisions.tm, shape)})

@@ -1,0 +1,142 @@
+"""The space of convolutions in planes, with the draft model's estimates. Decisions: see ``form``.
+
+The symbols are those of Pruner's Symbol-based Analyzer.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.families import machine
+from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
+from torch_pruner.families.planar.form import PlanarDecisions, planes_of
+from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
+from torch_pruner.graph.contraction import contraction_of
+
+if TYPE_CHECKING:
+    from torch_pruner.families.planar.form import Planes
+    from torch_pruner.task import Task
+
+_MAX_ROWS = 16
+_BYTES = 4
+_OF_THE_CACHE = 0.5  # the second one, that a region may take
+_MAX_UNROLLED = 512  # vector multiply-adds of a kernel line: more take seconds to compile
+_COPIED, _GATHERED = 2.5, 0.6  # cycles of a vector that is copied; of an element, strided
+_LINE_CYCLES, _TILE_CYCLES = 4.0, 20.0
+
+
+class PlanarSketch(Sketch[PlanarDecisions[Array]]):
+    """See the module."""
+
+    name = "planar"
+    decisions = PlanarDecisions
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.con = contraction_of(task.spec)
+        self.planes = planes_of(task.spec, self.con)
+        self.lanes = max(1, task.target.vector_bytes // _BYTES)
+
+    @staticmethod
+    def fits(task: Task) -> bool:
+        planes = planes_of(task.spec, contraction_of(task.spec))
+        return bool(planes.region(1) * _BYTES <= _OF_THE_CACHE * task.target.l2_bytes)
+
+    @cached_property
+    def domains(self) -> tuple[Decisions, ...]:
+        p: Planes = self.planes
+        rows = [t for t in range(1, _MAX_ROWS + 1) if t <= p.rows]
+        height = p.out[1]
+        lines = [n for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 28, 32) if n <= height]
+        if height not in lines and height <= 64:
+            lines.append(height)
+        parts = [n for n in (1, 2, 4, 8, 16, 32) if n <= p.rows]
+        most = math.prod(p.tasks(1, 1, max(parts)))
+        chunks = [n for n in (1, 2, 4, 6, 8, 12, 16, 24, 32, 64) if n <= most]
+        parallel = [0, 1] if self.task.threads > 1 else [0]
+        options = ([self.lanes], rows, [1, 2, 3, 4, 6], lines, parts, chunks, parallel)
+        return tuple(np.array(d, dtype=np.int64) for d in options)
+
+    def _blocks(self, c: PlanarDecisions[Array]) -> tuple[Array, Array, Array]:
+        """Tiles of a group's output channels, parts of them, and tiles of a part."""
+        blocks = np.ceil(self.planes.rows / c.tm)
+        each = np.ceil(blocks / c.rp)
+        return blocks, np.ceil(blocks / each), each
+
+    def _tasks(self, c: PlanarDecisions[Array]) -> Array:
+        p = self.planes
+        _, parts, _ = self._blocks(c)
+        tasks: Array = p.images * p.groups * parts * p.out[0] * np.ceil(p.out[1] / c.ln)
+        return tasks
+
+    def valid(self, decisions: Decisions) -> Mask:
+        c, p, target = self.columns(decisions), self.planes, self.task.target
+        fits = c.tm * c.nv + c.nv + 1 <= target.vector_registers
+        fits &= (p.region(c.ln) * _BYTES <= _OF_THE_CACHE * target.l2_bytes) | (c.ln == 1)
+        fits &= c.tm * c.nv * p.kernel[2] <= _MAX_UNROLLED
+        blocks, parts, _ = self._blocks(c)
+        # No chunk is empty, whatever remains.
+        tasks = self._tasks(c)
+        shared = np.where(c.par == 1, (c.mc >= 2) & (c.mc <= tasks), (c.mc == 1) & (c.rp == 1))
+        result: Mask = fits & shared & (c.rp <= blocks) & (parts == c.rp)
+        return result
+
+    def symbols(self, decisions: Decisions) -> Symbols:
+        c, p, target = self.columns(decisions), self.planes, self.task.target
+        spec, threads = self.task.spec, self.task.threads
+        _, _, each = self._blocks(c)
+        ones = np.ones(len(decisions))
+        width = c.nv * c.vl
+        tiles = np.ceil(c.ln * p.pitch / width)
+        region = p.region(c.ln) * _BYTES
+
+        step = machine.tile_step_cycles(c.tm, c.nv, ones, 4.0 * ones, target)
+        if p.taps > 1:  # most vectors of a shifted region lie across two lines of the cache
+            across = c.nv * (1 + (target.vector_bytes / machine.CACHE_LINE))
+            step = np.maximum(step, (c.tm + across) / machine.LOADS_PER_CYCLE)
+        parts = math.ceil(p.depth / SUM_PART) if p.depth > LONG_SUM else 1
+        tile = p.depth * step + _TILE_CYCLES + c.tm * c.nv * (1 + 3 * (parts - 1) + 1)
+        # A tile passes over its positions of every channel; weights come again for each tile.
+        passed = p.channels * p.copies * (width + p.pitch) * _BYTES
+        panel = p.depth * c.tm * _BYTES
+        tile = tile + 0.3 * passed / machine.bytes_per_cycle(region, target)
+        tile = tile + 0.3 * panel / machine.bytes_per_cycle(panel + passed, target)
+
+        vectors = math.ceil(p.out[2] / self.lanes)
+        after = set(range(self.con.anchor + 1, len(spec.nodes)))
+        line = vectors * (3.0 + machine.pointwise_cycles(spec, after)) + 2
+        written = c.tm * c.ln * line
+
+        pieces = p.channels * p.copies * p.lines(c.ln)
+        strided = p.stride[2] > 1
+        moved = p.pitch * _GATHERED if strided else math.ceil(p.pitch / self.lanes) * _COPIED
+        copied = pieces * (moved + _LINE_CYCLES)
+        # Input, and results, in the share of a task.
+        tasks = self._tasks(c)
+        data = machine.input_bytes(spec) + machine.output_bytes(spec)
+        memory = data / tasks / machine.bytes_per_cycle(np.full(len(decisions), data), target)
+        weights = p.rows * p.depth * _BYTES
+        far = weights / c.rp / machine.bytes_per_cycle(np.full(len(decisions), weights), target)
+        task = each * (tiles * tile + written) + copied + 0.5 * memory + 0.3 * far
+
+        chunks = np.ceil(tasks / np.ceil(tasks / c.mc))
+        task_s = np.ceil(tasks / c.mc) * task / target.frequency_hz
+        seconds, rounds = machine.parallel_seconds(chunks, task_s, c.par, threads)
+        return Symbols(
+            c.tm * c.nv + c.nv + 1,
+            c.tm * c.nv * p.depth,
+            region,
+            chunks,
+            data + region * tasks,
+            rounds,
+            p.pitch * _BYTES * ones,
+            2.0 * p.depth * each * c.tm * tiles * width * tasks,
+            seconds,
+        )
+
+    def default(self) -> Decisions:
+        return self.best_predicted(20_000)
