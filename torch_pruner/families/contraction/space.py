@@ -20,9 +20,9 @@ from torch_pruner.families.contraction.form import (
     packs_near,
     partial_sums,
 )
+from torch_pruner.families.contraction.memory import waiting_seconds
 from torch_pruner.families.contraction.packing import packed_cycles
 from torch_pruner.families.contraction.sizes import drafted_sizes
-from torch_pruner.families.contraction.stores import stored_seconds
 from torch_pruner.families.contraction.tiles import MAX_ROWS, TileTables, tile_tables
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.adjacency import columns_adjacent, reduction_stride, rows_adjacent
@@ -192,11 +192,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         seconds, rounds = machine.parallel_seconds(tasks, task_s, c.par, threads)
         seconds = seconds + self._preparation(c, widened)
         foreign = self._foreign(c) * a_bytes * con.groups
-        seconds = (
-            seconds
-            + foreign / machine.foreign_bytes_per_s(target)
-            + stored_seconds(self.task, con, c)
-        )
+        seconds = seconds + foreign / machine.foreign_bytes_per_s(target)
+        seconds = seconds + waiting_seconds(self.task, con, c, a_bytes)
         traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
         weights = con.groups * con.n * con.depth * second
         # A core alone gets its share of what memory gives.

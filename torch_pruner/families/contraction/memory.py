@@ -1,4 +1,4 @@
-"""Seconds that a contraction's stores take beside its tiles, as the draft model sees them."""
+"""Seconds that a contraction waits for memory beside its tiles, as the draft model sees them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,35 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 
-def stored_seconds(task: Task, con: Contraction, c: ContractionDecisions[Array]) -> Array:
-    """Seconds lost by writing an output in pieces: see below."""
+_EXPOSED = 0.9  # of the way from memory of an operand that passes again and again: 0.8 to 1.2
+_HELD = 0.8  # of the last cache
+
+
+def waiting_seconds(
+    task: Task, con: Contraction, c: ContractionDecisions[Array], a_bytes: float
+) -> Array:
+    """Seconds lost by writing an output in pieces, and by reading from memory what was read before.
+
+    ``a_bytes``: of a group's part of the first operand.
+    """
     cores = np.where(c.par == 1, task.threads, 1)
     cycles = _revisits(task, con, c) + _scattered(task, con)
     seconds: Array = cycles / cores / task.target.frequency_hz
+    return seconds + _passes(task, con, c, a_bytes)
+
+
+def _passes(task: Task, con: Contraction, c: ContractionDecisions[Array], a_bytes: float) -> Array:
+    """Seconds in which chunks of rows come from memory once more, which no cache holds.
+
+    All tiles of a chunk pass by a block of a panel before the next, of its panels one after another
+    where chunks are outside.
+    """
+    blocks = np.ceil(con.n / (c.nv * c.vl))
+    threads = np.where(c.par == 1, np.minimum(task.threads, c.mc), 1)
+    beyond = a_bytes / c.mc * threads > _HELD * task.target.l3_bytes
+    again = np.where(c.order == 1, blocks * c.kb - 1, blocks * (c.kb - 1))
+    moved = con.groups * a_bytes * again
+    seconds: Array = np.where(beyond, _EXPOSED * moved / task.target.dram_bytes_per_s, 0.0)
     return seconds
 
 
