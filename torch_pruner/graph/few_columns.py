@@ -63,16 +63,19 @@ def _may(graph: Graph, node: Node) -> bool:
 
 
 def _alone(graph: Graph, node: Node, static: set[int]) -> tuple[Graph, Graph]:
-    """The convolution of ``node`` as a graph, and what replaces it."""
+    """The convolution of ``node`` as a graph, and what replaces it, between values that lie
+    channels last, as in a network."""
+    x, weight = node.inputs
+    batch, channels, *extents = graph.nodes[x].shape
+    rank = len(extents)
     both = []
     for replaced in (False, True):
         b = GraphBuilder()
-        operands = [
-            b.input(k, graph.nodes[i].shape, "float32", static=i in static)
-            for k, i in enumerate(node.inputs)
-        ]
+        given = b.input(0, (batch, *extents, channels), "float32", static=x in static)
+        taps = b.input(1, graph.nodes[weight].shape, "float32", static=weight in static)
+        operands = (b.permute(given, (0, rank + 1, *range(1, rank + 1))), taps)
         out = _spread(b, node, *operands) if replaced else b.again(node, operands)
-        both.append(b.finish([out]))
+        both.append(b.finish([b.permute(out, (0, *range(2, rank + 2), 1))]))
     return both[0], both[1]
 
 
