@@ -190,8 +190,10 @@ def conv_transpose(
     dtype: str = "float32",
     static: bool = True,
     last: bool = False,
+    first: bool = False,
 ) -> Graph:
-    """``last``: of an input that lies channels last."""
+    """``last``: of an input that lies channels last; ``first``: to a result that lies channels
+    first."""
     b = GraphBuilder()
     shape = (1, size, size, channels) if last else (1, channels, size, size)
     x = b.input(0, shape, dtype)
@@ -208,6 +210,8 @@ def conv_transpose(
         dilation=(1, 1),
         groups=1,
     )
+    if first:
+        return b.finish([b.pointwise("relu", y)])
     return b.finish([b.permute(y, (0, 2, 3, 1))])
 
 

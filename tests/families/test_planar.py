@@ -39,6 +39,11 @@ CASES = [
     (K.planar(4, (5, 6, 7), 6, (3, 3, 3), 1, 1, batch=2), {"ln": 3}),
     (K.planar(4, (6, 9, 9), 6, (3, 5, 5), 2, 2), {"ln": 2, "nv": 1}),
     (K.planar(2, (11, 11), 4, (11, 11), 1, 5), {"ln": 4, "tm": 4, "nv": 3}),
+    (K.conv_transpose(12, 4, 20, 4, 2, 1, first=True), {}),
+    (K.conv_transpose(10, 5, 7, 4, 2, 1, first=True), {"ln": 3, "tm": 3}),
+    (K.conv_transpose(9, 6, 8, 6, 3, 0, first=True), {"ln": 4, "tm": 4, "nv": 1}),
+    (K.conv_transpose(9, 6, 8, 6, 3, 3, first=True), {"ln": 6, "tm": 4, "nv": 1}),
+    (K.conv_transpose(130, 7, 6, 6, 2, 2, first=True), {"ln": 7, "rp": 2, "tm": 3}),
 ]
 
 

@@ -77,14 +77,17 @@ _SPATIAL_RANKS = (3, 4, 5)  # of values with one to three spatial axes
 
 
 def in_planes(spec: Graph) -> bool:
-    """A float32 convolution with constant weights, whose operand and result lie channels first."""
+    """A float32 convolution with constant weights, perhaps a strided transposed one, whose operand
+    and result lie channels first."""
     if not is_contraction(spec) or len(spec.outputs) != 1 or any(n.is_count for n in spec.nodes):
         return False
     con = contraction_of(spec)
-    if con.form not in ("conv", "depthwise") or constant_operand(spec, con) is None:
+    if con.form not in ("conv", "depthwise", "conv_phases") or con.conv is None:
         return False
     anchor, given = spec.nodes[con.anchor], spec.nodes[con.a]
-    if {given.dtype, spec.nodes[con.b].dtype} != {"float32"} or min(anchor.attr("lo")) < 0:
+    if {given.dtype, spec.nodes[con.b].dtype} != {"float32"} or min(con.conv.lo) < 0:
+        return False
+    if constant_operand(spec, con) is None:
         return False
     place, taps = strided(spec, con.a), math.prod(spec.nodes[con.b].shape[2:])
     if place is None or place.strides[-1] != 1 or len(given.shape) not in _SPATIAL_RANKS:

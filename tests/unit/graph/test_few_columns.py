@@ -91,6 +91,6 @@ def test_who_knows_the_machine_decides_on_graphs_of_the_convolution_alone() -> N
 
     assert spread_columns(graph, takes) is graph
     ((direct, spread),) = asked
-    assert [n.op for n in direct.nodes] == ["input", "input", "conv"]
+    assert [n.op for n in direct.nodes] == ["input", "input", "permute", "conv", "permute"]
     assert spread.nodes[spread.outputs[0]].shape == direct.nodes[direct.outputs[0]].shape
     assert direct.nodes[1].attr("static")

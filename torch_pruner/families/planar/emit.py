@@ -8,8 +8,8 @@ that nobody wants: sums wait in the first cache and are written line by line thr
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
@@ -37,53 +37,19 @@ from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import load, store
 from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
 from torch_pruner.families.planar.form import planes_of
+from torch_pruner.families.planar.region import Nest, beyond, copy_channel, run, zero
 from torch_pruner.graph.contraction import contraction_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch_pruner.families.planar.form import Phase, PlanarDecisions, Planes
-    from torch_pruner.graph.contraction import Contraction
+    from torch_pruner.families.planar.form import PlanarDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 UNROLLED_FMAS = 288
 """Vector multiply-adds of a channel that are written out; of more, loops over kernel lines."""
 _STEPS = 4  # channels of a kernel of one offset that are written out
-
-
-@dataclass(slots=True)
-class _Nest:
-    """Everything the parts of one emission share."""
-
-    spec: Graph
-    con: Contraction
-    planes: Planes
-    reader: Reader
-    weights: Buffer
-    out: Buffer
-    near: Buffer  # the region: channel, kernel plane, phases, line, position
-    sums: Buffer  # output channel, position
-    vl: int
-    tm: int
-    nv: int
-    ln: int
-
-    @property
-    def width(self) -> int:
-        """Positions of a tile."""
-        return self.nv * self.vl
-
-    @property
-    def tiles(self) -> int:
-        """Of positions."""
-        return -(-self.ln * self.planes.pitch // self.width)
-
-    @property
-    def piece(self) -> int:
-        """Elements of a phase's lines in the region."""
-        lines: int = self.planes.lines(self.ln)
-        return lines * self.planes.pitch
 
 
 def emit(spec: Graph, decisions: PlanarDecisions[int], signature: Signature) -> Emitted:
@@ -95,10 +61,10 @@ def emit(spec: Graph, decisions: PlanarDecisions[int], signature: Signature) -> 
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     vl, tm, nv, ln, rp, chunks, par = decisions
     tiles = -(-ln * planes.pitch // (nv * vl))
-    room = planes.region(ln) + _beyond(planes, nv * vl)
+    room = planes.region(ln) + beyond(planes, nv * vl)
     near = buffer(room, "float32", "near")
-    sums = buffer(tm * tiles * nv * vl, "float32", "sums")
-    nest = _Nest(spec, con, planes, reader, weights, out, near, sums, vl, tm, nv, ln)
+    sums = buffer(planes.spread[2] * tm * tiles * nv * vl, "float32", "sums")
+    nest = Nest(spec, con, planes, reader, weights, out, near, sums, vl, tm, nv, ln)
     shape = planes.tasks(tm, ln, rp)
     tasks = math.prod(shape)
     each = -(-tasks // min(chunks, tasks))
@@ -115,12 +81,7 @@ def emit(spec: Graph, decisions: PlanarDecisions[int], signature: Signature) -> 
     return Emitted(body, inputs, [out], scratch)
 
 
-def _beyond(planes: Planes, width: int) -> int:
-    """Elements behind the region that the last tile reads, for sums that nobody wants."""
-    return width + max(p.reach for p in planes.phases(2))
-
-
-def _task(nest: _Nest, at: Index, parts: int) -> Stmt:
+def _task(nest: Nest, at: Index, parts: int) -> Stmt:
     planes, ln, height = nest.planes, nest.ln, nest.planes.out[1]
     image, g, part, plane, chunk = at
     first = index_var("first")
@@ -133,107 +94,41 @@ def _task(nest: _Nest, at: Index, parts: int) -> Stmt:
         body = _rows(nest, (image, g, nb), (plane, first, chunk * ln))
         return body if blocks % each == 0 else when(nb < blocks, body)
 
-    rest = _beyond(planes, nest.width)
-    clear = _run(nest, 0, rest, lambda x: store(nest.near, planes.region(ln) + x, _ZERO()))
-    copied = loop(planes.channels, lambda c: _copy(nest, image, g, c, plane, first), name="c")
+    rest = beyond(planes, nest.width)
+    clear = run(nest, 0, rest, lambda x: store(nest.near, planes.region(ln) + x, zero()))
+    copied = loop(
+        planes.channels, lambda c: copy_channel(nest, image, g, c, plane, first), name="c"
+    )
     return seq([S.Bind(first, begin), clear, copied, loop(each, block, name="n")])
 
 
-def _ZERO() -> Expr:
-    return T.const(0, "float32")
-
-
-def _run(nest: _Nest, start: int, count: int, body: Callable[[Expr], Stmt]) -> Stmt | None:
-    """``body`` of neighbouring positions, in whole vectors and a rest."""
-    whole, rest = divmod(count, nest.vl)
-
-    def vector(q: Expr) -> Stmt:
-        return loop(nest.vl, lambda v: body(start + q * nest.vl + v), VECTORIZED, "v")
-
-    found = [loop(whole, vector, name="q")] if whole else []
-    if rest:
-        last = start + whole * nest.vl
-        found.append(loop(rest, lambda v: body(last + v), VECTORIZED, "v"))
-    return seq(found) if found else None
-
-
-def _copy(nest: _Nest, image: Expr, g: Expr, c: Expr, plane: Expr, first: Expr) -> Stmt:
-    """The lines of one channel that the task reads, padding included."""
-    planes, piece, pitch = nest.planes, nest.piece, nest.planes.pitch
-    tall, wide = planes.phases(1), planes.phases(2)
-    channel = g * planes.channels + c
-
-    def from_plane(r: Expr) -> Stmt:
-        depth = plane * planes.stride[0] + r * planes.dilation[0] - planes.lo[0]
-
-        def phase(a: int, b: int) -> Stmt:
-            base = (((c * planes.kernel[0] + r) * len(tall) + a) * len(wide) + b) * piece
-
-            def line(i: Expr) -> Stmt:
-                height = (first + i) * planes.stride[1] + (tall[a].number - planes.lo[1])
-                whole = _line(nest, (image, channel), (depth, height), wide[b], base + i * pitch)
-                inside = [
-                    *_inside(planes, 0, depth, planes.out[0], planes.kernel[0]),
-                    *_inside(planes, 1, height, planes.out[1], planes.kernel[1]),
-                ]
-                if not inside:
-                    return seq(whole)
-                zeros = _run(
-                    nest, 0, pitch, lambda x: store(nest.near, base + i * pitch + x, _ZERO())
-                )
-                return when(T.all(*inside), seq(whole), zeros)
-
-            return loop(planes.lines(nest.ln), line, name="i")
-
-        return seq([phase(a, b) for a in range(len(tall)) for b in range(len(wide))])
-
-    return loop(planes.kernel[0], from_plane, name="r")
-
-
-def _inside(planes: Planes, axis: int, at: Expr, out: int, kernel: int) -> list[Expr]:
-    """Conditions that a position of an axis is no padding, where it may be."""
-    reach = (out - 1) * planes.stride[axis] + (kernel - 1) * planes.dilation[axis]
-    lo, extent = planes.lo[axis], planes.extent[axis]
-    # Lines of a phase that no offset reads may lie behind the last one.
-    spare = planes.stride[axis] - 1 if axis == 1 else 0
-    found = [at >= 0] if lo else []
-    return found + ([at < extent] if reach + spare - lo >= extent else [])
-
-
-def _line(
-    nest: _Nest, channel: tuple[Expr, Expr], place: tuple[Expr, Expr], phase: Phase, base: Expr
-) -> list[Stmt | None]:
-    planes = nest.planes
-    stride, lo, width = planes.stride[2], planes.lo[2], planes.extent[2]
-    left = min(max(-(-(lo - phase.number) // stride), 0), planes.pitch)
-    end = min(max((width - 1 + lo - phase.number) // stride + 1, left), planes.pitch)
-
-    def zero(x: Expr) -> Stmt:
-        return store(nest.near, base + x, _ZERO())
-
-    def copied(x: Expr) -> Stmt:
-        at = (*place, x * stride + (phase.number - lo))[3 - planes.rank :]
-        return store(nest.near, base + x, nest.reader.at(nest.con.a, (*channel, *at)))
-
-    return [
-        _run(nest, 0, left, zero),
-        _run(nest, left, end - left, copied),
-        _run(nest, end, planes.pitch - end, zero),
-    ]
-
-
-def _rows(nest: _Nest, which: Index, where: Index) -> Stmt:
+def _rows(nest: Nest, which: Index, where: Index) -> Stmt:
     """A tile of output channels: all positions of the task's lines, then the epilogue."""
     planes = nest.planes
     _, g, nb = which
-    panel = (g * planes.blocks(nest.tm) + nb) * (planes.depth * nest.tm)
-    tiles = loop(nest.tiles, lambda q: _tile(nest, panel, q * nest.width), name="q")
-    return seq([tiles, _write(nest, which, where)])
+    size = planes.depth * nest.tm
+    apart = len(planes.phases(1)) * len(planes.phases(2)) * nest.piece
+    found, number = [], 0
+
+    def tiles(panel: Expr, shifted: int, kept_at: int) -> Stmt:
+        def tile(q: Expr) -> Stmt:
+            return _tile(nest, panel, shifted, kept_at, q * nest.width)
+
+        return loop(nest.tiles, tile, name="q")
+
+    for (after, depth), (below, line) in itertools.product(planes.parts(0), planes.parts(1)):
+        for at, (right, _) in enumerate(planes.parts(2)):
+            panel = ((number * planes.groups + g) * planes.blocks(nest.tm) + nb) * size
+            shifted = after * apart + below * planes.pitch + right
+            found.append(tiles(panel, shifted, at * nest.tm * nest.length))
+            number += 1
+        found.append(_write(nest, which, where, (depth, line)))
+    return seq(found)
 
 
-def _tile(nest: _Nest, panel: Expr, begin: Expr) -> Stmt:
+def _tile(nest: Nest, panel: Expr, shifted: int, kept_at: int, begin: Expr) -> Stmt:
     """Sums of one register tile, into ``nest.sums``."""
-    planes, vl, length = nest.planes, nest.vl, nest.tiles * nest.width
+    planes, vl, length = nest.planes, nest.vl, nest.length
     channels, taps = planes.channels, planes.taps
     acc = buffer(nest.tm * nest.width, "float32", "acc", scope="local")
 
@@ -249,16 +144,17 @@ def _tile(nest: _Nest, panel: Expr, begin: Expr) -> Stmt:
         return loop(nest.tm, row, UNROLLED, "i")
 
     def clear(buf: Buffer, row: int, first: Expr | int) -> Stmt:
-        return each(lambda i, x: store(buf, i * row + first + x, _ZERO()))
+        return each(lambda i, x: store(buf, i * row + first + x, zero()))
 
     def kept(i: Expr, x: Expr, *, more: bool) -> Stmt:
-        at, value = i * length + begin + x, acc[i * nest.width + x]
+        at, value = kept_at + i * length + begin + x, acc[i * nest.width + x]
         return store(nest.sums, at, nest.sums[at] + value if more else value)
 
     def channel(c: Expr) -> Stmt:
         def update(tap: Expr | int, shift: Expr | int) -> Stmt:
-            near = c * (planes.copies * nest.piece) + shift + begin
-            weight = panel + (c * taps + tap) * nest.tm
+            near = c * (planes.copies * nest.piece) + shift + (begin + shifted)
+            of_channel = tap * channels + c if nest.by_tap else c * taps + tap
+            weight = panel + of_channel * nest.tm
 
             def product(i: Expr, x: Expr) -> Stmt:
                 at = i * nest.width + x
@@ -296,10 +192,10 @@ def _tile(nest: _Nest, panel: Expr, begin: Expr) -> Stmt:
 
     parts = [loop(whole, lambda o: part(o * per_part, per_part), name="part")]
     parts += [part(imm(whole * per_part), rest)] if rest else []
-    return seq([stack(acc), clear(nest.sums, length, begin), *parts])
+    return seq([stack(acc), clear(nest.sums, length, kept_at + begin), *parts])
 
 
-def _taps(nest: _Nest, update: Callable[[Expr | int, Expr | int], Stmt]) -> Stmt:
+def _taps(nest: Nest, update: Callable[[Expr | int, Expr | int], Stmt]) -> Stmt:
     """``update`` of every kernel offset: its number, and its shift within a channel's region."""
     planes, pitch = nest.planes, nest.planes.pitch
     tall, wide = planes.phases(1), planes.phases(2)
@@ -334,29 +230,39 @@ def _taps(nest: _Nest, update: Callable[[Expr | int, Expr | int], Stmt]) -> Stmt
     return loop(planes.kernel[0], plane, name="r")
 
 
-def _write(nest: _Nest, which: Index, where: Index) -> Stmt:
-    """The epilogue: what is wanted of the sums, line by line."""
+def _write(nest: Nest, which: Index, where: Index, place: tuple[int, int]) -> Stmt:
+    """The epilogue: what is wanted of the sums, line by line. ``place``: of a position's results,
+    the plane and line of these."""
     planes, spec, con = nest.planes, nest.spec, nest.con
     image, g, nb = which
     plane, first, own = where
     path = output_path(spec, con.anchor)
     shape, dtype = spec.nodes[path[-1]].shape, spec.nodes[con.anchor].dtype
-    length, height = nest.tiles * nest.width, planes.out[1]
+    depth, down, across = planes.spread
+    height = planes.out[1]
+    parts = {offset: at for at, (_, offset) in enumerate(planes.parts(2))}
+    before = parts[0] + across
 
     def row(i: Expr) -> Stmt:
         channel = nb * nest.tm + i
 
         def line(h: Expr) -> Stmt:
+            here = i * nest.length + h * planes.pitch
+
             def element(x: Expr) -> Stmt:
-                at = (plane, first + h, x)[3 - planes.rank :]
-                index = along(spec, path, (image, g * planes.rows + channel, *at))
-                kept = i * length + h * planes.pitch + x
+                at = (plane * depth + place[0], (first + h) * down + place[1], x)
+                index = (image, g * planes.rows + channel, *at[3 - planes.rank :])
+                index = along(spec, path, index)
+                kept = here + x
+                if across > 1:  # offsets count backwards, from that of the first part
+                    part = T.floormod(before - T.floormod(x, across), across)
+                    kept = here + part * (nest.tm * nest.length) + T.floordiv(x, across)
                 nest.reader.overrides[con.anchor] = held(nest.sums, kept, dtype)
                 return nest.reader.scope(
                     lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
                 )
 
-            body = _run(nest, 0, planes.out[2], element)
+            body = run(nest, 0, planes.out[2] * across, element)
             assert body is not None
             return body if height % nest.ln == 0 else when(first + h >= own, body)
 

@@ -3,7 +3,8 @@
 Three spatial axes always: those that a convolution has not are of one position. A task copies the
 lines that it reads into a region of its own, padding included, apart by phases: positions that are
 alike modulo the stride. Then each kernel offset is a shift of the whole region, lines and all, and
-lanes run on from one line to the next.
+lanes run on from one line to the next. A strided transposed convolution is a convolution of stride
+one for each output position modulo its stride (``graph.contraction``), all of the same region.
 """
 
 from __future__ import annotations
@@ -72,6 +73,22 @@ class Planes:
     dilation: Three
     lo: Three
     rank: int  # spatial axes that the values have
+    spread: Three = (1, 1, 1)  # results of a position: the stride of a transposed convolution
+    padding: Three = (0, 0, 0)  # of that, modulo the stride
+
+    def parts(self, axis: int) -> list[tuple[int, int]]:
+        """Of each result of a position: by how much further on it reads, and its place."""
+        s, p = self.spread[axis], self.padding[axis]
+        return [((h + p) // s, (2 * s - 1 - p - h) % s) for h in range(s)]
+
+    def late(self, axis: int) -> int:
+        """By how much further on results of a position read at most."""
+        return max(late for late, _ in self.parts(axis))
+
+    @property
+    def results(self) -> int:
+        """Results of a position: convolutions of weights of their own."""
+        return math.prod(self.spread)
 
     @property
     def taps(self) -> int:
@@ -96,16 +113,21 @@ class Planes:
     @property
     def pitch(self) -> int:
         """Positions of a line of the region."""
-        return self.out[2] + max(p.reach for p in self.phases(2))
+        return self.out[2] + max(p.reach for p in self.phases(2)) + self.late(2)
 
     def lines(self, ln: Any) -> Any:
         """Lines of a phase of the region, for ``ln`` lines of the result (a number or an array)."""
-        return ln + max(p.reach for p in self.phases(1))
+        return ln + max(p.reach for p in self.phases(1)) + self.late(1)
+
+    @property
+    def planes(self) -> int:
+        """Planes of a channel in the region."""
+        return self.kernel[0] + self.late(0)
 
     @property
     def copies(self) -> int:
         """Pieces of lines of a channel in the region, each ``lines`` times ``pitch``."""
-        return self.kernel[0] * len(self.phases(1)) * len(self.phases(2))
+        return self.planes * len(self.phases(1)) * len(self.phases(2))
 
     def region(self, ln: Any) -> Any:
         """Elements of the region (a number or an array)."""
@@ -122,7 +144,7 @@ class Planes:
 
 
 def planes_of(spec: Graph, con: Contraction) -> Planes:
-    """The geometry of ``con``, a convolution or a depthwise one."""
+    """The geometry of ``con``, a convolution, a depthwise or a strided transposed one."""
     assert con.conv is not None
     conv, image, weight = con.conv, spec.nodes[con.a].shape, spec.nodes[con.b].shape
     rank = len(image) - 2
@@ -131,12 +153,17 @@ def planes_of(spec: Graph, con: Contraction) -> Planes:
         a, b, c = (*(missing,) * (3 - rank), *values)
         return a, b, c
 
-    groups = con.n if con.form == "depthwise" else con.groups
+    if con.form == "conv_phases":
+        groups, rows, channels = 1, con.n, con.k[-1]
+    else:
+        groups = con.n if con.form == "depthwise" else con.groups
+        rows, channels = weight[0] // groups, weight[1]
+    spread = con.batch if con.form == "conv_phases" else (1,) * rank
     return Planes(
         image[0],
         groups,
-        weight[0] // groups,
-        weight[1],
+        rows,
+        channels,
         three(image[2:], 1),
         three(con.m[1:], 1),
         three(conv.kernel, 1),
@@ -144,21 +171,27 @@ def planes_of(spec: Graph, con: Contraction) -> Planes:
         three(conv.dilation, 1),
         three(conv.lo, 0),
         rank,
+        three(spread, 1),
+        three(conv.phase or (0,) * rank, 0),
     )
 
 
 def parameters(spec: Graph, decisions: PlanarDecisions[int]) -> Parameters:
-    """Weights in panels of ``tm`` output channels, a channel's kernel after another's."""
+    """Weights in panels of ``tm`` output channels, a channel's kernel after another's; those of a
+    transposed convolution as its view has them, tap by tap."""
     con = contraction_of(spec)
     planes, constant = planes_of(spec, con), constant_operand(spec, con)
     if constant is None:
         raise ValueError("the weights of a planar kernel are constant")
     index, view = constant
+    tm, sums = decisions.tm, planes.groups * planes.results
+    shape = (sums, planes.blocks(tm), planes.depth, tm)
+    if con.form == "conv_phases":
+        return Parameters({index: PackLayout(view, "matmul", sums, tm, shape)})
     b = GraphBuilder()
     x = 0
     for node in view.nodes:
         x = b.again(node, node.inputs)
     x = b.reshape(x, (planes.groups, planes.rows, planes.depth))
     turned = b.finish([b.permute(x, (0, 2, 1))])
-    shape = (planes.groups, planes.blocks(decisions.tm), planes.depth, decisions.tm)
-    return Parameters({index: PackLayout(turned, "matmul", planes.groups, decisions.tm, shape)})
+    return Parameters({index: PackLayout(turned, "matmul", sums, tm, shape)})

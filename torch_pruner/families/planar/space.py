@@ -96,8 +96,8 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
 
         step = machine.tile_step_cycles(c.tm, c.nv, ones, 4.0 * ones, target)
         if p.taps > 1:  # most vectors of a shifted region lie across two lines of the cache
-            across = c.nv * (1 + (target.vector_bytes / machine.CACHE_LINE))
-            step = np.maximum(step, (c.tm + across) / machine.LOADS_PER_CYCLE)
+            lines = c.nv * (1 + (target.vector_bytes / machine.CACHE_LINE))
+            step = np.maximum(step, (c.tm + lines) / machine.LOADS_PER_CYCLE)
         parts = math.ceil(p.depth / SUM_PART) if p.depth > LONG_SUM else 1
         tile = p.depth * step + _TILE_CYCLES + c.tm * c.nv * (1 + 3 * (parts - 1) + 1)
         # A tile passes over its positions of every channel; weights come again for each tile.
@@ -106,10 +106,13 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
         tile = tile + 0.3 * passed / machine.bytes_per_cycle(region, target)
         tile = tile + 0.3 * panel / machine.bytes_per_cycle(panel + passed, target)
 
-        vectors = math.ceil(p.out[2] / self.lanes)
+        across = p.spread[2]
+        vectors = math.ceil(p.out[2] * across / self.lanes)
         after = set(range(self.con.anchor + 1, len(spec.nodes)))
-        line = vectors * (3.0 + machine.pointwise_cycles(spec, after)) + 2
-        written = c.tm * c.ln * line
+        # Results that interleave are gathered of several sums.
+        taken = 3.0 if across == 1 else 3.0 + self.lanes
+        line = vectors * (taken + machine.pointwise_cycles(spec, after)) + 2
+        written = c.tm * c.ln * line / across
 
         pieces = p.channels * p.copies * p.lines(c.ln)
         strided = p.stride[2] > 1
@@ -119,9 +122,9 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
         tasks = self._tasks(c)
         data = machine.input_bytes(spec) + machine.output_bytes(spec)
         memory = data / tasks / machine.bytes_per_cycle(np.full(len(decisions), data), target)
-        weights = p.rows * p.depth * _BYTES
+        weights = p.results * p.rows * p.depth * _BYTES
         far = weights / c.rp / machine.bytes_per_cycle(np.full(len(decisions), weights), target)
-        task = each * (tiles * tile + written) + copied + 0.5 * memory + 0.3 * far
+        task = each * p.results * (tiles * tile + written) + copied + 0.5 * memory + 0.3 * far
 
         chunks = np.ceil(tasks / np.ceil(tasks / c.mc))
         task_s = np.ceil(tasks / c.mc) * task / target.frequency_hz
@@ -134,7 +137,7 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
             data + region * tasks,
             rounds,
             p.pitch * _BYTES * ones,
-            2.0 * p.depth * each * c.tm * tiles * width * tasks,
+            2.0 * p.results * p.depth * each * c.tm * tiles * width * tasks,
             seconds,
         )
 
