@@ -22,14 +22,18 @@ _HELD = 0.8  # of the last cache
 
 
 def waiting_seconds(
-    task: Task, con: Contraction, c: ContractionDecisions[Array], a_bytes: float
+    task: Task,
+    con: Contraction,
+    c: ContractionDecisions[Array],
+    a_bytes: float,
+    scattered: float,
 ) -> Array:
     """Seconds lost by writing an output in pieces, and by reading from memory what was read before.
 
-    ``a_bytes``: of a group's part of the first operand.
+    ``a_bytes``: of a group's part of the first operand. ``scattered``: ``scattered_cycles``.
     """
     cores = np.where(c.par == 1, task.threads, 1)
-    cycles = _revisits(task, con, c) + _scattered(task, con)
+    cycles = _revisits(task, con, c) + scattered * con.groups * con.rows * con.n
     seconds: Array = cycles / cores / task.target.frequency_hz
     return seconds + _passes(task, con, c, a_bytes)
 
@@ -49,12 +53,11 @@ def _passes(task: Task, con: Contraction, c: ContractionDecisions[Array], a_byte
     return seconds
 
 
-def _scattered(task: Task, con: Contraction) -> float:
-    """Cycles to store vectors of channels whose positions lie together."""
+def scattered_cycles(task: Task, con: Contraction) -> float:
+    """Cycles for each result, to store vectors of channels whose positions lie together."""
     if not in_planes(task.spec):
         return 0.0
-    each = machine.scattered_cycles(task.spec, con.anchor, task.target)
-    return each * con.groups * con.rows * con.n
+    return machine.scattered_cycles(task.spec, con.anchor, task.target)
 
 
 def _revisits(task: Task, con: Contraction, c: ContractionDecisions[Array]) -> Array:

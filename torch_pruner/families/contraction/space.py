@@ -20,7 +20,7 @@ from torch_pruner.families.contraction.form import (
     packs_near,
     partial_sums,
 )
-from torch_pruner.families.contraction.memory import waiting_seconds
+from torch_pruner.families.contraction.memory import scattered_cycles, waiting_seconds
 from torch_pruner.families.contraction.packing import packed_cycles
 from torch_pruner.families.contraction.sizes import drafted_sizes
 from torch_pruner.families.contraction.tiles import MAX_ROWS, TileTables, tile_tables
@@ -64,6 +64,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         self.constant = constant_operand(task.spec, self.con) is not None
         # For a few rows (decoding) it is a cache of keys or values, which weights have pushed out.
         self.far = self.constant or self.con.rows < _FEW
+        self.scattered = scattered_cycles(task, self.con)
         self.itemsize = ITEMSIZE[self.con.acc_dtype]
         self.stored: float = ITEMSIZE[task.spec.nodes[self.con.b].dtype]  # bytes of a weight
         self.widen_cycles = WIDEN_CYCLES
@@ -193,7 +194,7 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         seconds = seconds + self._preparation(c, widened)
         foreign = self._foreign(c) * a_bytes * con.groups
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target)
-        seconds = seconds + waiting_seconds(self.task, con, c, a_bytes)
+        seconds = seconds + waiting_seconds(self.task, con, c, a_bytes, self.scattered)
         traffic = con.groups * (blocks * panel + np.where(c.order == 0, blocks, 1) * a_bytes)
         weights = con.groups * con.n * con.depth * second
         # A core alone gets its share of what memory gives.

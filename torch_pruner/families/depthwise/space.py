@@ -124,7 +124,7 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         memory = memory * np.where(c.order == 2, 1.0, 1.0 + _CACHE_LINE / 2 / piece)
         total = tiles * cycles + reads / machine.bytes_per_cycle(held, target) * 0.3
         total = np.maximum(total, memory) + _EXPOSED * np.minimum(total, memory)
-        total = total + self._scattered()
+        total = total + self._scattered
         tasks = self._tasks(c)
         seconds, rounds = machine.parallel_seconds(
             tasks, total / tasks / target.frequency_hz, c.par, threads
@@ -136,6 +136,7 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
             ones * con.flops, seconds,
         )  # fmt: skip
 
+    @cached_property
     def _scattered(self) -> float:
         """Cycles that vectors of channels take more whose positions lie together.
 
