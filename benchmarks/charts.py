@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-OURS, QUICK = "pruner", "pruner-quick"
+OURS, QUICK, DRAFTS = "pruner", "pruner-quick", "pruner-none"
 STYLES = {
     "eager": ("o", "#8a8f99"),
     "inductor": ("v", "#c2410c"),
@@ -30,6 +30,7 @@ STYLES = {
     "inductor-max": (">", "#f2b48a"),
     "onnxruntime": ("s", "#7c3aed"),
     "openvino": ("D", "#0f766e"),
+    DRAFTS: ("+", "#9bb8f7"),
     QUICK: ("x", "#2f6fed"),
 }
 RUNTIMES = {
@@ -50,7 +51,7 @@ def peers(data: Mapping[str, Any], precision: str = "float32") -> Figure | None:
     rows = [r for r in data["rows"].values() if r["precision"] == precision and _median(r, OURS)]
     if not rows:
         return None
-    rows.sort(key=lambda row: min(v for name, v in _ratios(row).items() if name != QUICK))
+    rows.sort(key=lambda row: min(v for n, v in _ratios(row).items() if n not in (QUICK, DRAFTS)))
     figure = Figure(figsize=(9, 1.6 + 0.34 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for name, (marker, colour) in STYLES.items():

@@ -32,9 +32,9 @@ PEAK = "fma peak"
 class Contest(ProcessJob):
     """What to run, and how. ``excluded`` gives reasons for contestants that are not tried.
 
-    ``onnx`` names a file for each runtime that wants one; ``quick`` has the options of the
-    contestant ``pruner-quick``, ``stock`` those of ``metaschedule``. Times are seconds; the limit
-    is for getting one peer ready.
+    ``onnx`` names a file for each runtime that wants one; ``quick`` and ``drafts`` have the
+    options of the contestants ``pruner-quick`` and ``pruner-none``, ``stock`` those of
+    ``metaschedule``. Times are seconds; the limit is for getting one peer ready.
     """
 
     network: str
@@ -50,6 +50,7 @@ class Contest(ProcessJob):
     onnx: dict[str, str] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     stock: dict[str, Any] = field(default_factory=dict)
+    drafts: dict[str, Any] = field(default_factory=dict)
 
 
 def run(contest: Contest, answer: Path) -> dict[str, Any]:
@@ -59,9 +60,8 @@ def run(contest: Contest, answer: Path) -> dict[str, Any]:
         contest.network, models.PRECISIONS[contest.precision], contest.batch, contest.layers
     )
     ours = (contest.options, contest.quick)
-    setting = Setting(
-        module, inputs, contest.precision, threads, *ours, dict(contest.onnx), contest.stock
-    )
+    rest = (dict(contest.onnx), contest.stock, contest.drafts)
+    setting = Setting(module, inputs, contest.precision, threads, *ours, *rest)
     calls: dict[str, Callable[[], object]] = {}
     found: dict[str, dict[str, Any]] = {}
     result: dict[str, Any] = {"status": "ok", "threads": threads, "contestants": found}

@@ -31,8 +31,8 @@ GRACE_S = 30.0
 class Setting:
     """The same for every contestant. ``onnx`` names the file for each runtime that wants one.
 
-    ``options`` are those of pruner's contestants, ``quick`` what the quick one has instead,
-    ``stock`` what the one has whose kernels MetaSchedule finds.
+    ``options`` are those of pruner's contestants, ``quick`` and ``drafts`` what those
+    of lower effort have instead, ``stock`` what the one has whose kernels MetaSchedule finds.
     """
 
     module: nn.Module
@@ -43,6 +43,7 @@ class Setting:
     quick: Mapping[str, Any] = field(default_factory=dict)
     onnx: Mapping[str, str] = field(default_factory=dict)
     stock: Mapping[str, Any] = field(default_factory=dict)
+    drafts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class TookTooLong(TimeoutError):
@@ -92,6 +93,11 @@ def pruner_quick(setting: Setting) -> Callable[[], object]:
     """With the default effort and budget, and a cache of its own: it takes nothing from ``full``
     and gives nothing."""
     return _ours(setting, setting.quick)
+
+
+def pruner_none(setting: Setting) -> Callable[[], object]:
+    """With drafts that nothing measured, and a cache of its own."""
+    return _ours(setting, setting.drafts)
 
 
 def metaschedule(setting: Setting) -> Callable[[], object]:
@@ -157,13 +163,14 @@ PREPARE: dict[str, Callable[[Setting], Callable[[], object]]] = {
     "inductor-freezing": _compiled(freezing=True),
     "inductor-max": _compiled(freezing=True, max_autotune=True),
     "metaschedule": metaschedule,
+    "pruner-none": pruner_none,
     "pruner-quick": pruner_quick,
     "pruner": pruner,
 }
 """In the order in which they are prepared: what can crash comes before what takes long."""
 
 FROM_ONNX = ("onnxruntime", "openvino")
-OURS = ("metaschedule", "pruner-quick", "pruner")
+OURS = ("metaschedule", "pruner-none", "pruner-quick", "pruner")
 
 
 def as_tensors(outputs: object) -> object:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 OURS = "pruner"
-QUICK = "pruner-quick"
+EFFORTS = {"pruner-quick": "quick", "pruner-none": "none"}
+"""Contestants of ours beside the one asked for, by what they spend."""
 BASELINE = "inductor"
 PEAK_DRIFT = 0.1
 """Peaks of one row that lie further apart are marked: the machine was not quiet."""
@@ -87,21 +88,22 @@ def ordered(rows: Mapping[str, Row]) -> list[Row]:
 
 
 def by_effort(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Rows with one contestant of ours each: what the quick one did is a row of its own.
+    """Rows with one contestant of ours each: what those of other efforts did are rows of their own.
 
-    It takes the place of a row of the same question that was made alone.
+    They take the place of rows of the same question that were made alone.
     """
     found: dict[str, Row] = {}
     for key, row in rows.items():
         contestants = dict(row.get("contestants", {}))
-        quick = contestants.pop(QUICK, None)
-        if quick is None:
+        beside = {EFFORTS[n]: contestants.pop(n) for n in EFFORTS if n in contestants}
+        if not beside:
             found.setdefault(key, row)
             continue
         found[key] = row | {"contestants": contestants}
         peers = {name: of for name, of in contestants.items() if name != OURS}
-        alone = {"effort": "quick", "contestants": peers | {OURS: quick}}
-        found[f"{key.rpartition('/')[0]}/quick"] = row | alone
+        for effort, ours in beside.items():
+            alone = {"effort": effort, "contestants": peers | {OURS: ours}}
+            found[f"{key.rpartition('/')[0]}/{effort}"] = row | alone
     return found
 
 
@@ -126,7 +128,7 @@ LEGEND = """\
 and the time until the first call was done (export, conversion, compilation, tuning). Inductor's \
 variants share what they compile: the first pays for starting its workers and for common kernels.
 * **inductor** is torch's default; **-freezing** has `freezing`, **-max** also `max_autotune`.
-* **vs**: how many times faster pruner is. The best peer is the fastest of all others. Both \
+* **vs**: how many times faster pruner is. The best peer is the fastest of all others. All \
 efforts of a network are contestants of one contest, with caches of their own.
 * **of peak**: FLOPs of the network by torch's counter, over pruner's median, over the FMA peak of \
 a register-only loop, the highest of before, between (in turns) and after. `~`: those lie more \

@@ -118,8 +118,9 @@ def _compete(contest: Contest, time_limit_s: float, folder: Path) -> dict[str, A
     # Caches of the row's own where none was asked for: what tuning takes is part of the answer.
     ours = {"cache_dir": str(folder / "pruner")} | contest.options
     quick = contest.quick | {"cache_dir": ours["cache_dir"] + "-quick"}
+    drafts = contest.drafts | {"cache_dir": ours["cache_dir"] + "-none"}
     stock = contest.stock | {"cache_dir": ours["cache_dir"] + "-stock"}
-    contest = replace(contest, options=ours, quick=quick, stock=stock)
+    contest = replace(contest, options=ours, quick=quick, drafts=drafts, stock=stock)
     while True:
         row = launch(
             contest, time_limit_s=time_limit_s, environment=caches, module="benchmarks.contest"
@@ -146,9 +147,9 @@ def _threads(options: argparse.Namespace) -> int:
 
 
 def _contestants(options: argparse.Namespace) -> tuple[str, ...]:
-    """Effort ``quick`` takes part once."""
+    """An effort takes part once."""
     chosen: tuple[str, ...] = options.peers
-    return tuple(n for n in chosen if n != "pruner-quick" or options.effort != "quick")
+    return tuple(name for name in chosen if name != f"pruner-{options.effort}")
 
 
 def _of_papers() -> list[str]:
@@ -168,6 +169,7 @@ def _plans(options: argparse.Namespace) -> list[Plan]:
             layers=options.layers if models.NETWORKS[name].depth else None,
             options=ours,
             quick={"effort": "quick"},
+            drafts={"effort": "none"},
             stock={
                 "effort": "full",
                 "strategy": "metaschedule",
@@ -190,10 +192,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peers",
         type=peer_names,
-        default=tuple(name for name in PREPARE if name != "metaschedule"),
+        default=tuple(name for name in PREPARE if name not in ("metaschedule", "pruner-none")),
         metavar="NAME,...",
-        help=f"pruner and these of {', '.join(PREPARE)}; pruner-quick has the default effort, and"
-        " a cache directory beside the one given",
+        help=f"pruner and these of {', '.join(PREPARE)}; pruner-quick has the default effort,"
+        " pruner-none drafts alone, with cache directories beside the one given",
     )
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--batch", type=int, default=1)

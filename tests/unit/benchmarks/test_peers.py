@@ -97,18 +97,20 @@ def test_the_page_groups_networks_and_gives_every_reason() -> None:
     assert "* VIT, openvino: crash: SIGSEGV: boom" in text
 
 
-def test_the_quick_contestant_is_a_row_of_its_own() -> None:
+def test_contestants_of_other_efforts_are_rows_of_their_own() -> None:
     row = _row("vit", eager=0.4, openvino=0.3, pruner=0.1)
     row["contestants"]["pruner-quick"] = _row("vit", pruner=0.2)["contestants"]["pruner"]
+    row["contestants"]["pruner-none"] = _row("vit", pruner=0.25)["contestants"]["pruner"]
     before = _row("vit", eager=9.0, pruner=1.0) | {"effort": "quick"}
     for rows in ({"n/full": row, "n/quick": before}, {"n/quick": before, "n/full": row}):
         found = peer_table.by_effort(rows)
-        assert set(found) == {"n/full", "n/quick"}
-        full, quick = found["n/full"], found["n/quick"]
-        assert peer_table.faster_than(full, peer_table.best_peer(full)) == pytest.approx(3)
-        assert peer_table.faster_than(quick, peer_table.best_peer(quick)) == pytest.approx(1.5)
-        assert quick["effort"] == "quick"
-        assert "pruner-quick" not in {*full["contestants"], *quick["contestants"]}
+        assert set(found) == {"n/full", "n/quick", "n/none"}
+        for effort, times in (("full", 3.0), ("quick", 1.5), ("none", 1.2)):
+            alone = found[f"n/{effort}"]
+            best = peer_table.best_peer(alone)
+            assert peer_table.faster_than(alone, best) == pytest.approx(times)
+            assert alone.get("effort", "full") == effort
+            assert not {"pruner-quick", "pruner-none"} & {*alone["contestants"]}
     assert peer_table.by_effort({"n/quick": before}) == {"n/quick": before}
 
 
@@ -177,9 +179,10 @@ class TestRows:
         command = ["--networks", "dcgan", "--peers", "eager", "--effort", "full"]
         for given in ([], ["--cache-dir", str(tmp_path / "cache")]):
             peers.main([*command, *given, "--force", "--data", str(tmp_path / "d")])
-            ours, quick = launched[-1].options, launched[-1].quick
-            assert (ours["effort"], quick["effort"]) == ("full", "quick")
-            assert ours["cache_dir"] != quick["cache_dir"]
+            job = launched[-1]
+            ours, quick = job.options, job.quick
+            assert [o["effort"] for o in (ours, quick, job.drafts)] == ["full", "quick", "none"]
+            assert len({o["cache_dir"] for o in (ours, quick, job.drafts)}) == 3
             assert given == [] or ours["cache_dir"] == given[-1]
         (row,) = json.loads((tmp_path / "d").read_text())["rows"].values()
         assert "cache_dir" not in {*row["settings"]["options"], *row["settings"]["quick"]}
