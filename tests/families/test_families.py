@@ -124,9 +124,9 @@ def test_other_processes_have_to_find_the_class() -> None:
 
 def test_a_kernel_of_a_family_that_is_not_used_here_is_a_miss(toy) -> None:
     config = Config.from_options()
-    assert kernels._usable(Candidate("toy", (("par", 0),)), config)
+    assert kernels.usable(Candidate("toy", (("par", 0),)), config)
     families.drop_family(toy)
-    assert not kernels._usable(Candidate("toy", (("par", 0),)), config)
+    assert not kernels.usable(Candidate("toy", (("par", 0),)), config)
 
 
 def test_workers_build_what_the_parent_uses_and_no_longer_what_it_dropped(toy) -> None:

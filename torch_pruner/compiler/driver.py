@@ -33,14 +33,7 @@ from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
 from torch_pruner.graph.int4 import keep_groups, quantize_weights4
 from torch_pruner.graph.long_rows import in_parts
-from torch_pruner.graph.memory import (
-    CHECKSUMS,
-    COPIES,
-    MASKS,
-    KernelCall,
-    MemoryPlan,
-    plan_memory,
-)
+from torch_pruner.graph.memory import CHECKSUMS, COPIES, KernelCall, MemoryPlan, plan_memory
 from torch_pruner.graph.narrow import keep_narrow
 from torch_pruner.graph.neighbours import calls_together
 from torch_pruner.graph.precision import allow_fast, allow_tf32
@@ -59,7 +52,7 @@ if TYPE_CHECKING:
     from torch_pruner.codegen.build.load import Entry
     from torch_pruner.compiler.choice import Choice
     from torch_pruner.compiler.context import Context
-    from torch_pruner.compiler.toolchain import Toolchain
+    from torch_pruner.compiler.toolchain import Kept, Toolchain
     from torch_pruner.compiler.vendor import Vendor
     from torch_pruner.config import Config
     from torch_pruner.graph.attention import Takes
@@ -94,6 +87,7 @@ class Compiler:
     may_tune: bool = True  # else ``CacheMiss`` for what would have to be
     elsewhere: bool = False  # whether another process can do it
     runs_first: bool = False  # whether a worker runs kernels before this process loads them
+    scratch: Kept | None = None  # has what is built only to be looked at: the store keeps none
 
     @property
     def approximates(self) -> bool:
@@ -180,8 +174,8 @@ class Compiler:
         chosen = self._choices(lowered, graph, inputs, outputs)
         choices = self._kept(lowered, dict(chosen), held)
         if (checks := self.checks()) is None:
-            return self._linked(lowered, choices)
-        made = checks.linked(lowered.tasks, choices, partial(self._linked, lowered))
+            return self.linked(lowered, choices)
+        made = checks.linked(lowered.tasks, choices, partial(self.linked, lowered))
         return replace(made, notes=tuple(checks.notes))
 
     def checks(self) -> Checks | None:
@@ -192,7 +186,7 @@ class Compiler:
         own = (self.config, self.store, self.context)
         return Checks(*own, self.executor, self.vendor, self.timer)
 
-    def _linked(
+    def linked(
         self,
         lowered: Lowered,
         choices: Mapping[str, Choice],
@@ -240,27 +234,6 @@ class Compiler:
             turns[-1].phase if turns else 0,
             choices,
         )
-
-    def masks(self) -> Entry | None:
-        """The entry ``graph.memory.MASKS``, of one library for all graphs; None where the device
-        has none, it may not be built, or cannot be."""
-        if MASKS not in self.toolchain.optional:
-            return None
-        libraries, key = Libraries(self.store, self.toolchain), self.context.graph_key(MASKS, [])
-        self.toolchain.prepare()
-        if (known := libraries.loaded(key, [MASKS])) is not None:
-            return known[0][0]
-        if self.config.on_miss == "error":
-            return None
-        kept, target = KeptKernels(self.store, self.context), self.context.target
-        try:
-            with self.timer.phase("build"):
-                library = self.toolchain.build({}, {MASKS: ()}, 0, target, kept)
-                libraries.publish(key, library, 0)
-                return library.entries()[0]
-        except exc.CompileError as err:
-            log.warning("eager draws masks of dropout: %s", err)
-            return None
 
     def _choices(
         self,
@@ -370,7 +343,8 @@ class Compiler:
             return known[0], None, known[1]
         if self.config.on_miss == "error":
             raise self._no_library(key)
-        self._name_what_is_built(len(lowered.tasks))
+        if self.scratch is None:
+            self._name_what_is_built(len(lowered.tasks))
         with self.timer.phase("build"):
             distinct = lowered.scheduled(choices)
             plan, turns = planned
@@ -383,11 +357,12 @@ class Compiler:
                     names, (s for s in segments if not isinstance(s, int)), strict=True
                 )
             }
-            own = (self.context.target, KeptKernels(self.store, self.context), plan.lines)
+            kept = self.scratch or KeptKernels(self.store, self.context)
+            own = (self.context.target, kept, plan.lines)
             library = self.toolchain.build(distinct, calls, len(plan.slots), *own)
             if checked is not None:
                 checked()
-            digest = libraries.publish(key, library, len(choices))
+            digest = "" if self.scratch else libraries.publish(key, library, len(choices))
             if digest and (known := libraries.loaded(key, names)) is not None:
                 return known[0], None, known[1]
             return list(library.entries()), library.keep, digest

@@ -107,13 +107,13 @@ def look_up(
             entry.trials, entry.effort if _is_tuned(entry) else "none",
         )  # fmt: skip
         choice = _preferred(choice, entry.finalists, task, config)
-        if _usable(choice.candidate, config):
+        if usable(choice.candidate, config):
             found[task.workload] = choice
     return found
 
 
 def _preferred(choice: Choice, finalists: Sequence[Finalist], task: Task, config: Config) -> Choice:
-    return objectives.preferred(choice, finalists, task, config, lambda c: _usable(c, config))
+    return objectives.preferred(choice, finalists, task, config, lambda c: usable(c, config))
 
 
 def _good_enough(entry: KernelEntry, config: Config) -> bool:
@@ -130,7 +130,7 @@ def _is_tuned(entry: KernelEntry) -> bool:
     return entry.source != "untuned"
 
 
-def _usable(candidate: Candidate, config: Config) -> bool:
+def usable(candidate: Candidate, config: Config) -> bool:
     """Whether this process may run what another one found."""
     if not families.knows(candidate.sketch):
         return False
@@ -189,7 +189,7 @@ def _draft(
             ranked = drafts(task)
             predicted_s, candidate = ranked[0]
             alike = tuned.schedule_for(task, predicted_s)
-            alike = alike if alike is not None and _usable(alike, config) else None
+            alike = alike if alike is not None and usable(alike, config) else None
             drafted = Choice(alike or candidate, "untuned")
             finalists = objectives.of_drafts(task, drafted, ranked, config)
             # What runs untuned for now is noted, for ``compiler.seen`` to find.
@@ -215,7 +215,7 @@ def _tune(
     from torch_pruner.tuner.session import TuningSession
 
     keys = {t.workload: context.kernel_key(t.workload) for t in tasks}
-    known = {w: history.of(store, k, lambda c: _usable(c, config)) for w, k in keys.items()}
+    known = {w: history.of(store, k, lambda c: usable(c, config)) for w, k in keys.items()}
     best: dict[str, float] = {}
     trials = {w: len(results) for w, (results, _) in known.items()}
     line = ProgressLine(config.progress, len(tasks))

@@ -44,7 +44,7 @@ def test_what_the_process_may_not_run_is_a_miss(
     """Tile registers are refused by a system that the process that tuned did not run on."""
     monkeypatch.setattr(bf16_tiles, "tiles_allowed", lambda: allowed)
     config = Config.from_options(options={"library": library})
-    assert kernels._usable(Candidate(sketch), config) is usable
+    assert kernels.usable(Candidate(sketch), config) is usable
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ from torch_pruner.codegen.build.kernel_object import KernelObject
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch_pruner.cache import GraphKey, KernelStore
     from torch_pruner.compiler.context import Context
+    from torch_pruner.compiler.toolchain import Kept
     from torch_pruner.task import Scheduled
 
 log = logger(__name__)
@@ -44,6 +47,32 @@ class KeptKernels:
         if kernel is None:
             return self.context.graph_key(workload, [])
         return self.context.graph_key("kernel", [f"{workload}:{code_of(kernel)}"])
+
+
+class Scratch:
+    """``toolchain.Kept`` of who builds kernels to look at them: those of a store, and in memory
+    what is built beside them, which the store gets when it is ``taken``."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self._made: dict[tuple[str, str], KernelObject] = {}
+
+    def find(self, workload: str, kernel: Scheduled | None) -> KernelObject | None:
+        made = self._made.get(_name(workload, kernel))
+        return made if made is not None else self._kept.find(workload, kernel)
+
+    def keep(self, workload: str, kernel: Scheduled | None, made: KernelObject) -> None:
+        self._made[_name(workload, kernel)] = made
+
+    def taken(self, kernels: Mapping[str, Scheduled]) -> None:
+        """Of what was built in memory, these are no longer looked at only."""
+        for workload, kernel in kernels.items():
+            if (made := self._made.get(_name(workload, kernel))) is not None:
+                self._kept.keep(workload, kernel, made)
+
+
+def _name(workload: str, kernel: Scheduled | None) -> tuple[str, str]:
+    return workload, "" if kernel is None else code_of(kernel)
 
 
 def code_of(kernel: Scheduled) -> str:

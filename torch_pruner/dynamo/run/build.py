@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from torch_pruner import exc
+from torch_pruner.compiler.drawn_masks import masks_entry
 from torch_pruner.devices.openmp import crowded
 from torch_pruner.dynamo.lower.bounds import guarded
 from torch_pruner.dynamo.lower.program import Program, RegionStep
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.driver import Compiler
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import StepCall
+    from torch_pruner.dynamo.lower.tensors import TensorSpec
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
     from torch_pruner.report import Tuning
@@ -100,13 +102,25 @@ def build_graph(
     if fallback == "error" and program.refused:
         first = program.refused[0]
         raise exc.UnsupportedModel(name, f"{first.node}: {first.detail}", "allow fallback='eager'")
-    steps: list[GraphStep] = []
     regions: list[BuiltRegion] = []
     for step in program.steps:
         if isinstance(step.does, RegionStep):
             mine = held_by(step.reads, holds)
             call = built_region(step.does, compiler, device, f"{name}.{len(regions)}", mine)
             regions.append(BuiltRegion(call, step.reads))
+    graph = joined(program, regions, compiler, device, fallback)
+    return BuiltGraph(graph, program, tuple(regions))
+
+
+def joined(
+    program: Program,
+    regions: Sequence[BuiltRegion],
+    compiler: Compiler,
+    device: Device,
+    fallback: str,
+) -> GraphCall:
+    """The call of ``program`` whose regions were compiled as ``regions``, in order."""
+    steps: list[GraphStep] = []
     made = iter(regions)
     drawer = _drawer(program, compiler) if fallback == "eager" and regions else None
     for step in program.steps:
@@ -118,8 +132,7 @@ def build_graph(
             if device.host_memory and program.regions and crowded() and is_light(step.does):
                 run = SmallOnOneThread(run)
         steps.append(GraphStep(run, step.reads, step.writes, step.dead, named))
-    graph = GraphCall(steps, program.n_values, program.constants, program.outputs)
-    return BuiltGraph(graph, program, tuple(regions))
+    return GraphCall(steps, program.n_values, program.constants, program.outputs)
 
 
 def _drawer(program: Program, compiler: Compiler) -> MaskDrawer | None:
@@ -127,7 +140,7 @@ def _drawer(program: Program, compiler: Compiler) -> MaskDrawer | None:
     eager = (step.does for step in program.steps if not isinstance(step.does, RegionStep))
     if not any(draws(does) for does in eager):
         return None
-    entry = compiler.masks()
+    entry = masks_entry(compiler)
     return None if entry is None else MaskDrawer(entry)
 
 
@@ -173,14 +186,9 @@ def built_region(
     graph, orders, narrow = as_narrow(region.graph, lie, compiler, holds)
     held = layouts_held() if compiler.config.weights == "frozen" else ()
     compiled = compiler.compile(graph, orders, [s.order for s in region.outputs], held)
-    nodes = region.graph.nodes
-    static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
-    if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
-        static = []
-    inputs = [replace(s, order=o) for s, o in zip(region.inputs, orders, strict=True)]
-    specs = (inputs, region.outputs)
     if not narrow:
-        return RegionCall(name, compiled, *specs, static, device)
+        return plain_call(region, compiled, device, name)
+    specs, static = _ends(region, orders, compiled)
     # In the middle of a run nobody waits for tuning.
     later = compiler.config.replace(on_miss="fallback", time_budget_s=None)
     anew = partial(built_region, region, replace(compiler, config=later), device, name)
@@ -192,6 +200,26 @@ def built_region(
         name, compiled, *specs, static, device, narrow, region.graph, build,
         Fallback(name, compiler.config),
     )  # fmt: skip
+
+
+def plain_call(
+    region: RegionStep, compiled: CompiledGraph, device: Device, name: str
+) -> RegionCall:
+    """The call of a region that was compiled as it is."""
+    specs, static = _ends(region, [s.order for s in region.inputs], compiled)
+    return RegionCall(name, compiled, *specs, static, device)
+
+
+def _ends(
+    region: RegionStep, orders: Sequence[Order], compiled: CompiledGraph
+) -> tuple[tuple[Sequence[TensorSpec], Sequence[TensorSpec]], list[int]]:
+    """What goes in, in these memory orders, and comes out; and which inputs rarely change."""
+    nodes = region.graph.nodes
+    static = [k for k, i in enumerate(region.graph.inputs) if nodes[i].attr("static")]
+    if compiled.weights == "live":  # what does not lie as kernels want it is copied at every call
+        static = []
+    inputs = [replace(s, order=o) for s, o in zip(region.inputs, orders, strict=True)]
+    return (inputs, region.outputs), static
 
 
 def eager_call(module: fx.GraphModule, fallback: str) -> StepCall:

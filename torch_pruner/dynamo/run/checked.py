@@ -93,6 +93,7 @@ class CheckedCall(FirstCall):
         if error is None:
             self._settle()
             self._on_match()
+            self._improve(values)
         elif self._strict:
             self._failed(error)
             raise error

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_pruner import exc
 from torch_pruner.compiler.remembered import verdicts
 from torch_pruner.dynamo.lower import serialization
-from torch_pruner.dynamo.run import cuda_graphs, reports
+from torch_pruner.dynamo.run import cuda_graphs, network_finals, reports
 from torch_pruner.dynamo.run.build import build_graph
 from torch_pruner.dynamo.run.checked import (
     FAST_BOUND,
@@ -20,6 +20,8 @@ from torch_pruner.dynamo.run.checked import (
     run_eager,
 )
 from torch_pruner.dynamo.run.first_call import FirstCall
+from torch_pruner.dynamo.run.network_finals import NetworkFinals
+from torch_pruner.log import logger
 
 if TYPE_CHECKING:
     import weakref
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.run.takeover import Takeover
     from torch_pruner.log import PhaseTimer
     from torch_pruner.report import GraphReport
+
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +79,8 @@ class Finishing:
     def finished(self, config: Config, timer: PhaseTimer) -> Finished:
         """The call, whose first result is compared with eager's."""
         graph, device = self.graph, self.device
-        compiler = device.compiler(config, timer)
+        finals_s = self._finals_s(config)
+        compiler = device.compiler(network_finals.leaving(config, finals_s), timer)
         with timer.phase("lower"):
             built = build_graph(
                 self.program, compiler, device, fallback=config.fallback, name=graph.label,
@@ -88,8 +93,22 @@ class Finishing:
             call = cuda_graphs.recorded_or_not(built, kind, device, graph.label)
         if built.compiled:
             first = _FirstResult(graph.label, built, self.blob, compiler, device, config)
-            call = first.watched(graph.gm, call)
+            call = watched = first.watched(graph.gm, call)
+            if finals_s and compiler.tunings:
+                limit_s = network_finals.limited(finals_s, timer.elapsed_s)
+                own = (self.program, built, compiler, device, graph.label, limit_s)
+                watched.then(partial(first.faster, graph.gm, NetworkFinals(*own)))
         return Finished(call, report)
+
+    def _finals_s(self, config: Config) -> float:
+        """For how long kernels are judged inside the graph, when it was called."""
+        graph = self.graph
+        if graph.takeover is not None:
+            return 0.0
+        writes = bool(graph.metadata.mutated)
+        return network_finals.seconds_for(
+            config, graph.gm, self.program, self.device, writes=writes
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +125,25 @@ class _FirstResult:
     device: Device
     config: Config
 
-    def watched(self, gm: fx.GraphModule, call: BoxedCall) -> BoxedCall:
+    def faster(
+        self, gm: fx.GraphModule, finals: NetworkFinals, values: Sequence[RuntimeValue]
+    ) -> BoxedCall | None:
+        """The call of the graph with kernels that make it faster, compared as this one was."""
+        timer = self.compiler.timer
+        try:
+            with timer.phase("measure"):
+                built = finals.faster(values)
+            if built is None:
+                return None
+            better = replace(self, built=built, config=self.config.replace(strict=True))
+            better.watched(gm, built.call)(list(values))
+        except Exception as err:  # the user's call has its result already
+            log.warning("%s: its kernels stay as they are: %s", self.label, err)
+            return None
+        reports.renew(built.report(self.label, dict(timer.seconds), self.compiler.tunings))
+        return built.call
+
+    def watched(self, gm: fx.GraphModule, call: BoxedCall) -> FirstCall:
         """``call``; its first result is compared, unless that was done already.
 
         Eager takes over if the first call fails.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Generators = tuple[torch.Tensor, torch.Tensor | None]
     Eager = Callable[[Sequence[RuntimeValue]], list[RuntimeValue]]
+    Improve = Callable[[Sequence[RuntimeValue]], BoxedCall | None]
 
 log = logger(__name__)
 
@@ -53,6 +54,7 @@ class FirstCall:
         self._failed, self._device = failed, device
         self._lock = threading.Lock()
         self._settled = False
+        self._improved: Improve | None = None
 
     if TYPE_CHECKING:
 
@@ -79,6 +81,7 @@ class FirstCall:
             error = err
         else:
             self._settle()
+            self._improve(values)
             return got
         self._rewind(state)
         assert self._eager is not None
@@ -118,6 +121,17 @@ class FirstCall:
         """The compiled graph is good."""
         self._now, self._eager = self._call, None
         self._settled = True
+
+    def then(self, improved: Improve) -> None:
+        """``improved`` is given the inputs of the first call when that went well, and returns what
+        is called from then on, or None. It raises nothing."""
+        self._improved = improved
+
+    def _improve(self, values: Sequence[RuntimeValue]) -> None:
+        improved, self._improved = self._improved, None
+        call = None if improved is None else improved(values)
+        if call is not None:
+            self._call = self._now = call
 
     def _give_up(self, error: Exception) -> None:
         """Eager runs from now on."""

@@ -1,0 +1,204 @@
+"""The last stage of tuning: kernels are judged inside the network, by whole calls.
+
+After the first call of a graph that was just tuned at full effort, programs with other schedules
+take turns with the one that is there, on the inputs of that call. What makes the graph faster is
+kept and stored. Nothing else is: a program that wins has to win once more in the end.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_pruner.compiler.rivals import Rivals, settle
+from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion, joined, plain_call
+from torch_pruner.dynamo.run.checked import may_draw
+from torch_pruner.dynamo.run.runtime import RegionCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import fx
+
+    from torch_pruner.compiler.compiled import CompiledGraph
+    from torch_pruner.compiler.driver import Compiler
+    from torch_pruner.compiler.rivals import Choices
+    from torch_pruner.config import Config
+    from torch_pruner.devices.base import Device
+    from torch_pruner.dynamo.lower.calls import RuntimeValue
+    from torch_pruner.dynamo.lower.program import Program, RegionStep
+
+    Run = Callable[[], object]
+
+SHARE = 0.2  # of a time budget
+MOST_S = 60.0
+SHORT_S = 10.0
+TURN_S = 3e-3  # that a turn is timed at least
+ROUNDS = 15
+LEAST = 5  # rounds before the slower one is sent home
+AHEAD = 0.99  # times the incumbent's: what gains less is not told from chance
+USUALLY = 0.75  # of the rounds
+RACE = 4 * ROUNDS  # calls of a race that goes to its end, where one call is a turn
+BUILD_S = 0.5  # that a kernel is expected to take, until one was built
+
+
+def seconds_for(
+    config: Config, gm: fx.GraphModule, program: Program, device: Device, *, writes: bool
+) -> float:
+    """How long kernels of a graph may be judged inside it; 0 for not at all.
+
+    They are where a search at full effort may have left something open, and where calling the graph
+    again does no harm: it ``writes`` into no input and draws no numbers.
+    """
+    wanted = config.effort == "full" and config.on_miss == "tune" and config.objective == "latency"
+    if not wanted or not device.host_memory or device.builds_only:
+        return 0.0
+    # Originals that nobody reads any more may be freed; steps of inductor's are compiled each time.
+    if config.weights == "frozen" or config.fallback == "inductor":
+        return 0.0
+    if writes or not program.regions or may_draw(gm) or _writes(gm):
+        return 0.0
+    budget = config.budget
+    if 0 in (budget.trials, budget.trials_per_task):
+        return 0.0
+    return MOST_S if budget.time_s is None else min(SHARE * budget.time_s, MOST_S)
+
+
+def limited(seconds: float, spent_s: float) -> float:
+    """``seconds``, but no more than all before took, if that was not short."""
+    return min(seconds, max(spent_s, SHORT_S))
+
+
+def leaving(config: Config, seconds: float) -> Config:
+    """``config`` whose search leaves so much of the time that was asked for."""
+    given = config.time_budget_s
+    return config if given is None else config.replace(time_budget_s=given - seconds)
+
+
+def _writes(gm: fx.GraphModule) -> bool:
+    ops = (n.target for n in gm.graph.nodes if n.op == "call_function")
+    return any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in ops)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetworkFinals:
+    """A graph that was built and ran once, and what it takes to build it with other kernels."""
+
+    program: Program
+    built: BuiltGraph
+    compiler: Compiler
+    device: Device
+    label: str
+    limit_s: float
+    clock: Callable[[], float] = time.perf_counter
+
+    def faster(self, args: Sequence[RuntimeValue]) -> BuiltGraph | None:
+        """The graph with the kernels that make it faster, called with ``args``; None: none do.
+
+        Raises ``CompileError``.
+        """
+        begin, now = self.clock(), self.built
+        with torch.no_grad():
+            race_s = RACE * _turn(_run_of(now, args), 1, self.clock)
+        ends = begin + self.limit_s - race_s  # the last race
+        changed: list[tuple[int, Rivals, Choices]] = []
+        for position, region in enumerate(self.program.regions):
+            rivals = self._rivals(position, region) if self.clock() < ends else None
+            if rivals is not None:
+                now, choices = self._settled(now, position, rivals, args, ends - race_s)
+                if choices != rivals.chosen:
+                    changed.append((position, rivals, choices))
+        # The best of several was lucky, too: it has to be faster at another moment.
+        if not changed or not self._wins(now, self.built, args):
+            return None
+        for position, rivals, choices in changed:
+            now = self._with(now, position, rivals.keep(choices))
+        return now
+
+    def _rivals(self, position: int, region: RegionStep) -> Rivals | None:
+        call = self.built.regions[position].call
+        if type(call) is not RegionCall:  # one of narrow copies is another graph
+            return None
+        orders = ([s.order for s in region.inputs], [s.order for s in region.outputs])
+        return Rivals.of(self.compiler, region.graph, *orders, call.compiled.choices)
+
+    def _settled(
+        self,
+        now: BuiltGraph,
+        position: int,
+        rivals: Rivals,
+        args: Sequence[RuntimeValue],
+        ends: float,
+    ) -> tuple[BuiltGraph, Choices]:
+        """``now``, or the same with other kernels in the region at ``position``; its choices.
+
+        No race begins after ``ends``, as far as can be told.
+        """
+        incumbent, build_s = now, BUILD_S
+
+        def wins(other: Choices, _: Choices) -> bool:
+            nonlocal incumbent, build_s
+            begin, count = self.clock(), rivals.unbuilt(other)
+            rival = self._with(incumbent, position, rivals.compiled(other))
+            if count:
+                build_s = (self.clock() - begin) / count
+            if not self._wins(rival, incumbent, args):
+                return False
+            incumbent = rival
+            return True
+
+        def affordable(other: Choices) -> bool:
+            return self.clock() + rivals.unbuilt(other) * build_s <= ends
+
+        choices = settle(rivals, wins, affordable)
+        return incumbent, choices
+
+    def _with(self, built: BuiltGraph, position: int, compiled: CompiledGraph) -> BuiltGraph:
+        """``built`` with another program in one of its regions."""
+        regions, own = list(built.regions), f"{self.label}.{position}"
+        call = plain_call(self.program.regions[position], compiled, self.device, own)
+        regions[position] = BuiltRegion(call, regions[position].reads)
+        fallback = self.compiler.config.fallback
+        joint = joined(self.program, regions, self.compiler, self.device, fallback)
+        return BuiltGraph(joint, self.program, tuple(regions))
+
+    def _wins(self, rival: BuiltGraph, incumbent: BuiltGraph, args: Sequence[RuntimeValue]) -> bool:
+        with torch.no_grad():
+            return wins(_run_of(rival, args), _run_of(incumbent, args), self.clock)
+
+
+def _run_of(built: BuiltGraph, args: Sequence[RuntimeValue]) -> Run:
+    return lambda: built.call(list(args))
+
+
+def wins(rival: Run, incumbent: Run, clock: Callable[[], float] = time.perf_counter) -> bool:
+    """Whether ``rival`` takes less time, by more than chance and in most turns.
+
+    They take turns; each is called once untimed first, so that it finds its own in the caches. One
+    that is not ahead after a few rounds is not given more.
+    """
+    rival()  # packs what it reads packed
+    calls = max(1, math.ceil(TURN_S / max(_turn(incumbent, 1, clock), 1e-9)))
+    ratios: list[float] = []
+    for k in range(ROUNDS):
+        first, second = (rival, incumbent) if k % 2 else (incumbent, rival)
+        times = {run: _turn(run, calls, clock) for run in (first, second)}
+        ratios.append(times[rival] / times[incumbent])
+        if k + 1 >= LEAST and statistics.median(ratios) > 1.0:
+            return False
+    ahead = sum(ratio < 1.0 for ratio in ratios)
+    return statistics.median(ratios) <= AHEAD and ahead >= USUALLY * ROUNDS
+
+
+def _turn(run: Run, calls: int, clock: Callable[[], float]) -> float:
+    """Seconds of a call."""
+    run()
+    begin = clock()
+    for _ in range(calls):
+        run()
+    return (clock() - begin) / calls
