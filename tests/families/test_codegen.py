@@ -12,6 +12,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.families.contraction import emit as contraction
 from torch_pruner.families.contraction.form import ContractionDecisions
+from torch_pruner.families.rows.form import parted_axis
 from torch_pruner.graph.contraction import constant_operand, contraction_of, is_widened
 from torch_pruner.graph.ir import Graph, GraphBuilder
 
@@ -153,11 +154,29 @@ def test_a_panel_of_one_tile_is_fetched_as_a_stream() -> None:
     assert len(re.findall(r"call void @llvm\.prefetch", text)) == 4 * 2
 
 
+@pytest.mark.parametrize("apart", [0, 1])
 @pytest.mark.parametrize("width", [512, 197, 5])
 @pytest.mark.parametrize("make", [K.layer_norm, K.softmax])
-def test_rows(make: Any, width: int) -> None:
+def test_rows(make: Any, width: int, apart: int) -> None:
     spec = make((2, 9, width))
-    outputs, expected, _ = K.run(spec, "rows", {"vl": 16, "lanes": 4, "chunk": 4, "par": 1})
+    decisions = {"vl": 16, "lanes": 4, "chunk": 4, "par": 1, "apart": apart}
+    outputs, expected, _ = K.run(spec, "rows", decisions)
+    assert K.error(outputs, expected) < 1e-5
+
+
+@pytest.mark.parametrize(("shape", "axes", "place"), [
+    ((8, 6, 41), (1, 2), None), ((3, 8, 41), (1, 2), 0), ((4, 5, 3, 64), (0, 1, 3), 0),
+    ((3, 5, 64), (1, 2), 1), ((12, 40), (0, 1), 0), ((7, 256), (1,), 0), ((7, 250), (1,), None),
+])  # fmt: skip
+def test_parts_of_a_row_side_by_side(
+    shape: tuple[int, ...], axes: tuple[int, ...], place: int | None
+) -> None:
+    b = GraphBuilder()
+    x = b.input(0, shape, "float32")
+    spec = b.finish([b.reduce("sum", b.pointwise("mul", x, x), axes)])
+    assert parted_axis(spec, 4, 16) == place
+    decisions = {"vl": 16, "lanes": 4, "chunk": 2, "par": 1, "apart": 1}
+    outputs, expected, _ = K.run(spec, "rows", decisions)
     assert K.error(outputs, expected) < 1e-5
 
 
@@ -171,7 +190,7 @@ def _reduction(op: str, axes: tuple[int, ...], dtype: str = "float32") -> Graph:
 @pytest.mark.parametrize("axes", [(0,), (0, 1), (1,), (2,), (1, 2)])
 def test_reductions_both_ways(op: str, axes: tuple[int, ...]) -> None:
     spec = _reduction(op, axes)
-    for sketch, extra in (("columns", {}), ("rows", {"lanes": 2})):
+    for sketch, extra in (("columns", {}), ("rows", {"lanes": 2, "apart": 0})):
         outputs, expected, _ = K.run(spec, sketch, {"vl": 16, "chunk": 8, "par": 1, **extra})
         assert K.error(outputs, expected) < 1e-5
 

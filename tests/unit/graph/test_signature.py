@@ -73,7 +73,7 @@ def test_rows_keep_what_is_read_again() -> None:
     x = b.input(0, (6, 8), "float32")
     e = b.pointwise("exp", x)
     spec = b.finish([b.pointwise("div", e, b.reduce("sum", e, (1,), keepdim=True))])
-    parallel = {"vl": 4, "lanes": 1, "chunk": 4, "par": 1}
+    parallel = {"vl": 4, "lanes": 1, "chunk": 4, "par": 1, "apart": 0}
     assert row_tasks(spec, RowsDecisions(**parallel)) == (4, 2)
     assert signature(spec, "rows", parallel).scratch == (BufferSpec((2, 8), "float32"),)
     serial = {**parallel, "par": 0}

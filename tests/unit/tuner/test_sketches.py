@@ -127,7 +127,7 @@ _NAMES = {
     "lane_per_row": "vl nv par",
     "outer_products": "vl tm nv mc order ku par kb",
     "planar": "vl tm nv ln rp mc par",
-    "rows": "vl lanes chunk par",
+    "rows": "vl lanes chunk par apart",
     "winograd": "vl tm nv tb mc nc ku ahead par",
     "winograd4": "vl tm nv tb mc nc ku ahead par",
 }

@@ -32,7 +32,7 @@ from torch_pruner.codegen.tir.reader import (
     unlinear,
 )
 from torch_pruner.codegen.tir.values import load, store
-from torch_pruner.families.rows.form import row_tasks
+from torch_pruner.families.rows.form import parted_axis, row_tasks
 from torch_pruner.graph.extents import unspecified
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.rows import RowDomain, full_node, row_domain
@@ -53,6 +53,7 @@ class _Row:
     outputs: dict[int, Buffer]
     vl: int
     lanes: int  # independent vector accumulators
+    parted: int | None  # the axis of a row of which each of these has a part of its own
     kept: dict[int, Buffer]  # one row of scratch per parallel task
     task: Expr
     ready: set[int]
@@ -77,6 +78,7 @@ def emit(spec: Graph, decisions: RowsDecisions[int], signature: Signature) -> Em
         dict(zip(spec.outputs, outputs, strict=True)),
         decisions.vl,
         decisions.lanes,
+        parted_axis(spec, decisions.lanes, decisions.vl) if decisions.apart else None,
         kept,
         imm(0),
         set(),
@@ -160,6 +162,53 @@ def _sweep(
     return seq(parts)
 
 
+def _sweep_apart(
+    extents: tuple[int, ...],
+    parted: int,
+    vl: int,
+    width: int,
+    element: Callable[[Index, Expr], Stmt],
+) -> Stmt:
+    """Whole rows, ``width`` parts of the axis ``parted`` side by side, a vector of each.
+
+    A core follows several streams of memory at once, and one of them stops at every page.
+    """
+    *outer, last = extents
+    parts = [e // width if a == parted else e for a, e in enumerate(extents)]
+
+    def at(index: Index, u: Expr) -> Index:
+        return tuple(i + u * parts[a] if a == parted else i for a, i in enumerate(index))
+
+    def nested(prefix: Index) -> Stmt:
+        if len(prefix) < len(outer):
+            return loop(parts[len(prefix)], lambda r: nested((*prefix, r)), name="r")
+        vectors = parts[-1] // vl
+
+        def step(o: Expr) -> Stmt:
+            def vector(u: Expr) -> Stmt:
+                def lane(v: Expr) -> Stmt:
+                    return element(at((*prefix, o * vl + v), u), u * vl + v)
+
+                return loop(vl, lane, VECTORIZED, "v")
+
+            return loop(width, vector, UNROLLED, "u")
+
+        done = vectors * vl
+        found = [loop(vectors, step, name="k")] if vectors else []
+        if last > done and parted < len(outer):
+
+            def rest(e: Expr) -> Stmt:
+                def one(u: Expr) -> Stmt:
+                    return element(at((*prefix, done + e), u), imm(0))
+
+                return loop(width, one, name="u")
+
+            found.append(loop(last - done, rest, name="e"))
+        return seq(found)
+
+    return nested(())
+
+
 def _pass(
     state: _Row, row: Index, roots: list[int], body: Callable[[Index, Expr], list[Stmt]], width: int
 ) -> Stmt:
@@ -193,7 +242,10 @@ def _pass(
             return _sweep(prefix, last, state.vl, width, element)
         return loop(rest[0], lambda r: nested((*prefix, r), rest[1:]), name="r")
 
-    result = nested((), tuple(outer))
+    if state.parted is not None and width > 1:
+        result = _sweep_apart(width_shape, state.parted, state.vl, width, element)
+    else:
+        result = nested((), tuple(outer))
     for k in fresh:  # later passes read what this one kept
         state.reader.overrides[k] = kept(state.kept[k])
         state.ready.add(k)

@@ -20,6 +20,18 @@ class RowsDecisions(NamedTuple, Generic[N]):
     lanes: N  # vectors that accumulate side by side
     chunk: N  # rows of a parallel task
     par: N  # 1: tasks in parallel
+    apart: N  # 1: these vectors are of so many parts of a row
+
+
+def parted_axis(spec: Graph, lanes: int, vl: int) -> int | None:
+    """Which of a row's axes, by its place among them, is divided into ``lanes`` parts that vectors
+    read side by side: the outermost that can be. None: none can."""
+    domain = row_domain(spec)
+    *outer, last = (domain.shape[a] for a in domain.axes)
+    for place, extent in enumerate(outer):
+        if extent % lanes == 0:
+            return place
+    return len(outer) if last % (lanes * vl) == 0 else None
 
 
 def row_tasks(spec: Graph, decisions: RowsDecisions[int]) -> tuple[int, int]:
