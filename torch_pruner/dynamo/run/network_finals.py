@@ -19,6 +19,7 @@ from torch_pruner.compiler.rivals import Rivals, settle
 from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion, joined, plain_call
 from torch_pruner.dynamo.run.checked import may_draw
 from torch_pruner.dynamo.run.runtime import RegionCall
+from torch_pruner.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.lower.program import Program, RegionStep
 
     Run = Callable[[], object]
+
+log = logger(__name__)
 
 SHARE = 0.2  # of a time budget
 MOST_S = 60.0
@@ -114,7 +117,11 @@ class NetworkFinals:
                 if choices != rivals.chosen:
                     changed.append((position, rivals, choices))
         # The best of several was lucky, too: it has to be faster at another moment.
-        if not changed or not self._wins(now, self.built, args):
+        kept = bool(changed) and self._wins(now, self.built, args)
+        count = sum(_differ(rivals.chosen, choices) for _, rivals, choices in changed)
+        seconds, verdict = self.clock() - begin, "kept" if kept else "not kept"
+        log.info("%s: %d kernels changed after %.1f s, %s", self.label, count, seconds, verdict)
+        if not kept:
             return None
         for position, rivals, choices in changed:
             now = self._with(now, position, rivals.keep(choices))
@@ -147,6 +154,8 @@ class NetworkFinals:
             rival = self._with(incumbent, position, rivals.compiled(other))
             if count:
                 build_s = (self.clock() - begin) / count
+            differ = _differ(rivals.chosen, other)
+            log.debug("%s: %d other kernels, %d built now", self.label, differ, count)
             if not self._wins(rival, incumbent, args):
                 return False
             incumbent = rival
@@ -172,6 +181,10 @@ class NetworkFinals:
             return wins(_run_of(rival, args), _run_of(incumbent, args), self.clock)
 
 
+def _differ(one: Choices, other: Choices) -> int:
+    return sum(one[w].candidate != other[w].candidate for w in one)
+
+
 def _run_of(built: BuiltGraph, args: Sequence[RuntimeValue]) -> Run:
     return lambda: built.call(list(args))
 
@@ -190,9 +203,10 @@ def wins(rival: Run, incumbent: Run, clock: Callable[[], float] = time.perf_coun
         times = {run: _turn(run, calls, clock) for run in (first, second)}
         ratios.append(times[rival] / times[incumbent])
         if k + 1 >= LEAST and statistics.median(ratios) > 1.0:
-            return False
-    ahead = sum(ratio < 1.0 for ratio in ratios)
-    return statistics.median(ratios) <= AHEAD and ahead >= USUALLY * ROUNDS
+            break
+    middle, ahead = statistics.median(ratios), sum(ratio < 1.0 for ratio in ratios)
+    log.debug("%.3f of the time, ahead in %d of %d rounds", middle, ahead, len(ratios))
+    return middle <= AHEAD and ahead >= USUALLY * ROUNDS
 
 
 def _turn(run: Run, calls: int, clock: Callable[[], float]) -> float:
