@@ -41,12 +41,13 @@ log = logger(__name__)
 SHARE = 0.2  # of a time budget
 MOST_S = 60.0
 SHORT_S = 10.0
-TURN_S = 3e-3  # that a turn is timed at least
+TURN_S = 2e-2  # that the calls of a turn take, of which the least counts
+WARM = 3  # calls before the first round: the first packs, and the next look at what was packed
 ROUNDS = 15
 LEAST = 5  # rounds before the slower one is sent home
 AHEAD = 0.99  # times the incumbent's: what gains less is not told from chance
 USUALLY = 0.75  # of the rounds
-RACE = 4 * ROUNDS  # calls of a race that goes to its end, where one call is a turn
+RACE = 4 * ROUNDS  # calls of a race that goes to its end, where one call fills a turn
 BUILD_S = 0.5  # that a kernel is expected to take, until one was built
 
 
@@ -192,11 +193,13 @@ def _run_of(built: BuiltGraph, args: Sequence[RuntimeValue]) -> Run:
 def wins(rival: Run, incumbent: Run, clock: Callable[[], float] = time.perf_counter) -> bool:
     """Whether ``rival`` takes less time, by more than chance and in most turns.
 
-    They take turns; each is called once untimed first, so that it finds its own in the caches. One
-    that is not ahead after a few rounds is not given more.
+    They take turns; each is called once untimed first, so that it finds its own in the caches. Of a
+    turn's calls the least counts, since what disturbs one makes it longer. One that is not ahead
+    after a few rounds is not given more.
     """
-    rival()  # packs what it reads packed
-    calls = max(1, math.ceil(TURN_S / max(_turn(incumbent, 1, clock), 1e-9)))
+    for _ in range(WARM):
+        rival()
+    calls = max(1, round(TURN_S / max(_turn(incumbent, 1, clock), 1e-9)))
     ratios: list[float] = []
     for k in range(ROUNDS):
         first, second = (rival, incumbent) if k % 2 else (incumbent, rival)
@@ -210,9 +213,11 @@ def wins(rival: Run, incumbent: Run, clock: Callable[[], float] = time.perf_coun
 
 
 def _turn(run: Run, calls: int, clock: Callable[[], float]) -> float:
-    """Seconds of a call."""
+    """Seconds of the shortest call."""
     run()
-    begin = clock()
+    least = math.inf
     for _ in range(calls):
+        begin = clock()
         run()
-    return (clock() - begin) / calls
+        least = min(least, clock() - begin)
+    return least
