@@ -89,7 +89,7 @@ def graph(function: Callable[..., Any], *args: torch.Tensor) -> torch.fx.GraphMo
     return make_fx(function, tracing_mode="fake")(*args)
 
 
-PROGRAM = cast("Any", SimpleNamespace(regions=[object()]))
+PROGRAM = cast("Any", SimpleNamespace(regions=[object()], steps=[]))
 CPU = cast("Any", SimpleNamespace(host_memory=True, builds_only=False))
 FULL = Config(effort="full")
 
@@ -131,7 +131,9 @@ def test_only_what_a_full_search_chose_for_latency_is_judged_again(change: dict[
 
 def test_no_graph_is_called_again_whose_calls_leave_something() -> None:
     assert seconds(writes=True) == 0.0
-    assert seconds(gm=graph(lambda x: [torch.bernoulli(x)], torch.rand(4))) == 0.0
+    draws = graph(lambda x: [torch.bernoulli(x)], torch.rand(4))
+    program = cast("Any", SimpleNamespace(regions=[object()], steps=[SimpleNamespace(does=draws)]))
+    assert seconds_for(FULL, plain(), program, CPU, writes=False) == 0.0
     assert seconds(gm=graph(lambda x: [x.add_(1)], torch.rand(4))) == 0.0
 
 

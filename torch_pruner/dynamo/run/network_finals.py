@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_pruner.compiler.rivals import Rivals, settle
+from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion, joined, plain_call
 from torch_pruner.dynamo.run.checked import may_draw
 from torch_pruner.dynamo.run.runtime import RegionCall
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import RuntimeValue
-    from torch_pruner.dynamo.lower.program import Program, RegionStep
+    from torch_pruner.dynamo.lower.program import Program
 
     Run = Callable[[], object]
 
@@ -42,7 +43,7 @@ SHARE = 0.2  # of a time budget
 MOST_S = 60.0
 SHORT_S = 10.0
 TURN_S = 2e-2  # that the calls of a turn take, of which the least counts
-WARM = 3  # calls before the first round: the first packs, and the next look at what was packed
+WARM = 5  # calls before the first round: the first packs, and the next look at what was packed
 ROUNDS = 15
 LEAST = 5  # rounds before the slower one is sent home
 AHEAD = 0.99  # times the incumbent's: what gains less is not told from chance
@@ -65,7 +66,9 @@ def seconds_for(
     # Originals that nobody reads any more may be freed; steps of inductor's are compiled each time.
     if config.weights == "frozen" or config.fallback == "inductor":
         return 0.0
-    if writes or not program.regions or may_draw(gm) or _writes(gm):
+    # Attention of eager's may draw. Compiled it does not, as no region does.
+    eager = (s.does for s in program.steps if not isinstance(s.does, RegionStep))
+    if writes or not program.regions or _writes(gm) or any(may_draw(does) for does in eager):
         return 0.0
     budget = config.budget
     if 0 in (budget.trials, budget.trials_per_task):
