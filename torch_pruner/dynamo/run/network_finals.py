@@ -44,11 +44,11 @@ MOST_S = 60.0
 SHORT_S = 10.0
 TURN_S = 2e-2  # that the calls of a turn take, of which the least counts
 WARM = 5  # calls before the first round: the first packs, and the next look at what was packed
-ROUNDS = 15
-LEAST = 5  # rounds before the slower one is sent home
+ROUNDS = 9
+LEAST = 4  # rounds before the slower one is sent home
 AHEAD = 0.99  # times the incumbent's: what gains less is not told from chance
 USUALLY = 0.75  # of the rounds
-RACE = 4 * ROUNDS  # calls of a race that goes to its end, where one call fills a turn
+ROUND = 4  # calls of a round, where one fills a turn
 BUILD_S = 0.5  # that a kernel is expected to take, until one was built
 
 
@@ -111,13 +111,14 @@ class NetworkFinals:
         """
         begin, now = self.clock(), self.built
         with torch.no_grad():
-            race_s = RACE * _turn(_run_of(now, args), 1, self.clock)
-        ends = begin + self.limit_s - race_s  # the last race
+            round_s = ROUND * _turn(_run_of(now, args), 1, self.clock)
+        # Most races are soon decided; the last one, of what won, takes all of its rounds.
+        ends = begin + self.limit_s - round_s * (LEAST + ROUNDS)
         changed: list[tuple[int, Rivals, Choices]] = []
         for position, region in enumerate(self.program.regions):
             rivals = self._rivals(position, region) if self.clock() < ends else None
             if rivals is not None:
-                now, choices = self._settled(now, position, rivals, args, ends - race_s)
+                now, choices = self._settled(now, position, rivals, args, ends)
                 if choices != rivals.chosen:
                     changed.append((position, rivals, choices))
         # The best of several was lucky, too: it has to be faster at another moment.
