@@ -49,7 +49,7 @@ LEAST = 4  # rounds before the slower one is sent home
 AHEAD = 0.99  # times the incumbent's: what gains less is not told from chance
 USUALLY = 0.75  # of the rounds
 ROUND = 4  # calls of a round, where one fills a turn
-BUILD_S = 0.5  # that a kernel is expected to take, until one was built
+LINK_S, BUILD_S = 0.4, 0.1  # of a program, and of each kernel that is built for it
 
 
 def seconds_for(
@@ -151,15 +151,12 @@ class NetworkFinals:
 
         No race begins after ``ends``, as far as can be told.
         """
-        incumbent, build_s = now, BUILD_S
+        incumbent = now
 
         def wins(other: Choices, _: Choices) -> bool:
-            nonlocal incumbent, build_s
-            begin, count = self.clock(), rivals.unbuilt(other)
+            nonlocal incumbent
+            count, differ = rivals.unbuilt(other), _differ(rivals.chosen, other)
             rival = self._with(incumbent, position, rivals.compiled(other))
-            if count:
-                build_s = (self.clock() - begin) / count
-            differ = _differ(rivals.chosen, other)
             log.debug("%s: %d other kernels, %d built now", self.label, differ, count)
             if not self._wins(rival, incumbent, args):
                 return False
@@ -167,7 +164,7 @@ class NetworkFinals:
             return True
 
         def affordable(other: Choices) -> bool:
-            return self.clock() + rivals.unbuilt(other) * build_s <= ends
+            return self.clock() + LINK_S + rivals.unbuilt(other) * BUILD_S <= ends
 
         choices = settle(rivals, wins, affordable)
         return incumbent, choices
