@@ -75,9 +75,9 @@ def test_a_network_trains_with_masks_that_its_program_draws(backend, monkeypatch
 
 def test_few_elements_need_no_library_that_draws(backend, monkeypatch):
     """Eager draws few: sizes are known where it is decided, in graphs of AOTAutograd, too."""
-    from torch_pruner.compiler.driver import Compiler
+    from torch_pruner.dynamo.run import build
 
-    monkeypatch.setattr(Compiler, "masks", lambda self: pytest.fail("asked for"))
+    monkeypatch.setattr(build, "masks_entry", lambda compiler: pytest.fail("asked for"))
     x = torch.ones(8, 16, requires_grad=True)
     torch.manual_seed(3)
     found = backend.compile(lambda x: F.dropout(x, 0.5).exp())(x)
