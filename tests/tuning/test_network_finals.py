@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch_pruner
 from tests.fakes import FakeExecutor
 from torch_pruner import exc
 from torch_pruner.devices.cpu import CpuDevice
-from torch_pruner.dynamo.run import network_finals
+from torch_pruner.dynamo.run import checked, network_finals
 from torch_pruner.task import MeasureResult, MeasureStatus
 
 pytestmark = pytest.mark.tvm
@@ -140,6 +141,29 @@ def test_what_goes_wrong_meanwhile_is_a_warning_and_the_call_goes_on(
     with caplog.at_level(logging.WARNING, "torch_pruner"):
         called(net, options)
     assert "no space is left" in caplog.text
+
+
+def test_what_differs_from_eager_is_never_in_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+    executor: Level,
+    net: nn.Module,
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    judged(monkeypatch, lambda n: True)
+    real, asked = checked.differences, []
+
+    def differences(got: Any, expected: Any) -> list[float]:
+        asked.append(1)
+        return real(got, expected) if len(asked) == 1 else [math.inf] * len(got)
+
+    monkeypatch.setattr(checked, "differences", differences)
+    with caplog.at_level(logging.WARNING, "torch_pruner"):
+        found = digests(called(net, options))
+    assert len(asked) > 1
+    assert "its kernels stay as they are" in caplog.text
+    monkeypatch.setattr(checked, "differences", real)
+    assert digests(called(net, {**options, "on_miss": "error"})) == found
 
 
 def test_quick_effort_ends_with_its_search(

@@ -124,22 +124,34 @@ class _FirstResult:
     compiler: Compiler
     device: Device
     config: Config
+    looked_at: bool = False  # nothing is in the store yet that a comparison says anything of
 
     def faster(
         self, gm: fx.GraphModule, finals: NetworkFinals, values: Sequence[RuntimeValue]
     ) -> BoxedCall | None:
         """The call of the graph with kernels that make it faster, compared as this one was."""
         timer = self.compiler.timer
+
+        def compared(other: BuiltGraph) -> None:
+            config = self.config.replace(strict=True)
+            look = replace(self, built=other, config=config, looked_at=True)
+            look.watched(gm, other.call)(list(values))
+
         try:
             with timer.phase("measure"):
-                built = finals.faster(values)
-            if built is None:
-                return None
-            better = replace(self, built=built, config=self.config.replace(strict=True))
-            better.watched(gm, built.call)(list(values))
-        except Exception as err:  # the user's call has its result already
+                built = finals.faster(values, compared)
+        except (
+            exc.PrunerError,
+            OSError,
+            RuntimeError,
+            ValueError,
+        ) as err:  # the call has its result
             log.warning("%s: its kernels stay as they are: %s", self.label, err)
             return None
+        if built is None:
+            return None
+        if self.config.check == "first-call":
+            replace(self, built=built)._confirm()
         reports.renew(built.report(self.label, dict(timer.seconds), self.compiler.tunings))
         return built.call
 
@@ -168,7 +180,7 @@ class _FirstResult:
         return proof is not None and verdicts.remembered(self.compiler, proof, self.built.compiled)
 
     def _confirm(self) -> None:
-        if self.blob:
+        if self.blob and not self.looked_at:
             proof = proof_of(self.blob)
             verdicts.remember(self.compiler, proof, self.built.compiled, self.label)
 
@@ -177,6 +189,8 @@ class _FirstResult:
 
     def _failed(self, error: Exception) -> None:
         label, compiler = self.label, self.compiler
+        if self.looked_at:
+            return
         if not isinstance(error, exc.ResultMismatch):
             reports.failed(label, f"its first call failed: {type(error).__name__}: {error}")
             return

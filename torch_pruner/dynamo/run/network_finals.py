@@ -104,10 +104,12 @@ class NetworkFinals:
     limit_s: float
     clock: Callable[[], float] = time.perf_counter
 
-    def faster(self, args: Sequence[RuntimeValue]) -> BuiltGraph | None:
+    def faster(
+        self, args: Sequence[RuntimeValue], compared: Callable[[BuiltGraph], None]
+    ) -> BuiltGraph | None:
         """The graph with the kernels that make it faster, called with ``args``; None: none do.
 
-        Raises ``CompileError``.
+        Nothing is kept of what ``compared`` raises for. Raises ``CompileError``.
         """
         begin, now = self.clock(), self.built
         with torch.no_grad():
@@ -128,6 +130,7 @@ class NetworkFinals:
         log.info("%s: %d kernels changed after %.1f s, %s", self.label, count, seconds, verdict)
         if not kept:
             return None
+        compared(now)
         for position, rivals, choices in changed:
             now = self._with(now, position, rivals.keep(choices))
         return now
