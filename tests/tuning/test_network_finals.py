@@ -166,6 +166,29 @@ def test_what_differs_from_eager_is_never_in_the_store(
     assert digests(called(net, {**options, "on_miss": "error"})) == found
 
 
+def test_graphs_of_several_regions_and_steps_of_training_are_judged_too(
+    monkeypatch: pytest.MonkeyPatch, executor: Level, options: dict[str, Any]
+) -> None:
+    races = judged(monkeypatch, lambda n: True)
+    torch.manual_seed(0)
+    w, v = (torch.randn(96, 96, requires_grad=True) for _ in range(2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.matrix_exp((x @ w).relu() / 96) @ v.tanh()
+
+    function = torch.compile(step, backend="pruner", options=options)
+    square = torch.randn(96, 96)
+    for _ in range(3):
+        found = torch.autograd.grad(function(square).sum(), (w, v))
+        wanted = torch.autograd.grad(step(square).sum(), (w, v))
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    assert races
+    report = torch_pruner.last_report()
+    assert report is not None
+    assert len(report.graphs) == 2, "forward and backward"
+    assert max(graph.regions for graph in report.graphs) > 1
+
+
 def test_quick_effort_ends_with_its_search(
     monkeypatch: pytest.MonkeyPatch, executor: Level, net: nn.Module, options: dict[str, Any]
 ) -> None:
