@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -58,16 +60,17 @@ def input_gradient(
     kernel: tuple[int, int] = (3, 3),
     pad: int = 1,
     dilation: int = 1,
+    groups: int = 1,
 ) -> Graph:
     """What a layer's inputs get of its results: weights turned, and not constant."""
     b = GraphBuilder()
     x = b.permute(b.input(0, (2, *size, channels), "float32"), (0, 3, 1, 2))
-    w = b.input(1, (channels, columns, *kernel), "float32")
+    w = b.input(1, (channels, columns // groups, *kernel), "float32")
     lo = tuple(pad * (k - 1) // 2 for k in kernel)
     out = tuple(n - 2 * p + dilation * (k - 1) for n, p, k in zip(size, lo, kernel, strict=True))
     y = b.append(
         "conv_transpose", (x, w), (2, columns, *out), "float32", stride=(1, 1), lo=lo, hi=lo,
-        dilation=(dilation,) * 2, groups=1,
+        dilation=(dilation,) * 2, groups=groups,
     )  # fmt: skip
     return b.finish([b.permute(y, (0, 2, 3, 1))])
 
@@ -91,6 +94,14 @@ def input_gradient(
         (conv(32, (10, 11), 32, dilation=(12, 12), pad=(12, 12)), {}),
         (conv(16, (4, 4), 16), {"tm": 4, "tb": 1, "nv": 1, "mc": 1, "par": 0}),
         (K.conv(32, 20, 32, 3, 1, 1, rank=1), {"tm": 5}),
+        (K.conv(32, 9, 32, 3, 1, 1, rank=3), {}),
+        (K.conv(16, 6, 32, 3, 1, 0, rank=3, batch=2, static=False), {"nc": 2, "nv": 1}),
+        (K.conv(64, 14, 128, 3, 1, 1, groups=2), {"nv": 4}),
+        (K.conv(128, 13, 128, 3, 1, 1, groups=4), {"nc": 4, "mc": 1}),
+        (K.conv(64, 13, 64, 3, 1, 1, groups=8), {"vl": 8, "nv": 1, "nc": 2}),
+        (K.conv(64, 13, 128, 3, 1, 1, groups=2, static=False), {"nv": 4}),
+        (K.conv(32, 7, 64, 3, 1, 1, groups=2, rank=3), {"nv": 2}),
+        (input_gradient(32, (14, 13), 64, groups=2), {"nv": 1, "nc": 2}),
     ],
 )
 def test_it_is_the_convolution(spec: Graph, changes: dict[str, int]) -> None:
@@ -115,6 +126,7 @@ def test_it_is_the_convolution(spec: Graph, changes: dict[str, int]) -> None:
         (input_gradient(32, (14, 13), 64), {"nv": 4}),
         (input_gradient(16, (10, 9), 32, dilation=2, kernel=(1, 3)), {}),
         (K.conv(32, 20, 32, 3, 1, 1, rank=1), {"tm": 2}),
+        (K.conv(64, 15, 64, 3, 1, 1, groups=2), {"nc": 2}),
     ],
 )
 def test_four_results_of_a_tile_are_the_convolution(spec: Graph, changes: dict[str, int]) -> None:
@@ -132,24 +144,25 @@ def test_four_results_of_a_tile_are_off_by_what_is_said() -> None:
     assert np.abs(output - exact).max() <= 5e-6 * exact.max()
 
 
-def test_it_rounds_no_worse_than_the_sum() -> None:
+@pytest.mark.parametrize("rank", [2, 3])
+def test_it_rounds_no_worse_than_the_sum(rank: int) -> None:
     """Against float64: the bound on whole networks rests on this."""
-    spec = K.conv(128, 14, 64, 3, 1, 1)
+    spec = K.conv(128, (14, 8)[rank - 2], 64, 3, 1, 1, rank=rank)
     exact, direct = _exact(spec), _by_the_sum(spec)
     (output,), _, _ = K.run(spec, "winograd", TAKEN)
     assert np.abs(output - exact).max() <= 2 * np.abs(direct - exact).max()
 
 
 def _exact(spec: Graph) -> np.ndarray:
-    """Results of 14x14 positions in float64."""
+    """Results in float64, of a convolution with a border of one."""
     arrays = K.inputs_for(spec)
-    wide = [a.astype(np.float64) for a in arrays]
-    x, w = np.pad(wide[0], ((0, 0), (1, 1), (1, 1), (0, 0))), wide[1]
-    exact = sum(
-        np.einsum("nhwc,oc->nhwo", x[:, i : i + 14, j : j + 14], w[:, :, i, j])
-        for i in range(3)
-        for j in range(3)
-    )
+    given, w = (a.astype(np.float64) for a in arrays)
+    _, *extents, _ = given.shape
+    x = np.pad(given, ((0, 0), *((1, 1) for _ in extents), (0, 0)))
+    exact = 0.0
+    for tap in itertools.product(range(3), repeat=len(extents)):
+        at = tuple(slice(t, t + n) for t, n in zip(tap, extents, strict=True))
+        exact = exact + x[:, *at] @ w[:, :, *tap].T
     return np.maximum(exact, 0)
 
 
@@ -164,6 +177,9 @@ def test_the_draft_takes_it_where_arithmetic_is_the_limit() -> None:
     assert draft(Task("k", K.conv(64, 56, 64, 3, 1, 1), target, 2)).sketch == "winograd"
     assert draft(Task("k", K.conv(64, 56, 64, 3, 2, 1), target, 2)).sketch == "contraction"
     assert draft(Task("k", input_gradient(64, (56, 56), 64), target, 2)).sketch == "winograd"
+    volume = K.conv(128, 14, 128, 3, 1, 1, rank=3)  # 64 products in place of 216
+    assert draft(Task("k", volume, target, 2)).sketch == "winograd"
+    assert draft(Task("k", K.conv(256, 28, 256, 3, 1, 1, groups=4), target, 2)).sketch == "winograd"
     few = conv(256, (3, 3), 256, static=False)  # weights take longer than what they save
     assert draft(Task("k", few, target, 2)).sketch == "contraction"
 

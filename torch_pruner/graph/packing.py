@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_FORMS: dict[str, Callable[[Array], Array]] = {}
+_FORMS: dict[str, Callable[[Array, int], Array]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,9 @@ def strided_layout(node: Node, axes: Sequence[tuple[int, int]]) -> PackLayout:
     return PackLayout(view, "matmul", 1, inner, (1, 1, 1, inner))
 
 
-def operand_form(name: str, arrange: Callable[[Array], Array]) -> None:
-    """Let layouts of the form ``name`` arrange their operand by ``arrange``: to (group, k, n)."""
+def operand_form(name: str, arrange: Callable[[Array, int], Array]) -> None:
+    """Let layouts of the form ``name`` arrange their operand by ``arrange``, which is given how many
+    groups there are: to (group, k, n)."""
     _FORMS[name] = arrange
 
 
@@ -155,7 +156,7 @@ def to_gkn(operand: Array, form: str, groups: int) -> Array:
     if form == "matmul":
         return operand.reshape(-1, *operand.shape[-2:])
     if (arranged := _FORMS.get(form)) is not None:
-        return arranged(operand)
+        return arranged(operand, groups)
     spatial = tuple(range(2, operand.ndim))
     if form == "depthwise":
         return operand.reshape(1, operand.shape[0], -1).transpose(0, 2, 1)

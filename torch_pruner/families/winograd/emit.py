@@ -1,7 +1,7 @@
 """Emits convolutions of three taps by minimal filtering: transform, products, transform back.
 
-The nest is: parallel over chunks of tiles and shares of the columns; blocks of tiles; transform of
-a block's inputs; column panels; positions; register tiles over all channels; and, panel by panel,
+The nest is: parallel over chunks of tiles and shares of groups or of the columns; blocks of tiles;
+groups; transform of a block's inputs; column panels; positions; register tiles over all channels; and, panel by panel,
 the results of a block from the products of all positions, through the epilogue. What passes between
 the three steps stays in a core's cache. See ``form`` for the algorithm.
 """
@@ -68,7 +68,7 @@ class _Nest:
     ku: int
     ahead: bool
     weights: Buffer
-    inputs: Buffer  # (task, position, tile, channel)
+    inputs: Buffer  # (task, position, tile, channel of a group)
     products: Buffer  # (task, position, tile, column of the panel)
     out: Buffer
     counts: tuple[Expr | None, ...]  # of images, lines and columns those that are needed
@@ -129,7 +129,11 @@ def emit(
 def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
     plan, rows = nest.plan, nest.rows
     chunks, per_chunk = plan.blocked(rows, chunks)
-    blocks, panels = -(-plan.tiles // rows), plan.con.n // nest.bn // shares
+    blocks, panels, groups = -(-plan.tiles // rows), plan.con.n // nest.bn, plan.groups
+    if groups > 1:
+        groups //= shares
+    else:
+        panels //= shares
 
     tiles = math.prod(nest.grid[1:], start=nest.grid[0])
     # Of tiles that are counted at run time each chunk has as many.
@@ -149,11 +153,16 @@ def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
                 begin = S.Bind(first, T.min(at * rows, imm(plan.tiles - rows)))
                 own = None if plan.tiles % rows == 0 else lambda t: t >= at * rows
 
-            def panel(n: Expr) -> Stmt:
-                nb = share * panels + n
-                return seq([_multiply(nest, p, nb), _results(nest, p, nb, first, own)])
+            def group(at: Expr) -> Stmt:
+                g = share * groups + at if plan.groups > 1 else imm(0)
 
-            body = seq([begin, _transform(nest, p, first), loop(panels, panel, name="n")])
+                def panel(n: Expr) -> Stmt:
+                    nb = (g if plan.groups > 1 else share) * panels + n
+                    return seq([_multiply(nest, p, nb), _results(nest, p, nb, first, own)])
+
+                return seq([_transform(nest, p, g, first), loop(panels, panel, name="n")])
+
+            body = seq([begin, loop(groups, group, name="g")])
             if nest.varies:
                 return when(at * rows < tiles, body)
             return body if blocks % per_chunk == 0 else when(at < blocks, body)
@@ -209,8 +218,8 @@ def _tile_at(nest: _Nest, number: Expr) -> _Tile:
     return _Tile(nest, image, tuple(nest.plan.first(d, o) for d, o in enumerate(at)))
 
 
-def _transform(nest: _Nest, p: Expr, first: Expr) -> Stmt:
-    """The inputs of a block's tiles, a vector of channels at a time."""
+def _transform(nest: _Nest, p: Expr, g: Expr, first: Expr) -> Stmt:
+    """The inputs of a group and a block's tiles, a vector of channels at a time."""
     plan = nest.plan
     # The corners of a tile tell of all of it.
     corners = sorted(itertools.product(*({0, n - 1} for n in plan.tile)))
@@ -221,7 +230,11 @@ def _transform(nest: _Nest, p: Expr, first: Expr) -> Stmt:
 
         def channels(*, guarded: bool) -> Stmt:
             count = plan.channels // nest.vl
-            return loop(count, lambda c: _inputs(nest, where, p, (t, c), guarded=guarded), name="c")
+
+            def vector(c: Expr) -> Stmt:
+                return _inputs(nest, where, p, (g, t, c), guarded=guarded)
+
+            return loop(count, vector, name="c")
 
         if not conditions:
             return channels(guarded=False)
@@ -230,9 +243,10 @@ def _transform(nest: _Nest, p: Expr, first: Expr) -> Stmt:
     return loop(nest.rows, tile, name="t")
 
 
-def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: tuple[Expr, Expr], *, guarded: bool) -> Stmt:
-    """Tile ``at[0]`` of a block, vector ``at[1]`` of its channels: read and transformed."""
-    plan, vl, (t, c) = nest.plan, nest.vl, at
+def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: Index, *, guarded: bool) -> Stmt:
+    """Of a group (the first of ``at``) a tile of a block and a vector of its channels: read and
+    transformed."""
+    plan, vl, (g, t, c) = nest.plan, nest.vl, at
     order = {place: k for k, place in enumerate(places(plan.tile))}
     raw = buffer(plan.positions * vl, plan.con.acc_dtype, "raw", scope="local")
 
@@ -240,7 +254,8 @@ def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: tuple[Expr, Expr], *, guarded
         source = tile.source(place)
 
         def element(v: Expr) -> Stmt:
-            value = nest.reader.at(plan.con.a, (tile.image, c * vl + v, *source))
+            channel = g * plan.channels + (c * vl + v)
+            value = nest.reader.at(plan.con.a, (tile.image, channel, *source))
             return store(raw, order[place] * vl + v, value)
 
         def absent(v: Expr) -> Stmt:
@@ -267,7 +282,7 @@ def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: tuple[Expr, Expr], *, guarded
 
 
 def _multiply(nest: _Nest, p: Expr, nb: Expr) -> Stmt:
-    """The products of a block's tiles and a panel, position by position."""
+    """The products of a block's tiles and a panel (of all groups'), position by position."""
     plan, vl, nv, tm, bn = nest.plan, nest.vl, nest.nv, nest.tm, nest.bn
     channels, ku = plan.channels, min(nest.ku, plan.channels)
     acc = buffer(tm * bn, plan.con.acc_dtype, "acc", scope="local")

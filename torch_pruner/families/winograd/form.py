@@ -2,8 +2,8 @@
 
 Two neighbouring results of three taps take four products instead of six (Winograd 1980; Lavin and
 Gray, "Fast Algorithms for Convolutional Neural Networks", 2015): ``y = A^T [(G g) * (B^T d)]``. In
-two dimensions that is 16 products for four results instead of 36. For every place in the tile
-("position") the sums over channels are one product of matrices.
+two dimensions that is 16 products for four results instead of 36, in three 64 for eight instead of
+216. For every place in the tile ("position") the sums over channels are one product of matrices.
 
 Of these algorithms F(2, 3) alone rounds no worse than the sum it replaces: its transforms add and
 halve. F(4, 3) takes 36 products for sixteen results instead of 144 and rounds worse; it is for
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 MAX_DEPTH = 1024  # channels that are summed in one go without losing digits
+_FEW = 16  # inputs of a tile: two results along both dimensions of an image
+_MOST = 64  # the same along three; transforms are written out, and grow with it
 
 N = TypeVar("N")
 
@@ -52,7 +54,7 @@ class WinogradDecisions(NamedTuple, Generic[N]):
     nv: N  # vectors of a row of a register tile
     tb: N  # register tiles of a block
     mc: N  # chunks of blocks among parallel tasks
-    nc: N  # shares of the columns among parallel tasks; each transforms the inputs anew
+    nc: N  # shares of groups, or of one's columns, among parallel tasks; the latter transform anew
     ku: N  # unrolled channels of the reduction
     ahead: N  # 1: the next weights are fetched early
     par: N  # 1: tasks in parallel
@@ -72,11 +74,16 @@ class Winograd:
 
     @property
     def few(self) -> bool:
-        """Whether a tile has two results in a dimension: registers hold all of it."""
-        return max(self.step) <= RESULTS
+        """Whether registers hold all of a tile, which has two results in a dimension."""
+        return max(self.step) <= RESULTS and self.positions <= _FEW
+
+    @property
+    def groups(self) -> int:
+        return self.con.groups
 
     @property
     def channels(self) -> int:
+        """Of a group."""
         return self.con.k[-1]
 
     @property
@@ -116,7 +123,7 @@ class Winograd:
     @property
     def flops(self) -> int:
         """Operations of the products; direct convolution takes up to 2.25 times as many, or 4."""
-        return 2 * self.tiles * self.positions * self.channels * self.con.n
+        return 2 * self.tiles * self.positions * self.groups * self.channels * self.con.n
 
     def blocked(self, rows: int, chunks: int) -> tuple[int, int]:
         """(chunks, blocks of ``rows`` tiles in each) nearest to ``chunks``; none is empty."""
@@ -140,16 +147,16 @@ def winograd_of(graph: Graph, results: int = RESULTS) -> Winograd | None:
     """The tiles of a kernel graph's convolution, of so many results along a dimension of three
     taps: two, or four; None where the algorithm does not apply.
 
-    It does for dense float32 convolutions of one or two dimensions with three taps (or one, not
+    It does for float32 convolutions of one to three dimensions with three taps (or one, not
     everywhere), that visit every position; they may be dilated. Weights that are not constant may
     be turned, as gradients of inputs read them (``conv_transpose``). More than two results are for
     convolutions that were marked (``graph.precision.allow_fast``).
     """
     con = contraction_of(graph)
     conv, forms = con.conv, ("conv", "conv_transpose")
-    if conv is None or con.form not in forms or con.groups != 1 or con.k[-1] > MAX_DEPTH:
+    if conv is None or con.form not in forms or con.k[-1] > MAX_DEPTH:
         return None
-    if {graph.nodes[i].dtype for i in (con.anchor, con.b)} != {"float32"} or len(conv.kernel) > 2:
+    if {graph.nodes[i].dtype for i in (con.anchor, con.b)} != {"float32"}:
         return None
     dense = {*conv.stride, *conv.dilate_input} == {1}
     if not dense or max(conv.kernel) != TAPS or not {*conv.kernel} <= {1, TAPS}:
@@ -159,18 +166,22 @@ def winograd_of(graph: Graph, results: int = RESULTS) -> Winograd | None:
     if results > RESULTS and not is_fast(graph.nodes[con.anchor]):
         return None
     step = tuple(results if k > 1 else 1 for k in conv.kernel)
-    return Winograd(con, step, tuple(s + k - 1 for s, k in zip(step, conv.kernel, strict=True)))
+    plan = Winograd(con, step, tuple(s + k - 1 for s, k in zip(step, conv.kernel, strict=True)))
+    return plan if plan.positions <= _MOST else None
 
 
-def transformed(weights: Array, results: int = RESULTS) -> Array:
-    """``G g G^T`` of weights (o, i, *kernel) as (1, positions * i, o), rounded once."""
+def transformed(weights: Array, groups: int, results: int = RESULTS) -> Array:
+    """``G g G^T`` of weights (o, i, *kernel) as (group, positions * i, o), rounded once.
+
+    Of ``o``, ``groups`` times as many as there, neighbours are of a group.
+    """
     result = weights.astype(np.float64)
     for d, taps in enumerate(weights.shape[2:], 2):
         matrix = np.array(transforms(taps + results - 1 if taps > 1 else 1).weight)
         result = np.moveaxis(np.tensordot(matrix, result, (1, d)), 0, d)
     outputs, channels = weights.shape[:2]
-    flat = result.reshape(outputs, channels, -1).astype(weights.dtype)
-    return flat.transpose(2, 1, 0).reshape(1, -1, outputs)
+    flat = result.reshape(groups, outputs // groups, channels, -1).astype(weights.dtype)
+    return flat.transpose(0, 3, 2, 1).reshape(groups, -1, outputs // groups)
 
 
 def additions(matrices: list[tuple[Matrix, ...]]) -> int:
@@ -203,10 +214,10 @@ def parameters(
     if plan is None:
         raise ValueError("no convolution of three neighbouring taps")
     block = decisions.vl * decisions.nv
-    shape = (1, -(-plan.con.n // block), plan.positions * plan.channels, block)
+    shape = (plan.groups, -(-plan.con.n // block), plan.positions * plan.channels, block)
     constant = constant_operand(spec, plan.con)
     if constant is not None:
-        packs[constant[0]] = PackLayout(constant[1], _FORMS[results], 1, block, shape)
+        packs[constant[0]] = PackLayout(constant[1], _FORMS[results], plan.groups, block, shape)
     rows = decisions.tm * decisions.tb
     tasks = plan.blocked(rows, decisions.mc)[0] * decisions.nc
     scratch = tuple(

@@ -21,9 +21,12 @@ from torch_pruner.graph.contraction import constant_operand
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
+    from torch_pruner.families.winograd.form import Winograd
+    from torch_pruner.target import TargetSpec
     from torch_pruner.task import Task
 
 TAP_CYCLES = 1.5  # of a weight that is read across memory, as packing one takes
+_HALF = 8  # elements of half a vector at least
 _BORDER = 1.5  # a tile at the border asks for every input whether it exists
 
 
@@ -45,9 +48,16 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         self.plan = replace(plan, con=at_half_size(task.spec, plan.con))
         self.constant = constant_operand(task.spec, plan.con) is not None
         self.size = ITEMSIZE[plan.con.acc_dtype]
-        self.lanes = task.target.vector_bytes // self.size
+        self.lanes = lanes_of(plan, task.target.vector_bytes // self.size)
         # Of the largest size's positions: as other families count, half of a side that varies.
         self._share = self.plan.con.rows / plan.con.rows
+
+    @cached_property
+    def _core(self) -> TargetSpec:
+        """A pipe that multiplies a whole vector in a cycle is two of half the width."""
+        target = self.task.target
+        halved = self.lanes * self.size < target.vector_bytes and target.fma_per_cycle == 1
+        return replace(target, fma_per_cycle=2) if halved else target
 
     @staticmethod
     def fits(task: Task) -> bool:
@@ -62,7 +72,8 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         blocks = [b for b in (1, 2, 3, 4, 5, 6, 7, 8, 10, 14) if b <= plan.tiles]
         chunks = [c for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if c <= plan.tiles]
         parallel = [0, 1] if self.task.threads > 1 else [0]
-        shares = [s for s in (1, 2, 4, 8, 16) if s == 1 or (parallel[-1] and vectors % s == 0)]
+        dealt = plan.groups if plan.groups > 1 else vectors
+        shares = [s for s in (1, 2, 4, 8, 16) if s == 1 or (parallel[-1] and dealt % s == 0)]
         unroll = [u for u in (1, 2, 4) if plan.channels % u == 0]
         options = ([self.lanes], rows, columns, blocks, chunks, shares, unroll, [0, 1], parallel)
         return tuple(np.array(d, dtype=np.int64) for d in options)
@@ -72,7 +83,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         registers = self.task.target.vector_registers
         fits = self._registers(c) <= registers
         fits &= c.tm * c.tb <= plan.tiles
-        fits &= (plan.con.n // self.lanes) % (c.nv * c.nc) == 0
+        fits &= (plan.con.n // self.lanes) % (c.nv * self._column_shares(c)) == 0
         fits &= (c.mc == 1) | (c.mc <= self._blocks(c))
         result: Mask = fits & np.where(c.par == 1, self._chunks(c) * c.nc >= 2, c.mc * c.nc == 1)
         return result
@@ -81,11 +92,12 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         c, plan, target = self.columns(decisions), self.plan, self.task.target
         con, spec, threads = plan.con, self.task.spec, self.task.threads
         rows, bn = c.tm * c.tb, c.nv * self.lanes
-        panels = con.n / bn / c.nc
+        panels, groups = con.n / bn / self._column_shares(c), plan.groups
+        groups_each = groups / np.where(groups > 1, c.nc, 1)
         chunks, blocks = self._chunks(c), self._blocks(c)
 
         fmas = c.tm * c.nv
-        step = machine.tile_step_cycles(c.tm, c.nv, 1 + c.ahead, c.ku, target)
+        step = machine.tile_step_cycles(c.tm, c.nv, 1 + c.ahead, c.ku, self._core)
         tile = plan.channels * step + fmas * 2 + 20
         slice_bytes = plan.channels * bn * self.size  # weights of one position
         inputs = plan.positions * rows * plan.channels * self.size
@@ -94,14 +106,14 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         # Per position a slice of weights and one of inputs come near; the rest passes by again.
         near = rows * plan.channels * self.size + slice_bytes
         again = inputs / machine.bytes_per_cycle(inputs + products, target)
-        weights = plan.positions * con.n * plan.channels * self.size
+        weights = plan.positions * groups * con.n * plan.channels * self.size
         share = weights / c.nc
         held = share + inputs + products
         far = plan.positions * slice_bytes / machine.bytes_per_cycle(held, target)
         waiting = np.maximum(0.0, again + far - np.where(c.ahead == 1, 0.7, 0.4) * multiply)
         spilled = np.where(near > 0.8 * target.l1_bytes, 0.3 * multiply, 0.0)
         panel = multiply + waiting + spilled + rows * c.nv * self._result_cycles()
-        block = self._transform_cycles() * rows + panels * panel
+        block = groups_each * (self._transform_cycles() * rows + panels * panel)
 
         cold = share / self._weights_per_cycle(weights)
         cold = cold * np.where(c.ahead == 1, *self.waiting)
@@ -115,8 +127,9 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         ones = np.ones(len(decisions))
         return Symbols(
             self._registers(c), fmas * plan.channels, near + products / plan.positions,
-            chunks * c.nc, chunks * c.nc * share + c.nc * a_bytes, rounds, bn * self.size,
-            2.0 * blocks * rows * plan.positions * plan.channels * con.n,
+            chunks * c.nc, chunks * c.nc * share + self._column_shares(c) * a_bytes, rounds,
+            bn * self.size,
+            2.0 * blocks * rows * plan.positions * groups * plan.channels * con.n,
             np.maximum(seconds, weights / target.dram_bytes_per_s * ones),
         )  # fmt: skip
 
@@ -132,7 +145,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
             return np.zeros(np.shape(c.tm))
         plan, target = self.plan, self.task.target
         taps = math.prod(plan.con.conv.kernel)  # type: ignore[union-attr]
-        read = plan.channels * plan.con.n * taps
+        read = plan.groups * plan.channels * plan.con.n * taps
         cycles = read * TAP_CYCLES + size / self._weights_per_cycle(size)
         cores = np.where(c.par == 1, self.task.threads, 1)
         seconds: Array = cycles / cores / target.frequency_hz + machine.LAUNCH_S
@@ -144,6 +157,10 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
     def _registers(self, c: WinogradDecisions[Array]) -> Array:
         registers: Array = c.tm * c.nv + c.nv + 1
         return registers
+
+    def _column_shares(self, c: WinogradDecisions[Array]) -> Array:
+        """Shares of a group's columns; those of groups have all columns of theirs."""
+        return c.nc if self.plan.groups == 1 else np.ones_like(c.nc)
 
     def _blocks(self, c: WinogradDecisions[Array]) -> Array:
         blocks: Array = np.ceil(self.plan.tiles / (c.tm * c.tb))
@@ -169,9 +186,10 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         return plan.channels / self.lanes * per_vector + 10
 
     def _passed(self) -> float:
-        """Stores and loads of a tile between two dimensions, where registers do not hold it."""
+        """Stores and loads of a tile between dimensions, where registers do not hold it."""
         held = self.plan.few or self.plan.positions <= self.task.target.vector_registers
-        return 0.0 if held else 2.0 * self.plan.positions
+        between = sum(t > 1 for t in self.plan.tile) - 1
+        return 0.0 if held else 2.0 * self.plan.positions * between
 
     def _before(self) -> set[int]:
         """Elementwise operators through which the inputs are read."""
@@ -212,6 +230,14 @@ class Winograd4Sketch(WinogradSketch):
 def whole_vectors(task: Task, results: int) -> bool:
     """Whether a kernel with so many results of a tile has whole vectors of both channels."""
     plan, lanes = winograd_of(task.spec, results), task.target.vector_bytes // 4
-    if plan is None or lanes < 2:
-        return False
-    return plan.channels % lanes == 0 and plan.con.n % lanes == 0
+    return plan is not None and lanes >= 2 and lanes_of(plan, lanes) > 0
+
+
+def lanes_of(plan: Winograd, lanes: int) -> int:
+    """Elements of a vector, of which ``lanes`` fit: half as many where groups are so narrow.
+
+    0 where neither is whole.
+    """
+    halves = (lanes // 2,) if plan.groups > 1 and lanes > _HALF else ()
+    whole = (n for n in (lanes, *halves) if plan.channels % n == 0 == plan.con.n % n)
+    return next(whole, 0)

@@ -37,13 +37,13 @@ def pack_weights(
     width: tuple[int, int],
     kind: ForKind,
 ) -> Stmt:
-    """Transform all weights into ``panels``, (panel, position, channel, column).
+    """Transform all weights into ``panels``, (group, panel, position, channel, column).
 
     ``width``: lanes of a vector and vectors of a panel.
     """
     con, (vl, nv) = plan.con, width
     assert con.conv is not None
-    each = math.gcd(_CHANNELS, plan.channels)
+    each, blocks = math.gcd(_CHANNELS, plan.channels), con.n // (vl * nv)
     shares = plan.channels // each
     taps = {place: k for k, place in enumerate(places(con.conv.kernel))}
     order = {place: k for k, place in enumerate(places(plan.tile))}
@@ -53,8 +53,9 @@ def pack_weights(
 
         def fetch(place: Shape) -> Stmt:
             def element(v: Expr) -> Stmt:
-                column, k = (nb * nv + j) * vl + v, (*map(imm, place), channel)
-                value = reader.at(con.b, second_index(con, imm(0), k, column))
+                g, own = unlinear(nb, (plan.groups, blocks))
+                column, k = (own * nv + j) * vl + v, (*map(imm, place), channel)
+                value = reader.at(con.b, second_index(con, g, k, column))
                 return store(raw, taps[place] * vl + v, value)
 
             return reader.scope(lambda: [loop(vl, element, VECTORIZED, "v")])
@@ -70,11 +71,11 @@ def pack_weights(
         return seq([stack(raw), *map(fetch, taps), *steps])
 
     def share(p: Expr) -> Stmt:
-        nb, at = unlinear(p, (con.n // (vl * nv), shares))
+        nb, at = unlinear(p, (plan.groups * blocks, shares))
 
         def channel(c: Expr) -> Stmt:
             return loop(nv, lambda j: vector(nb, at * each + c, j), UNROLLED, "j")
 
         return loop(each, channel, name="c")
 
-    return loop(con.n // (vl * nv) * shares, share, kind, "p")
+    return loop(plan.groups * blocks * shares, share, kind, "p")
