@@ -113,7 +113,12 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         waiting = np.maximum(0.0, again + far - np.where(c.ahead == 1, 0.7, 0.4) * multiply)
         spilled = np.where(near > 0.8 * target.l1_bytes, 0.3 * multiply, 0.0)
         panel = multiply + waiting + spilled + rows * c.nv * self._result_cycles()
-        block = groups_each * (self._transform_cycles() * rows + panels * panel)
+        # What is written for the next step to read, and leaves the second cache before.
+        between = inputs + products
+        left = np.where(between > 0.8 * target.l2_bytes, 1.0, 0.0)
+        left = left / machine.bytes_per_cycle(between, target)
+        panel = panel + left * products
+        block = groups_each * (self._transform_cycles() * rows + left * inputs + panels * panel)
 
         cold = share / self._weights_per_cycle(weights)
         cold = cold * np.where(c.ahead == 1, *self.waiting)
