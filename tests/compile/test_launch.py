@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -133,6 +135,31 @@ def test_threads_that_call_at_once_have_teams_of_their_own(library, openmp) -> N
     for caller in callers:
         caller.join()
     assert right == [True] * 200
+
+
+def test_threads_that_share_a_core_stay_as_free_as_they_were(library, openmp) -> None:
+    """One that finds itself on the caller's core moves away, and may come back; where it may be
+    nowhere else it stays."""
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one core")
+    assert tripled(library[0])
+    threads = [int(thread) for thread in os.listdir("/proc/self/task")]
+    before = {thread: os.sched_getaffinity(thread) for thread in threads}
+    core = min(os.sched_getaffinity(0))
+    try:
+        for thread in threads:  # all of them, the caller too
+            os.sched_setaffinity(thread, {core})
+        assert all(tripled(library[0]) for _ in range(5))
+        assert all(os.sched_getaffinity(thread) == {core} for thread in threads)
+        for thread in threads:  # they still are there, and need not be
+            os.sched_setaffinity(thread, before[thread])
+        for _ in range(5):
+            time.sleep(0.02)
+            assert tripled(library[0])
+        assert all(os.sched_getaffinity(thread) == before[thread] for thread in threads)
+    finally:
+        for thread, cores in before.items():
+            os.sched_setaffinity(thread, cores)
 
 
 def test_a_forked_childs_table_says_no() -> None:

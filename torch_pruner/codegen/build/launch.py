@@ -10,10 +10,16 @@ A launch asks OpenMP for a team; each of its threads runs one task. Tasks wait f
 barriers, so there have to be as many threads as tasks. TVM's pool has the launch where that is not
 known beforehand (the table says zero; a calling thread whose loops have another number of threads;
 inside a parallel loop), and where the team turns out to be smaller.
+
+Threads that slept may be woken on the core of the thread that woke them. There both look for work
+in turns of a scheduler's tick, 4 ms, while another core is idle. So the calling thread gives its
+core away once if others do not come, and again while it waits for them to leave, and one that finds
+itself on the caller's core moves to any other that it may use.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,13 +37,16 @@ if TYPE_CHECKING:
 
 MAX_TASKS = 256  # of one launch: each has a line of counters on the caller's stack
 _PAUSES = 1 << 12  # of a thread that waits at a barrier, before it lets others have its core
+_SOON = 1 << 8  # of one that waits for others to come or to leave: these have nothing else to do
 
 # The fields of the table are numbered: those of ``team.OpenMP`` from 0 to 4, TVM's launch, threads.
+# %launch: the loop and its argument, %env, whether a task failed, whether threads are too few, the
+# caller's core, threads that have come and that have left beside it.
 # %env is TVM's TVMParallelGroupEnv; its counters lie sixteen numbers apart, as TVM's own do. The
 # two pointers are defined weakly, as TVM does: a library whose kernels never wait has no other.
 _CODE = """
 %env = type { ptr, i32 }
-%launch = type { ptr, ptr, %env, i32, i32 }
+%launch = type { ptr, ptr, %env, i32, i32, i32, i32, i32 }
 
 @__TVMBackendParallelLaunch = weak global ptr null
 @__TVMBackendParallelBarrier = weak global ptr null
@@ -58,6 +67,36 @@ define internal ptr @field(i64 %number) {
   ret ptr %value
 }
 
+MOVE
+define internal void @wait_for(ptr %counter, i32 %number, i32 %most) noinline {
+entry:
+  br label %look
+look:
+  %looks = phi i32 [ 0, %entry ], [ %again, %short ], [ %looks, %patient ], [ %last, %once ]
+  %seen = load atomic i32, ptr %counter acquire, align 4
+  %some = icmp slt i32 %seen, %number
+  br i1 %some, label %late, label %done
+late:
+  %long = icmp sge i32 %looks, SOON
+  br i1 %long, label %give, label %short
+short:
+  %again = add i32 %looks, 1
+  PAUSE
+  br label %look
+give:
+  %ignored = call i32 @sched_yield()
+  %forever = icmp eq i32 %most, 0
+  br i1 %forever, label %patient, label %once
+patient:
+  br label %look
+once:
+  %last = add i32 %looks, 1
+  %tired = icmp sge i32 %last, %most
+  br i1 %tired, label %done, label %look
+done:
+  ret void
+}
+
 define internal void @task(ptr %of) {
   %count_of = call ptr @field(i64 2)
   %count = call i32 %count_of()
@@ -72,6 +111,26 @@ short:
 run:
   %number_of = call ptr @field(i64 1)
   %number = call i32 %number_of()
+  %come_at = getelementptr %launch, ptr %of, i32 0, i32 6
+  %left_at = getelementptr %launch, ptr %of, i32 0, i32 7
+  %others = sub i32 %wanted, 1
+  %caller = icmp eq i32 %number, 0
+  br i1 %caller, label %greet, label %come
+greet:
+  %most = add i32 SOON, 1
+  call void @wait_for(ptr %come_at, i32 %others, i32 %most)
+  br label %work
+come:
+  %come_before = atomicrmw add ptr %come_at, i32 1 release
+  %there_at = getelementptr %launch, ptr %of, i32 0, i32 5
+  %there = load i32, ptr %there_at
+  %here = HERE
+  %together = icmp eq i32 %here, %there
+  br i1 %together, label %move, label %work
+move:
+  call void @move(i32 %here)
+  br label %work
+work:
   %function = load ptr, ptr %of
   %given_at = getelementptr %launch, ptr %of, i32 0, i32 1
   %given = load ptr, ptr %given_at
@@ -82,8 +141,14 @@ run:
 bad:
   %bad_at = getelementptr %launch, ptr %of, i32 0, i32 3
   store atomic i32 1, ptr %bad_at monotonic, align 4
-  ret void
+  br label %done
 done:
+  br i1 %caller, label %part, label %leave
+part:
+  call void @wait_for(ptr %left_at, i32 %others, i32 0)
+  ret void
+leave:
+  %left_before = atomicrmw add ptr %left_at, i32 1 release
   ret void
 }
 
@@ -128,6 +193,13 @@ team:
   store i32 0, ptr %bad_at
   %short_at = getelementptr %launch, ptr %of, i32 0, i32 4
   store i32 0, ptr %short_at
+  %there_at = getelementptr %launch, ptr %of, i32 0, i32 5
+  %there = HERE
+  store i32 %there, ptr %there_at
+  %come_at = getelementptr %launch, ptr %of, i32 0, i32 6
+  store i32 0, ptr %come_at
+  %left_at = getelementptr %launch, ptr %of, i32 0, i32 7
+  store i32 0, ptr %left_at
   %parallel = call ptr @field(i64 0)
   call void %parallel(ptr @task, ptr %of, i32 %count, i32 0)
   %short = load atomic i32, ptr %short_at monotonic, align 4
@@ -203,13 +275,72 @@ define dllexport i32 @__tvm_ffi_LAUNCH(ptr %self, ptr %given, i32 %count, ptr %r
 """
 
 
+# To another core, and free to be anywhere again.
+_MOVE = """
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+
+define internal void @move(i32 %core) noinline cold {
+entry:
+  %mine = alloca [16 x i64], align 8
+  %without = alloca [16 x i64], align 8
+  %known = icmp ult i32 %core, 1024
+  br i1 %known, label %ask, label %stay
+ask:
+  call void @llvm.memset.p0.i64(ptr align 8 %mine, i8 0, i64 128, i1 false)
+  %asked = call i32 @sched_getaffinity(i32 0, i64 128, ptr %mine)
+  %told = icmp sge i32 %asked, 0
+  br i1 %told, label %begin, label %stay
+begin:
+  %core64 = zext i32 %core to i64
+  %word = lshr i64 %core64, 6
+  %bit_at = and i64 %core64, 63
+  %bit = shl i64 1, %bit_at
+  %others = xor i64 %bit, -1
+  br label %each
+each:
+  %k = phi i64 [ 0, %begin ], [ %next, %each ]
+  %any = phi i64 [ 0, %begin ], [ %more, %each ]
+  %from = getelementptr i64, ptr %mine, i64 %k
+  %cores = load i64, ptr %from
+  %is_word = icmp eq i64 %k, %word
+  %kept = select i1 %is_word, i64 %others, i64 -1
+  %free = and i64 %cores, %kept
+  %to = getelementptr i64, ptr %without, i64 %k
+  store i64 %free, ptr %to
+  %more = or i64 %any, %free
+  %next = add i64 %k, 1
+  %again = icmp ult i64 %next, 16
+  br i1 %again, label %each, label %decide
+decide:
+  %elsewhere = icmp ne i64 %more, 0
+  br i1 %elsewhere, label %go, label %stay
+go:
+  %went = call i32 @sched_setaffinity(i32 0, i64 128, ptr %without)
+  %freed = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mine)
+  ret void
+stay:
+  ret void
+}
+"""
+_STAY = """
+define internal void @move(i32 %core) {
+  ret void
+}
+"""
+
+
 def launch_code(target: TargetSpec) -> str:
     """The module, in LLVM's language, for one target."""
     written = str(tvm.target.Target(target.tvm_target()))
     escaped = written.replace("\\", "\\5C").replace('"', "\\22")
     pause, declared = pause_of(target)
     code = _CODE.replace("DECLARED", declared)
-    code = code.replace("PAUSES", str(_PAUSES)).replace("PAUSE", pause)
+    moves = "linux" in str(dict(target.attrs).get("mtriple", sys.platform))
+    code = code.replace("MOVE", _MOVE if moves else _STAY)
+    code = code.replace("HERE", "call i32 @sched_getcpu()" if moves else "add i32 0, 0")
+    code = code.replace("PAUSES", str(_PAUSES)).replace("PAUSE", pause).replace("SOON", str(_SOON))
     code = code.replace("MAX_TASKS", str(MAX_TASKS)).replace("LAUNCH(", f"{LAUNCH}(")
     return code.replace("TARGET", escaped)
 

@@ -32,6 +32,7 @@ from torch_pruner.codegen.tir.builders import (
     when,
     workspace,
 )
+from torch_pruner.codegen.tir.builders import vector as ramp
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import load, store
@@ -63,7 +64,8 @@ def emit(spec: Graph, decisions: PlanarDecisions[int], signature: Signature) -> 
     tiles = -(-ln * planes.pitch // (nv * vl))
     room = planes.region(ln) + beyond(planes, nv * vl)
     near = buffer(room, "float32", "near")
-    sums = buffer(planes.spread[2] * tm * tiles * nv * vl, "float32", "sums")
+    # Vectors that are woven reach past the last line.
+    sums = buffer(planes.spread[2] * tm * tiles * nv * vl + vl, "float32", "sums")
     nest = Nest(spec, con, planes, reader, weights, out, near, sums, vl, tm, nv, ln)
     shape = planes.tasks(tm, ln, rp)
     tasks = math.prod(shape)
@@ -248,6 +250,7 @@ def _write(nest: Nest, which: Index, where: Index, place: tuple[int, int]) -> St
 
         def line(h: Expr) -> Stmt:
             here = i * nest.length + h * planes.pitch
+            woven = _woven(nest, here, parts[0]) if across == 2 else None
 
             def element(x: Expr) -> Stmt:
                 at = (plane * depth + place[0], (first + h) * down + place[1], x)
@@ -257,16 +260,38 @@ def _write(nest: Nest, which: Index, where: Index, place: tuple[int, int]) -> St
                 if across > 1:  # offsets count backwards, from that of the first part
                     part = T.floormod(before - T.floormod(x, across), across)
                     kept = here + part * (nest.tm * nest.length) + T.floordiv(x, across)
-                nest.reader.overrides[con.anchor] = held(nest.sums, kept, dtype)
+                value = held(nest.sums, kept, dtype) if woven is None else held(woven[0], x, dtype)
+                nest.reader.overrides[con.anchor] = value
                 return nest.reader.scope(
                     lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
                 )
 
             body = run(nest, 0, planes.out[2] * across, element)
             assert body is not None
+            body = body if woven is None else seq([*woven[1], body])
             return body if height % nest.ln == 0 else when(first + h >= own, body)
 
         body = loop(nest.ln, line, name="h")
         return body if planes.rows % nest.tm == 0 else when(channel < planes.rows, body)
 
     return loop(nest.tm, row, name="i")
+
+
+def _woven(nest: Nest, here: Expr, even: int) -> tuple[Buffer, list[Stmt]]:
+    """A line of results, two of each position, in order, and what puts them there: sums of part
+    ``even`` and of the other one, from ``here`` on, in turns."""
+    vl, size = nest.vl, nest.tm * nest.length
+    count = -(-nest.planes.out[2] // vl)
+    line = buffer(2 * count * vl, "float32", "line", scope="local")
+    halves = [[k + vl * odd for k in range(n, n + vl // 2) for odd in (0, 1)] for n in (0, vl // 2)]
+
+    def vectors(q: Expr) -> Stmt:
+        at = q * vl
+        pair = [nest.sums[ramp(here + part * size + at, vl)] for part in (even, 1 - even)]
+        stored = []
+        for half, order in enumerate(halves):
+            value = T.Shuffle(pair, [T.const(k, "int32") for k in order])
+            stored.append(S.BufferStore(line, value, [ramp(2 * at + half * vl, vl)]))
+        return seq(stored)
+
+    return line, [stack(line), loop(count, vectors, name="q")]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
+_FEW_LANES = 4
+
 N = TypeVar("N")
 Three = tuple[int, int, int]
 
@@ -114,6 +116,14 @@ class Planes:
     def pitch(self) -> int:
         """Positions of a line of the region."""
         return self.out[2] + max(p.reach for p in self.phases(2)) + self.late(2)
+
+    def dealt(self, count: int, lanes: int) -> int:
+        """Lanes of the vectors in which ``count`` positions of a line are taken, every other one of
+        the input's: ``lanes``, or less where lines are short. 0: they are gathered one by one."""
+        while lanes > _FEW_LANES and (lanes > count or 2 * lanes > self.extent[2]):
+            lanes //= 2
+        fits = _FEW_LANES <= lanes <= count and 2 * lanes <= self.extent[2]
+        return lanes if self.stride[2] == 2 and fits else 0
 
     def lines(self, ln: Any) -> Any:
         """Lines of a phase of the region, for ``ln`` lines of the result (a number or an array)."""

@@ -9,12 +9,17 @@ from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
     Expr,
+    S,
     Stmt,
     T,
+    buffer,
+    imm,
     loop,
     seq,
+    stack,
     when,
 )
+from torch_pruner.codegen.tir.builders import vector as ramp
 from torch_pruner.codegen.tir.values import store
 
 if TYPE_CHECKING:
@@ -148,12 +153,66 @@ def _line(
     def padding(x: Expr) -> Stmt:
         return store(nest.near, base + x, zero())
 
-    def copied(x: Expr) -> Stmt:
-        at = (*place, x * stride + (phase.number - lo))[3 - planes.rank :]
-        return store(nest.near, base + x, nest.reader.at(nest.con.a, (*channel, *at)))
+    def taken(position: Expr) -> Expr:
+        at = (*place, position)[3 - planes.rank :]
+        return nest.reader.at(nest.con.a, (*channel, *at))
 
-    return [
-        run(nest, 0, left, padding),
-        run(nest, left, end - left, copied),
-        run(nest, end, planes.pitch - end, padding),
-    ]
+    def copied(x: Expr) -> Stmt:
+        return store(nest.near, base + x, taken(x * stride + (phase.number - lo)))
+
+    lanes = planes.dealt(end - left, nest.vl)
+    if lanes:
+        middle = _dealt(nest, taken, base, (left, end), phase.number - lo, lanes)
+    else:
+        middle = run(nest, left, end - left, copied)
+    return [run(nest, 0, left, padding), middle, run(nest, end, planes.pitch - end, padding)]
+
+
+def _dealt(
+    nest: Nest,
+    taken: Callable[[Expr], Expr],
+    base: Expr,
+    span: tuple[int, int],
+    offset: int,
+    lanes: int,
+) -> Stmt:
+    """Every other position of a line: of two neighbouring vectors the even lanes or the odd ones.
+
+    Positions ``span`` of the region's line, at ``base``, take from twice that plus ``offset``. The
+    last vector begins earlier, to be whole, and reads no further than the line goes.
+    """
+    left, end = span
+    width = nest.planes.extent[2]
+    raw = buffer(2 * lanes, "float32", "raw", scope="local")
+
+    def vectors(x: Expr, first: Expr, odd: int) -> Stmt:
+        def read(half: int) -> Stmt:
+            at = half * lanes
+            return nest.reader.scope(
+                lambda: [
+                    loop(
+                        lanes, lambda v: store(raw, at + v, taken(first + at + v)), VECTORIZED, "v"
+                    )
+                ]
+            )
+
+        pair = [raw[ramp(imm(at), lanes)] for at in (0, lanes)]
+        dealt = T.Shuffle(pair, [T.const(2 * k + odd, "int32") for k in range(lanes)])
+        return seq(
+            [stack(raw), read(0), read(1), S.BufferStore(nest.near, dealt, [ramp(base + x, lanes)])]
+        )
+
+    start = 2 * left + offset
+    whole = min((end - left) // lanes, (width - start) // (2 * lanes))
+    found = []
+    if whole:
+
+        def vector(q: Expr) -> Stmt:
+            return vectors(left + q * lanes, start + q * (2 * lanes), 0)
+
+        found.append(loop(whole, vector, name="q"))
+    if whole * lanes < end - left:
+        source = 2 * (end - lanes) + offset
+        first = min(source, width - 2 * lanes)
+        found.append(vectors(imm(end - lanes), imm(first), source - first))
+    return seq(found)

@@ -25,7 +25,9 @@ _MAX_ROWS = 16
 _BYTES = 4
 _OF_THE_CACHE = 0.5  # the second one, that a region may take
 _MAX_UNROLLED = 512  # vector multiply-adds of a kernel line: more take seconds to compile
-_COPIED, _GATHERED = 2.5, 0.6  # cycles of a vector that is copied; of an element, strided
+# Cycles of a vector that is copied; of one that has every other element; of one that is alone.
+_COPIED, _DEALT, _GATHERED = 2.5, 3.5, 0.6
+_WOVEN = 2.5  # cycles more of a vector of results
 _LINE_CYCLES, _TILE_CYCLES = 4.0, 20.0
 
 
@@ -109,15 +111,13 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
         across = p.spread[2]
         vectors = math.ceil(p.out[2] * across / self.lanes)
         after = set(range(self.con.anchor + 1, len(spec.nodes)))
-        # Results that interleave are gathered of several sums.
-        taken = 3.0 if across == 1 else 3.0 + self.lanes
+        # Results that interleave are gathered of several sums; of two, vectors are woven.
+        taken = {1: 3.0, 2: 3.0 + _WOVEN}.get(across, 3.0 + self.lanes)
         line = vectors * (taken + machine.pointwise_cycles(spec, after)) + 2
         written = c.tm * c.ln * line / across
 
         pieces = p.channels * p.copies * p.lines(c.ln)
-        strided = p.stride[2] > 1
-        moved = p.pitch * _GATHERED if strided else math.ceil(p.pitch / self.lanes) * _COPIED
-        copied = pieces * (moved + _LINE_CYCLES)
+        copied = pieces * (self._moved() + _LINE_CYCLES)
         # Input, and results, in the share of a task.
         tasks = self._tasks(c)
         data = machine.input_bytes(spec) + machine.output_bytes(spec)
@@ -140,6 +140,14 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
             2.0 * p.results * p.depth * each * c.tm * tiles * width * tasks,
             seconds,
         )
+
+    def _moved(self) -> float:
+        """Cycles in which a line of the region gets what it has of the input."""
+        p = self.planes
+        if p.stride[2] == 1:
+            return math.ceil(p.pitch / self.lanes) * _COPIED
+        dealt = p.dealt(min(p.pitch, p.extent[2] // 2), self.lanes)
+        return math.ceil(p.pitch / dealt) * _DEALT if dealt else p.pitch * _GATHERED
 
     def default(self) -> Decisions:
         return self.best_predicted(20_000)
