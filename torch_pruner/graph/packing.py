@@ -142,8 +142,8 @@ def strided_layout(node: Node, axes: Sequence[tuple[int, int]]) -> PackLayout:
 
 
 def operand_form(name: str, arrange: Callable[[Array, int], Array]) -> None:
-    """Let layouts of the form ``name`` arrange their operand by ``arrange``, which is given how many
-    groups there are: to (group, k, n)."""
+    """Let layouts of the form ``name`` arrange their operand by ``arrange``: to (group, k, n), of
+    as many groups as it is given."""
     _FORMS[name] = arrange
 
 

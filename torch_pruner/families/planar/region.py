@@ -160,9 +160,9 @@ def _line(
     def copied(x: Expr) -> Stmt:
         return store(nest.near, base + x, taken(x * stride + (phase.number - lo)))
 
-    lanes = planes.dealt(end - left, nest.vl)
-    if lanes:
-        middle = _dealt(nest, taken, base, (left, end), phase.number - lo, lanes)
+    if lanes := planes.dealt(end - left, nest.vl):
+        some = (left, end), phase.number - lo
+        middle: Stmt | None = _dealt(nest, taken, base, *some, lanes)
     else:
         middle = run(nest, left, end - left, copied)
     return [run(nest, 0, left, padding), middle, run(nest, end, planes.pitch - end, padding)]

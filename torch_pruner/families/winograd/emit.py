@@ -3,7 +3,8 @@
 The nest is: parallel over chunks of tiles and shares of groups or of the columns; blocks of tiles;
 groups; transform of a block's inputs; column panels; positions; register tiles over all channels;
 and, panel by panel, the results of a block from the products of all positions, through the
-epilogue. What passes between the three steps stays in a core's cache. See ``form`` for the algorithm.
+epilogue. What passes between the three steps stays in a core's cache. See ``form`` for the
+algorithm.
 """
 
 from __future__ import annotations
