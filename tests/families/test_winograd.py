@@ -102,6 +102,17 @@ def input_gradient(
         (K.conv(64, 13, 128, 3, 1, 1, groups=2, static=False), {"nv": 4}),
         (K.conv(32, 7, 64, 3, 1, 1, groups=2, rank=3), {"nv": 2}),
         (input_gradient(32, (14, 13), 64, groups=2), {"nv": 1, "nc": 2}),
+        (K.conv(16, 10, 32, 2, 1, 1), {"tm": 4}),
+        (K.conv(16, 14, 32, 4, 2, 1), {"tm": 3}),
+        (K.conv(32, 13, 32, 4, 2, 2, batch=2), {"tm": 4, "nc": 2, "nv": 1}),
+        (K.conv(16, 19, 32, 6, 2, 1), {"tm": 4}),
+        (K.conv(16, 21, 32, 6, 3, 0), {"tm": 3, "tb": 1}),
+        (K.conv(16, 30, 32, 4, 2, 1, rank=1), {"tm": 2}),
+        (K.conv(16, 10, 16, 4, 2, 1, rank=3), {"tm": 3, "nv": 1}),
+        (K.conv_transpose(16, 7, 32, 4, 2, 1, last=True), {"tm": 4}),
+        (K.conv_transpose(32, 6, 64, 4, 2, 1, last=True), {"tm": 3, "tb": 1, "nc": 4, "mc": 1}),
+        (K.conv_transpose(16, 8, 16, 6, 2, 2, last=True), {"tm": 4, "nv": 1}),
+        (K.conv_transpose(16, 6, 16, 6, 3, 0, last=True), {"tm": 4, "nv": 1}),
     ],
 )
 def test_it_is_the_convolution(spec: Graph, changes: dict[str, int]) -> None:

@@ -61,13 +61,15 @@ def along(matrix: tuple[tuple[float, ...], ...], value: np.ndarray, d: int) -> n
     return np.moveaxis(np.tensordot(np.array(matrix), value, (1, d)), 0, d)
 
 
-@pytest.mark.parametrize("kernel", [(3,), (3, 3), (1, 3), (3, 1)])
+@pytest.mark.parametrize(
+    "kernel", [(3,), (3, 3), (1, 3), (3, 1), (2,), (2, 2), (2, 3), (3, 3, 3), (2, 1, 3)]
+)
 def test_a_tile_is_the_convolution(kernel: tuple[int, ...]) -> None:
-    size = (9, 12)[: len(kernel)]
+    size = (9, 12, 6)[: len(kernel)]
     plan = winograd_of(conv(kernel, size=size))
     assert plan is not None
     rng = np.random.default_rng(0)
-    # Small integers: the transforms halve twice at most, so that every step is exact.
+    # Small integers: the transforms halve thrice at most, so that every step is exact.
     data = rng.integers(-8, 8, plan.tile).astype(np.float64)
     taps = rng.integers(-8, 8, (1, 1, *kernel)).astype(np.float64)
     moved = data
@@ -120,7 +122,7 @@ def test_a_tile_of_four_results_is_the_convolution(kernel: tuple[int, ...]) -> N
     for d, factors in enumerate(plan.input_transform()):
         for matrix in factors:
             moved = along(matrix, moved, d)
-    products = moved * transformed(taps, 4).reshape(plan.tile)
+    products = moved * transformed(taps, results=4).reshape(plan.tile)
     for d, factors in enumerate(plan.output_transform()):
         for matrix in factors:
             products = along(matrix, products, d)
@@ -167,11 +169,13 @@ def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int, resu
         conv((1, 1)),
         conv((3, 5)),
         conv(stride=2),
-        conv(groups=2),
+        conv((4, 4), stride=3),
+        conv((4, 4), stride=2, static=False),
+        conv((4, 4), stride=2, channels=MAX_DEPTH // 2),
         conv(dtype="bfloat16"),
         conv(dtype="float64"),
         conv(channels=MAX_DEPTH + 16),
-        conv((3, 3, 3), size=(4, 4, 4)),
+        conv((3, 3, 5), size=(4, 4, 4)),
     ],
 )
 def test_others_are_refused(spec: Graph) -> None:
@@ -207,6 +211,22 @@ def test_weights_are_packed_panel_by_panel() -> None:
         (tasks, positions, rows, 4),
         (tasks, positions, rows, 4),
     ]
+
+
+def test_a_stride_that_divides_the_kernel_makes_channels_of_positions() -> None:
+    plan = winograd_of(conv((4, 6), stride=2, size=(8, 12)))
+    assert plan is not None
+    assert (plan.taps, plan.split, plan.tile) == ((2, 3), (2, 2), (3, 4))
+    assert (plan.channels, plan.reach) == (16, (1, 1))
+    assert winograd_of(allow_fast(conv((4, 4), stride=2, size=(8, 8))), 4) is None
+
+
+def test_groups_have_weights_of_their_own() -> None:
+    weights = np.random.default_rng(0).standard_normal((6, 2, 3, 3)).astype(np.float32)
+    both = transformed(weights, 2)
+    assert both.shape == (2, 16 * 2, 3)
+    for g in range(2):
+        assert (both[g] == transformed(weights[3 * g : 3 * g + 3])[0]).all()
 
 
 def test_costs_are_those_of_the_literature() -> None:

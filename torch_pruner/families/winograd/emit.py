@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.beyond import divided, row_counts
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.operands import phase
 from torch_pruner.codegen.parts.output import along, output_path
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
@@ -159,7 +160,9 @@ def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
 
                 def panel(n: Expr) -> Stmt:
                     nb = (g if plan.groups > 1 else share) * panels + n
-                    return seq([_multiply(nest, p, nb), _results(nest, p, nb, first, own)])
+                    column = (n if plan.by_phase else nb) * nest.bn
+                    results = _results(nest, p, (g, column), first, own)
+                    return seq([_multiply(nest, p, nb), results])
 
                 return seq([_transform(nest, p, g, first), loop(panels, panel, name="n")])
 
@@ -180,21 +183,26 @@ class _Tile:
     nest: _Nest
     image: Expr
     begin: tuple[Expr, ...]  # position of its first result
+    shift: tuple[Expr, ...] | None = None  # by which its inputs lie further on
 
     def source(self, place: Shape) -> list[Expr]:
         """Position of an input of the tile."""
         plan, conv = self.nest.plan, self.nest.conv
-        every = zip(self.begin, place, plan.dilation, conv.lo, strict=True)
-        return [b + i * g - lo for b, i, g, lo in every]
+        every = zip(self.begin, place, plan.dilation, plan.split, strict=True)
+        found = [(b + i * g) * s if s > 1 else b + i * g for b, i, g, s in every]
+        if self.shift is not None:
+            found = [at + more for at, more in zip(found, self.shift, strict=True)]
+        return [at - lo for at, lo in zip(found, conv.lo, strict=True)]
 
     def inside(self, place: Shape) -> list[Expr]:
         """Conditions under which an input exists, where it may not."""
         nest, plan, found = self.nest, self.nest.plan, []
         extent = nest.spec.nodes[plan.con.a].shape[2:]
         for d, position in enumerate(self.source(place)):
-            offset = place[d] * plan.dilation[d] - nest.conv.lo[d]
-            found += [position >= 0] if offset < 0 else []
-            found += [position < extent[d]] if plan.last(d) + offset >= extent[d] else []
+            offset, lo, split = place[d] * plan.dilation[d], nest.conv.lo[d], plan.split[d]
+            last = (plan.last(d) + offset) * split + plan.reach[d] - lo
+            found += [position >= 0] if offset * split < lo else []
+            found += [position < extent[d]] if last >= extent[d] else []
         return found
 
     def result(self, place: Shape) -> tuple[list[Expr], list[Expr]]:
@@ -225,29 +233,42 @@ def _transform(nest: _Nest, p: Expr, g: Expr, first: Expr) -> Stmt:
     # The corners of a tile tell of all of it.
     corners = sorted(itertools.product(*({0, n - 1} for n in plan.tile)))
 
-    def tile(t: Expr) -> Stmt:
-        where = _tile_at(nest, first + t)
+    parts = math.prod(plan.split)
+
+    def part(t: Expr, at: Expr) -> Stmt:
+        """The channels of positions that are alike modulo the stride; all, where there is none."""
+        where = replace(_tile_at(nest, first + t), shift=_shift(nest, g, at))
         conditions = [c for place in corners for c in where.inside(place)]
 
         def channels(*, guarded: bool) -> Stmt:
-            count = plan.channels // nest.vl
-
             def vector(c: Expr) -> Stmt:
-                return _inputs(nest, where, p, (g, t, c), guarded=guarded)
+                return _inputs(nest, where, p, (g, t, at, c), guarded=guarded)
 
-            return loop(count, vector, name="c")
+            return loop(plan.con.k[-1] // nest.vl, vector, name="c")
 
         if not conditions:
             return channels(guarded=False)
         return when(T.all(*conditions), channels(guarded=False), channels(guarded=True))
 
+    def tile(t: Expr) -> Stmt:
+        return loop(parts, lambda at: part(t, at), name="s") if parts > 1 else part(t, imm(0))
+
     return loop(nest.rows, tile, name="t")
 
 
+def _shift(nest: _Nest, g: Expr, part: Expr) -> tuple[Expr, ...] | None:
+    """By how many positions inputs of a group, or of a part of the channels, lie further on."""
+    plan = nest.plan
+    if plan.by_phase:
+        return tuple(late for late, _ in phase(plan.con, g))
+    return tuple(unlinear(part, plan.split)) if math.prod(plan.split) > 1 else None
+
+
 def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: Index, *, guarded: bool) -> Stmt:
-    """Of a group (the first of ``at``) a tile of a block and a vector of its channels: read and
-    transformed."""
-    plan, vl, (g, t, c) = nest.plan, nest.vl, at
+    """Of a group (the first of ``at``) a tile of a block, and of a part of its channels a vector:
+    read and transformed."""
+    plan, vl, (g, t, part, c) = nest.plan, nest.vl, at
+    size = plan.con.k[-1]
     order = {place: k for k, place in enumerate(places(plan.tile))}
     raw = buffer(plan.positions * vl, plan.con.acc_dtype, "raw", scope="local")
 
@@ -255,7 +276,7 @@ def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: Index, *, guarded: bool) -> S
         source = tile.source(place)
 
         def element(v: Expr) -> Stmt:
-            channel = g * plan.channels + (c * vl + v)
+            channel = c * vl + v if plan.by_phase else g * size + (c * vl + v)
             value = nest.reader.at(plan.con.a, (tile.image, channel, *source))
             return store(raw, order[place] * vl + v, value)
 
@@ -270,7 +291,7 @@ def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: Index, *, guarded: bool) -> S
 
     def keep(place: Shape, v: Expr, value: Expr) -> Stmt:
         row = (p * plan.positions + order[place]) * nest.rows + t
-        return store(nest.inputs, row * plan.channels + c * vl + v, value)
+        return store(nest.inputs, row * plan.channels + (part * size + c * vl) + v, value)
 
     def read(place: Shape, v: Expr) -> Expr:
         return raw[order[place] * vl + v]
@@ -337,10 +358,13 @@ def _fetch(nest: _Nest, panel: Expr, q: Expr, ko: Expr) -> Stmt:
 
 
 def _results(
-    nest: _Nest, p: Expr, nb: Expr, first: Expr, own: Callable[[Expr], Expr] | None
+    nest: _Nest, p: Expr, at: tuple[Expr, Expr], first: Expr, own: Callable[[Expr], Expr] | None
 ) -> Stmt:
-    """The results of a block's tiles for the columns of a panel, each stored once."""
-    plan, vl = nest.plan, nest.vl
+    """The results of a block's tiles for the columns of a panel, each stored once.
+
+    ``at``: the group, and the first column.
+    """
+    plan, vl, (g, begin) = nest.plan, nest.vl, at
     order = {place: k for k, place in enumerate(places(plan.tile))}
     made = {place: k for k, place in enumerate(places(plan.step))}
 
@@ -349,7 +373,7 @@ def _results(
 
         def vector(j: Expr) -> Stmt:
             done = buffer(len(made) * vl, plan.con.acc_dtype, "done", scope="local")
-            column = nb * nest.bn + j * vl
+            column = begin + j * vl
 
             def product(place: Shape, v: Expr) -> Expr:
                 row = (p * plan.positions + order[place]) * nest.rows + t
@@ -363,7 +387,7 @@ def _results(
                 steps = transformed(vl, dtype, [factors[0] for factors in matrices], product, keep)
             else:
                 steps = transformed_by_lines(vl, dtype, matrices, product, keep)
-            stored = [_store(nest, where, i, column, (done, k * vl)) for i, k in made.items()]
+            stored = [_store(nest, where, i, (g, column), (done, k * vl)) for i, k in made.items()]
             return seq([stack(done), *steps, *stored])
 
         body = loop(nest.nv, vector, name="j")
@@ -372,17 +396,22 @@ def _results(
     return loop(nest.rows, tile, name="t")
 
 
-def _store(nest: _Nest, tile: _Tile, place: Shape, column: Expr, value: tuple[Buffer, int]) -> Stmt:
-    """One result of a tile, a vector of columns, through the rest of the graph."""
-    spec, anchor = nest.spec, nest.plan.con.anchor
+def _store(
+    nest: _Nest, tile: _Tile, place: Shape, at: tuple[Expr, Expr], value: tuple[Buffer, int]
+) -> Stmt:
+    """One result of a tile, a vector of columns of a group, through the rest of the graph."""
+    spec, anchor, (g, column) = nest.spec, nest.plan.con.anchor, at
     path = output_path(spec, anchor)
     shape, dtype = spec.nodes[path[-1]].shape, spec.nodes[anchor].dtype
     spot, cut = tile.result(place)
-    done, at = value
+    done, kept = value
+    if nest.plan.by_phase:
+        pairs = zip(spot, nest.plan.con.batch, phase(nest.plan.con, g), strict=True)
+        spot = [q * s + apart for q, s, (_, apart) in pairs]
 
     def element(v: Expr) -> Stmt:
         index: Index = along(spec, path, (tile.image, column + v, *spot))
-        nest.reader.overrides[anchor] = held(done, at + v, dtype)
+        nest.reader.overrides[anchor] = held(done, kept + v, dtype)
         return nest.reader.scope(
             lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
         )

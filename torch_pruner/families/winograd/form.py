@@ -1,4 +1,4 @@
-"""Convolutions of three taps by minimal filtering in every dimension that has three.
+"""Convolutions of three taps, or two, by minimal filtering in every dimension that has so many.
 
 Two neighbouring results of three taps take four products instead of six (Winograd 1980; Lavin and
 Gray, "Fast Algorithms for Convolutional Neural Networks", 2015): ``y = A^T [(G g) * (B^T d)]``. In
@@ -9,6 +9,11 @@ Of these algorithms F(2, 3) alone rounds no worse than the sum it replaces: its 
 halve. F(4, 3) takes 36 products for sixteen results instead of 144 and rounds worse; it is for
 convolutions that may be less exact (``graph.precision``). An infinite input spreads over its tile
 as NaN, as it does in vendors' libraries.
+
+Two neighbouring results of two taps, F(2, 2), take three products instead of four, and additions
+alone. That is for strides: a convolution of four taps and stride two is one of two taps of the
+positions that are alike modulo two, whose channels are those of both; a transposed one is one of
+two taps for each position of a result modulo the stride (``conv_phases``).
 """
 
 from __future__ import annotations
@@ -25,12 +30,14 @@ import numpy.typing as npt
 from torch_pruner.families.base import Parameters
 from torch_pruner.families.winograd.matrices import (
     MORE_RESULTS,
+    PAIR,
     RESULTS,
     TAPS,
     Matrix,
     transforms,
 )
 from torch_pruner.graph.contraction import Contraction, constant_operand, contraction_of
+from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.packing import PackLayout, operand_form
 from torch_pruner.graph.precision import is_fast
 from torch_pruner.graph.signature import BufferSpec
@@ -65,8 +72,10 @@ class Winograd:
     """Extents of one such convolution; ``tile`` and ``step`` are 1 where the kernel is."""
 
     con: Contraction
-    step: Shape  # results of a tile, by spatial dimension
+    taps: Shape  # by spatial dimension
+    step: Shape  # results of a tile
     tile: Shape  # inputs of a tile: products for these results
+    split: Shape  # distance of neighbouring inputs: positions alike modulo that are channels beside
 
     @property
     def positions(self) -> int:
@@ -83,8 +92,24 @@ class Winograd:
 
     @property
     def channels(self) -> int:
-        """Of a group."""
-        return self.con.k[-1]
+        """Of a group, with those of all positions modulo the stride."""
+        return self.con.k[-1] * math.prod(self.split)
+
+    @property
+    def by_phase(self) -> bool:
+        """Whether groups are positions of the result modulo the stride."""
+        return self.con.form == "conv_phases"
+
+    @property
+    def reach(self) -> Shape:
+        """By how many positions inputs of a group, or of a part of the channels, lie further on, at
+        most."""
+        conv = self.con.conv
+        assert conv is not None
+        if self.by_phase:
+            pairs = zip(self.con.batch, conv.phase, strict=True)
+            return tuple((s - 1 + p) // s for s, p in pairs)
+        return tuple(s - 1 for s in self.split)
 
     @property
     def grid(self) -> Shape:
@@ -147,30 +172,53 @@ def winograd_of(graph: Graph, results: int = RESULTS) -> Winograd | None:
     """The tiles of a kernel graph's convolution, of so many results along a dimension of three
     taps: two, or four; None where the algorithm does not apply.
 
-    It does for float32 convolutions of one to three dimensions with three taps (or one, not
-    everywhere), that visit every position; they may be dilated. Weights that are not constant may
-    be turned, as gradients of inputs read them (``conv_transpose``). More than two results are for
-    convolutions that were marked (``graph.precision.allow_fast``).
+    It does for float32 convolutions of one to three dimensions with two or three taps (or one, not
+    everywhere), that visit every position; they may be dilated. Those of constant weights may have
+    a stride that divides their kernel, or be transposed ones with a stride. Weights that are not
+    constant may be turned, as gradients of inputs read them (``conv_transpose``). More than two
+    results are of three taps, and for convolutions that were marked
+    (``graph.precision.allow_fast``).
     """
     con = contraction_of(graph)
-    conv, forms = con.conv, ("conv", "conv_transpose")
-    if conv is None or con.form not in forms or con.k[-1] > MAX_DEPTH:
+    if con.conv is None or {graph.nodes[i].dtype for i in (con.anchor, con.b)} != {"float32"}:
         return None
-    if {graph.nodes[i].dtype for i in (con.anchor, con.b)} != {"float32"}:
+    found = _taps(graph, con)
+    if found is None:
         return None
-    dense = {*conv.stride, *conv.dilate_input} == {1}
-    if not dense or max(conv.kernel) != TAPS or not {*conv.kernel} <= {1, TAPS}:
-        return None
-    if con.form == "conv_transpose" and constant_operand(graph, con) is not None:
+    taps, split = found
+    known = {1, PAIR, TAPS} if results == RESULTS else {1, TAPS}
+    if max(taps) == 1 or not {*taps} <= known or con.k[-1] * math.prod(split) > MAX_DEPTH:
         return None
     if results > RESULTS and not is_fast(graph.nodes[con.anchor]):
         return None
-    step = tuple(results if k > 1 else 1 for k in conv.kernel)
-    plan = Winograd(con, step, tuple(s + k - 1 for s, k in zip(step, conv.kernel, strict=True)))
+    step = tuple(results if k > 1 else 1 for k in taps)
+    tile = tuple(s + k - 1 for s, k in zip(step, taps, strict=True))
+    plan = Winograd(con, taps, step, tile, split)
     return plan if plan.positions <= _MOST else None
 
 
-def transformed(weights: Array, groups: int, results: int = RESULTS) -> Array:
+def _taps(graph: Graph, con: Contraction) -> tuple[Shape, Shape] | None:
+    """Taps of neighbouring inputs, and how far apart these lie in the input."""
+    conv = con.conv
+    assert conv is not None
+    ones, constant = (1,) * len(conv.kernel), constant_operand(graph, con) is not None
+    if con.form == "conv" and {*conv.stride} == {1}:
+        return conv.kernel, ones
+    if con.form == "conv_transpose" and {*conv.stride, *conv.dilate_input} == {1} and not constant:
+        return conv.kernel, ones
+    if not constant or any(node.is_count for node in graph.nodes):
+        return None
+    if con.form == "conv_phases":
+        return con.k[:-1], ones
+    if con.form != "conv" or con.groups > 1 or {*conv.dilation} != {1}:
+        return None
+    pairs = list(zip(conv.kernel, conv.stride, strict=True))
+    if any(k % s for k, s in pairs):
+        return None
+    return tuple(k // s for k, s in pairs), conv.stride
+
+
+def transformed(weights: Array, groups: int = 1, results: int = RESULTS) -> Array:
     """``G g G^T`` of weights (o, i, *kernel) as (group, positions * i, o), rounded once.
 
     Of ``o``, ``groups`` times as many as there, neighbours are of a group.
@@ -182,6 +230,14 @@ def transformed(weights: Array, groups: int, results: int = RESULTS) -> Array:
     outputs, channels = weights.shape[:2]
     flat = result.reshape(groups, outputs // groups, channels, -1).astype(weights.dtype)
     return flat.transpose(0, 3, 2, 1).reshape(groups, -1, outputs // groups)
+
+
+def transformed_phases(weights: Array, groups: int, taps: Shape) -> Array:
+    """The same of weights (group, taps * i, o), as ``graph.contraction`` has them of phases."""
+    outputs, rank = weights.shape[-1], len(taps)
+    operand = weights.reshape(groups, *taps, -1, outputs)
+    moved = operand.transpose(0, rank + 2, rank + 1, *range(1, rank + 1))
+    return transformed(moved.reshape(groups * outputs, -1, *taps), groups)
 
 
 def additions(matrices: list[tuple[Matrix, ...]]) -> int:
@@ -217,7 +273,13 @@ def parameters(
     shape = (plan.groups, -(-plan.con.n // block), plan.positions * plan.channels, block)
     constant = constant_operand(spec, plan.con)
     if constant is not None:
-        packs[constant[0]] = PackLayout(constant[1], _FORMS[results], plan.groups, block, shape)
+        index, view = constant
+        form = _FORMS[results]
+        if plan.by_phase:
+            form = _phases_form(plan.taps)
+        elif math.prod(plan.split) > 1:
+            view = _apart(view, plan)
+        packs[index] = PackLayout(view, form, plan.groups, block, shape)
     rows = decisions.tm * decisions.tb
     tasks = plan.blocked(rows, decisions.mc)[0] * decisions.nc
     scratch = tuple(
@@ -228,6 +290,26 @@ def parameters(
     return Parameters(packs, (*scratch, *own))
 
 
+def _apart(view: Graph, plan: Winograd) -> Graph:
+    """Weights (o, i, *kernel) as (o, positions modulo the stride and i, *taps)."""
+    b, x = GraphBuilder(), 0
+    for node in view.nodes:
+        x = b.again(node, node.inputs)
+    outputs, channels, *_ = b.shape(x)
+    rank = len(plan.taps)
+    pairs = [n for pair in zip(plan.taps, plan.split, strict=True) for n in pair]
+    x = b.reshape(x, (outputs, channels, *pairs))
+    order = (0, *range(3, 3 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2))
+    return b.finish([b.reshape(b.permute(x, order), (outputs, plan.channels, *plan.taps))])
+
+
+def _phases_form(taps: Shape) -> str:
+    return "winograd_phases_" + "x".join(map(str, taps))
+
+
+for _rank in (1, 2, 3):
+    for _each in itertools.product((1, PAIR, TAPS), repeat=_rank):
+        operand_form(_phases_form(_each), partial(transformed_phases, taps=_each))
 _FORMS = {RESULTS: "winograd", MORE_RESULTS: "winograd4"}
 for _results, _name in _FORMS.items():
     operand_form(_name, partial(transformed, results=_results))

@@ -1,10 +1,11 @@
-"""Matrices of minimal filtering in one dimension: three taps, two or four neighbouring results.
+"""Matrices of minimal filtering in one dimension: three taps, two or four neighbouring results,
+and two taps, two results.
 
 ``y = A^T [(G g) * (B^T d)]``: ``B^T`` transforms the inputs, ``G`` the taps, ``A^T`` back. Of two
-results they add and halve. Those of four come from the polynomial that interpolates at 0, two pairs
-of opposite points and infinity (Cook and Toom). What they round grows with the points: 5/8 and 3/2
-have the smallest error of the pairs that were tried, a half of that of 1/2 and 2
-(docs/experiments.md), and all of ``A^T`` and ``B^T`` is exact in float32.
+results they add and halve; of two taps they add. Those of four come from the polynomial that
+interpolates at 0, two pairs of opposite points and infinity (Cook and Toom). What they round grows
+with the points: 5/8 and 3/2 have the smallest error of the pairs that were tried, a half of that of
+1/2 and 2 (docs/experiments.md), and all of ``A^T`` and ``B^T`` is exact in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-TAPS, RESULTS, MORE_RESULTS = 3, 2, 4
+TAPS, PAIR, RESULTS, MORE_RESULTS = 3, 2, 2, 4
 POINTS = Fraction(5, 8), Fraction(3, 2)
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -33,9 +34,12 @@ class Transforms(NamedTuple):
 
 
 def transforms(tile: int) -> Transforms:
-    """Of tiles with so many inputs: four, six, or one where a kernel has a single tap."""
+    """Of tiles with so many inputs: three (of two taps), four, six, or one where a kernel has a
+    single tap."""
     if tile == 1:
         return Transforms((_ONE,), _ONE, (_ONE,))
+    if tile == PAIR + RESULTS - 1:
+        return _OF_PAIR
     return _OF_FOUR if tile == TAPS + MORE_RESULTS - 1 else _OF_TWO
 
 
@@ -96,6 +100,9 @@ def _rounded(matrix: Exact) -> Matrix:
 
 
 _OF_TWO = Transforms((_INPUT,), _WEIGHT, (_OUTPUT,))
+_OF_PAIR = Transforms(
+    (((1, -1, 0), (0, 1, 0), (0, -1, 1)),), ((1, 0), (1, 1), (0, 1)), (((1, 1, 0), (0, 1, 1)),)
+)
 _OF_FOUR = Transforms(
     tuple(map(_rounded, input_factors(*POINTS))),
     _rounded(weight_matrix(*POINTS)),

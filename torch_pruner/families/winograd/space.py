@@ -244,5 +244,5 @@ def lanes_of(plan: Winograd, lanes: int) -> int:
     0 where neither is whole.
     """
     halves = (lanes // 2,) if plan.groups > 1 and lanes > _HALF else ()
-    whole = (n for n in (lanes, *halves) if plan.channels % n == 0 == plan.con.n % n)
+    whole = (n for n in (lanes, *halves) if plan.con.k[-1] % n == 0 == plan.con.n % n)
     return next(whole, 0)
