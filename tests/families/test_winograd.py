@@ -107,6 +107,12 @@ def input_gradient(
         (K.conv(32, 13, 32, 4, 2, 2, batch=2), {"tm": 4, "nc": 2, "nv": 1}),
         (K.conv(16, 19, 32, 6, 2, 1), {"tm": 4}),
         (K.conv(16, 21, 32, 6, 3, 0), {"tm": 3, "tb": 1}),
+        (K.conv(16, 14, 32, 3, 2, 1), {"tm": 3}),
+        (K.conv(32, 15, 32, 3, 2, 1, batch=2), {"tm": 4, "nc": 2, "nv": 1}),
+        (K.conv(16, 17, 32, 5, 2, 2), {"tm": 4}),
+        (K.conv(16, 30, 32, 3, 2, 1, rank=1), {"tm": 2}),
+        (K.conv(16, 9, 16, 3, 2, 1, rank=3), {"tm": 3, "nv": 1}),
+        (K.conv(16, 20, 32, 5, 3, 1), {"tm": 3, "tb": 1, "ahead": 0}),
         (K.conv(16, 30, 32, 4, 2, 1, rank=1), {"tm": 2}),
         (K.conv(16, 10, 16, 4, 2, 1, rank=3), {"tm": 3, "nv": 1}),
         (K.conv_transpose(16, 7, 32, 4, 2, 1, last=True), {"tm": 4}),
@@ -186,7 +192,8 @@ def _by_the_sum(spec: Graph) -> np.ndarray:
 def test_the_draft_takes_it_where_arithmetic_is_the_limit() -> None:
     target = TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 2)
     assert draft(Task("k", K.conv(64, 56, 64, 3, 1, 1), target, 2)).sketch == "winograd"
-    assert draft(Task("k", K.conv(64, 56, 64, 3, 2, 1), target, 2)).sketch == "contraction"
+    assert draft(Task("k", K.conv(64, 56, 64, 3, 2, 1), target, 2)).sketch == "winograd"
+    assert draft(Task("k", K.conv(64, 56, 64, 1, 2, 0), target, 2)).sketch == "contraction"
     assert draft(Task("k", input_gradient(64, (56, 56), 64), target, 2)).sketch == "winograd"
     volume = K.conv(128, 14, 128, 3, 1, 1, rank=3)  # 64 products in place of 216
     assert draft(Task("k", volume, target, 2)).sketch == "winograd"

@@ -168,8 +168,8 @@ def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int, resu
         conv((5, 5)),
         conv((1, 1)),
         conv((3, 5)),
-        conv(stride=2),
-        conv((4, 4), stride=3),
+        conv((3, 1), stride=2),
+        conv((7, 7), stride=2),
         conv((4, 4), stride=2, static=False),
         conv((4, 4), stride=2, channels=MAX_DEPTH // 2),
         conv(dtype="bfloat16"),
@@ -218,7 +218,16 @@ def test_a_stride_that_divides_the_kernel_makes_channels_of_positions() -> None:
     assert plan is not None
     assert (plan.taps, plan.split, plan.tile) == ((2, 3), (2, 2), (3, 4))
     assert (plan.channels, plan.reach) == (16, (1, 1))
+    assert plan.filled == 1
     assert winograd_of(allow_fast(conv((4, 4), stride=2, size=(8, 8))), 4) is None
+
+
+def test_where_a_stride_does_not_divide_the_kernel_products_are_left_out() -> None:
+    plan = winograd_of(conv((3, 3), stride=2, size=(8, 8)))
+    assert plan is not None
+    assert (plan.taps, plan.split, plan.tile, plan.whole) == ((2, 2), (2, 2), (3, 3), (1, 1))
+    assert plan.positions * plan.filled * 4 == pytest.approx(25)
+    assert plan.con.flops == pytest.approx(36 / 25 * plan.flops)
 
 
 def test_groups_have_weights_of_their_own() -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.beyond import divided, row_counts
+from torch_pruner.codegen.parts.beyond import row_counts
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import phase
 from torch_pruner.codegen.parts.output import along, output_path
@@ -39,8 +39,9 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.families.winograd.form import Winograd, places, winograd_of
+from torch_pruner.families.winograd.form import places, winograd_of
 from torch_pruner.families.winograd.matrices import RESULTS
+from torch_pruner.families.winograd.nest import Nest, shift_of, tile_at
 from torch_pruner.families.winograd.transform import transformed, transformed_by_lines
 from torch_pruner.families.winograd.weights import pack_weights
 from torch_pruner.graph.ops import ITEMSIZE
@@ -49,60 +50,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.families.winograd.form import WinogradDecisions
-    from torch_pruner.graph.contraction import ConvShape
+    from torch_pruner.families.winograd.nest import Tile
     from torch_pruner.graph.ir import Graph, Shape
     from torch_pruner.graph.signature import Signature
 
 _LINE = 64
-
-
-@dataclass(slots=True)
-class _Nest:
-    """Everything the parts of one emission share."""
-
-    spec: Graph
-    plan: Winograd
-    reader: Reader
-    vl: int
-    tm: int
-    nv: int
-    tb: int
-    ku: int
-    ahead: bool
-    weights: Buffer
-    inputs: Buffer  # (task, position, tile, channel of a group)
-    products: Buffer  # (task, position, tile, column of the panel)
-    out: Buffer
-    counts: tuple[Expr | None, ...]  # of images, lines and columns those that are needed
-
-    @property
-    def grid(self) -> tuple[int | Expr, ...]:
-        """Images and tiles along each dimension, as far as they are needed."""
-        steps = (1, *self.plan.step)
-        dense = (1, *self.plan.dilation)
-        grid = zip(self.plan.grid, self.counts, steps, dense, strict=True)
-        return tuple(
-            most if n is None or d > 1 else T.floordiv(n + (s - 1), s) for most, n, s, d in grid
-        )
-
-    @property
-    def varies(self) -> bool:
-        """Whether the grid is known at run time only."""
-        return any(n is not None for n in self.counts)
-
-    @property
-    def conv(self) -> ConvShape:
-        assert self.plan.con.conv is not None
-        return self.plan.con.conv
-
-    @property
-    def bn(self) -> int:
-        return self.vl * self.nv
-
-    @property
-    def rows(self) -> int:
-        """Tiles of a block."""
-        return self.tm * self.tb
 
 
 def emit(
@@ -117,7 +69,7 @@ def emit(
     (weights,) = own or packed
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     vl, tm, nv, tb, chunks, shares, ku, ahead, parallel = decisions
-    nest = _Nest(
+    nest = Nest(
         spec, plan, reader, vl, tm, nv, tb, ku, bool(ahead), weights, given,
         products, out, row_counts(spec, plan.con, reader),
     )  # fmt: skip
@@ -128,7 +80,7 @@ def emit(
     return Emitted(body, inputs, [out], scratch)
 
 
-def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
+def _compute(nest: Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
     plan, rows = nest.plan, nest.rows
     chunks, per_chunk = plan.blocked(rows, chunks)
     blocks, panels, groups = -(-plan.tiles // rows), plan.con.n // nest.bn, plan.groups
@@ -176,58 +128,7 @@ def _compute(nest: _Nest, chunks: int, shares: int, kind: ForKind) -> Stmt:
     return loop(chunks * shares, task, kind, "p")
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """A tile's place in the image."""
-
-    nest: _Nest
-    image: Expr
-    begin: tuple[Expr, ...]  # position of its first result
-    shift: tuple[Expr, ...] | None = None  # by which its inputs lie further on
-
-    def source(self, place: Shape) -> list[Expr]:
-        """Position of an input of the tile."""
-        plan, conv = self.nest.plan, self.nest.conv
-        every = zip(self.begin, place, plan.dilation, plan.split, strict=True)
-        found = [(b + i * g) * s if s > 1 else b + i * g for b, i, g, s in every]
-        if self.shift is not None:
-            found = [at + more for at, more in zip(found, self.shift, strict=True)]
-        return [at - lo for at, lo in zip(found, conv.lo, strict=True)]
-
-    def inside(self, place: Shape) -> list[Expr]:
-        """Conditions under which an input exists, where it may not."""
-        nest, plan, found = self.nest, self.nest.plan, []
-        extent = nest.spec.nodes[plan.con.a].shape[2:]
-        for d, position in enumerate(self.source(place)):
-            offset, lo, split = place[d] * plan.dilation[d], nest.conv.lo[d], plan.split[d]
-            last = (plan.last(d) + offset) * split + plan.reach[d] - lo
-            found += [position >= 0] if offset * split < lo else []
-            found += [position < extent[d]] if last >= extent[d] else []
-        return found
-
-    def result(self, place: Shape) -> tuple[list[Expr], list[Expr]]:
-        """Position of a result, and conditions under which it exists, where it may not."""
-        plan = self.nest.plan
-        spot = [b + i * g for b, i, g in zip(self.begin, place, plan.dilation, strict=True)]
-        extent = plan.con.m[1:]
-        cut = [
-            spot[d] < extent[d]
-            for d in range(len(spot))
-            if plan.last(d) + place[d] * plan.dilation[d] >= extent[d]
-        ]
-        return spot, cut
-
-
-def _tile_at(nest: _Nest, number: Expr) -> _Tile:
-    if nest.varies:  # behind the last tile it is once more
-        number = T.min(number, math.prod(nest.grid[1:], start=nest.grid[0]) - 1)
-        image, *at = divided(number, nest.grid)
-    else:
-        image, *at = unlinear(number, nest.plan.grid)
-    return _Tile(nest, image, tuple(nest.plan.first(d, o) for d, o in enumerate(at)))
-
-
-def _transform(nest: _Nest, p: Expr, g: Expr, first: Expr) -> Stmt:
+def _transform(nest: Nest, p: Expr, g: Expr, first: Expr) -> Stmt:
     """The inputs of a group and a block's tiles, a vector of channels at a time."""
     plan = nest.plan
     # The corners of a tile tell of all of it.
@@ -237,7 +138,7 @@ def _transform(nest: _Nest, p: Expr, g: Expr, first: Expr) -> Stmt:
 
     def part(t: Expr, at: Expr) -> Stmt:
         """The channels of positions that are alike modulo the stride; all, where there is none."""
-        where = replace(_tile_at(nest, first + t), shift=_shift(nest, g, at))
+        where = replace(tile_at(nest, first + t), shift=shift_of(nest, g, at))
         conditions = [c for place in corners for c in where.inside(place)]
 
         def channels(*, guarded: bool) -> Stmt:
@@ -256,15 +157,7 @@ def _transform(nest: _Nest, p: Expr, g: Expr, first: Expr) -> Stmt:
     return loop(nest.rows, tile, name="t")
 
 
-def _shift(nest: _Nest, g: Expr, part: Expr) -> tuple[Expr, ...] | None:
-    """By how many positions inputs of a group, or of a part of the channels, lie further on."""
-    plan = nest.plan
-    if plan.by_phase:
-        return tuple(late for late, _ in phase(plan.con, g))
-    return tuple(unlinear(part, plan.split)) if math.prod(plan.split) > 1 else None
-
-
-def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: Index, *, guarded: bool) -> Stmt:
+def _inputs(nest: Nest, tile: Tile, p: Expr, at: Index, *, guarded: bool) -> Stmt:
     """Of a group (the first of ``at``) a tile of a block, and of a part of its channels a vector:
     read and transformed."""
     plan, vl, (g, t, part, c) = nest.plan, nest.vl, at
@@ -303,7 +196,7 @@ def _inputs(nest: _Nest, tile: _Tile, p: Expr, at: Index, *, guarded: bool) -> S
     return seq([stack(raw), *transformed_by_lines(vl, dtype, matrices, read, keep, fetch)])
 
 
-def _multiply(nest: _Nest, p: Expr, nb: Expr) -> Stmt:
+def _multiply(nest: Nest, p: Expr, nb: Expr) -> Stmt:
     """The products of a block's tiles and a panel (of all groups'), position by position."""
     plan, vl, nv, tm, bn = nest.plan, nest.vl, nest.nv, nest.tm, nest.bn
     channels, ku = plan.channels, min(nest.ku, plan.channels)
@@ -335,19 +228,32 @@ def _multiply(nest: _Nest, p: Expr, nb: Expr) -> Stmt:
                 body = loop(ku, lambda u: update(ko * ku + u), UNROLLED, "u")
                 return seq([_fetch(nest, panel, q, ko), body]) if nest.ahead else body
 
+            def part(s: Expr) -> Stmt:
+                """The channels of positions that are alike modulo the stride, if any has a tap."""
+                digits = unlinear(s, plan.split), unlinear(w, plan.tile)
+                every = zip(*digits, plan.whole, plan.split, plan.tile, strict=True)
+                lacks = [T.all(i >= n, at >= t - 1) for i, at, n, split, t in every if n < split]
+                of_part = plan.con.k[-1] // ku
+                body = loop(of_part, lambda k: step(s * of_part + k), name="k")
+                return when(T.Not(T.any(*lacks)), body)
+
             def write(i: Expr, j: Expr, v: Expr) -> Stmt:
                 lane = j * vl + v
                 return store(nest.products, (row + i) * bn + lane, acc[i * bn + lane])
 
             clear = each(lambda i, j, v: store(acc, i * bn + j * vl + v, zero))
-            return seq([stack(acc), clear, loop(channels // ku, step, name="k"), each(write)])
+            if plan.whole == plan.split:
+                summed = loop(channels // ku, step, name="k")
+            else:
+                summed = loop(math.prod(plan.split), part, name="s")
+            return seq([stack(acc), clear, summed, each(write)])
 
         return loop(nest.tb, tile, name="q")
 
     return loop(plan.positions, position, name="w")
 
 
-def _fetch(nest: _Nest, panel: Expr, q: Expr, ko: Expr) -> Stmt:
+def _fetch(nest: Nest, panel: Expr, q: Expr, ko: Expr) -> Stmt:
     """A part of the weights of the next position: they come from memory or a far cache."""
     channels, size = nest.plan.channels, ITEMSIZE[nest.plan.con.acc_dtype]
     lines, steps = channels * nest.bn * size // _LINE, nest.tb * (channels // nest.ku)
@@ -358,7 +264,7 @@ def _fetch(nest: _Nest, panel: Expr, q: Expr, ko: Expr) -> Stmt:
 
 
 def _results(
-    nest: _Nest, p: Expr, at: tuple[Expr, Expr], first: Expr, own: Callable[[Expr], Expr] | None
+    nest: Nest, p: Expr, at: tuple[Expr, Expr], first: Expr, own: Callable[[Expr], Expr] | None
 ) -> Stmt:
     """The results of a block's tiles for the columns of a panel, each stored once.
 
@@ -369,7 +275,7 @@ def _results(
     made = {place: k for k, place in enumerate(places(plan.step))}
 
     def tile(t: Expr) -> Stmt:
-        where = _tile_at(nest, first + t)
+        where = tile_at(nest, first + t)
 
         def vector(j: Expr) -> Stmt:
             done = buffer(len(made) * vl, plan.con.acc_dtype, "done", scope="local")
@@ -397,7 +303,7 @@ def _results(
 
 
 def _store(
-    nest: _Nest, tile: _Tile, place: Shape, at: tuple[Expr, Expr], value: tuple[Buffer, int]
+    nest: Nest, tile: Tile, place: Shape, at: tuple[Expr, Expr], value: tuple[Buffer, int]
 ) -> Stmt:
     """One result of a tile, a vector of columns of a group, through the rest of the graph."""
     spec, anchor, (g, column) = nest.spec, nest.plan.con.anchor, at

@@ -13,7 +13,9 @@ as NaN, as it does in vendors' libraries.
 Two neighbouring results of two taps, F(2, 2), take three products instead of four, and additions
 alone. That is for strides: a convolution of four taps and stride two is one of two taps of the
 positions that are alike modulo two, whose channels are those of both; a transposed one is one of
-two taps for each position of a result modulo the stride (``conv_phases``).
+two taps for each position of a result modulo the stride (``conv_phases``). Where the stride does
+not divide the kernel, some of the positions that are alike have a tap less, and no product with the
+last input of a tile: of three taps and stride two in two dimensions there are 25 instead of 36.
 """
 
 from __future__ import annotations
@@ -101,6 +103,22 @@ class Winograd:
         return self.con.form == "conv_phases"
 
     @property
+    def whole(self) -> Shape:
+        """How many of the positions modulo the stride have all taps: the first ones."""
+        conv = self.con.conv
+        assert conv is not None
+        if self.by_phase:
+            return self.split
+        every = zip(conv.kernel, self.taps, self.split, strict=True)
+        return tuple(k - (t - 1) * s for k, t, s in every)
+
+    @property
+    def filled(self) -> float:
+        """Share of positions in a tile and modulo the stride that have products."""
+        pairs = zip(self.tile, self.whole, self.split, strict=True)
+        return math.prod((t - 1 + n / s) / t for t, n, s in pairs)
+
+    @property
     def reach(self) -> Shape:
         """By how many positions inputs of a group, or of a part of the channels, lie further on, at
         most."""
@@ -148,7 +166,8 @@ class Winograd:
     @property
     def flops(self) -> int:
         """Operations of the products; direct convolution takes up to 2.25 times as many, or 4."""
-        return 2 * self.tiles * self.positions * self.groups * self.channels * self.con.n
+        products = round(self.positions * self.filled * self.channels)
+        return 2 * self.tiles * self.groups * products * self.con.n
 
     def blocked(self, rows: int, chunks: int) -> tuple[int, int]:
         """(chunks, blocks of ``rows`` tiles in each) nearest to ``chunks``; none is empty."""
@@ -174,8 +193,8 @@ def winograd_of(graph: Graph, results: int = RESULTS) -> Winograd | None:
 
     It does for float32 convolutions of one to three dimensions with two or three taps (or one, not
     everywhere), that visit every position; they may be dilated. Those of constant weights may have
-    a stride that divides their kernel, or be transposed ones with a stride. Weights that are not
-    constant may be turned, as gradients of inputs read them (``conv_transpose``). More than two
+    a stride, which taps are counted modulo, or be transposed ones with a stride. Weights that are
+    not constant may be turned, as gradients of inputs read them (``conv_transpose``). More than two
     results are of three taps, and for convolutions that were marked
     (``graph.precision.allow_fast``).
     """
@@ -213,9 +232,9 @@ def _taps(graph: Graph, con: Contraction) -> tuple[Shape, Shape] | None:
     if con.form != "conv" or con.groups > 1 or {*conv.dilation} != {1}:
         return None
     pairs = list(zip(conv.kernel, conv.stride, strict=True))
-    if any(k % s for k, s in pairs):
+    if any(k < s for k, s in pairs):  # positions that nobody reads
         return None
-    return tuple(k // s for k, s in pairs), conv.stride
+    return tuple(-(-k // s) for k, s in pairs), conv.stride
 
 
 def transformed(weights: Array, groups: int = 1, results: int = RESULTS) -> Array:
@@ -295,8 +314,13 @@ def _apart(view: Graph, plan: Winograd) -> Graph:
     b, x = GraphBuilder(), 0
     for node in view.nodes:
         x = b.again(node, node.inputs)
-    outputs, channels, *_ = b.shape(x)
+    outputs, channels, *kernel = b.shape(x)
     rank = len(plan.taps)
+    whole = [t * s for t, s in zip(plan.taps, plan.split, strict=True)]
+    if whole != kernel:
+        none, hi = (0,) * (2 + rank), (0, 0, *(w - k for w, k in zip(whole, kernel, strict=True)))
+        shape = (outputs, channels, *whole)
+        x = b.append("pad", (x,), shape, b.dtype(x), lo=none, hi=hi, value=0.0)
     pairs = [n for pair in zip(plan.taps, plan.split, strict=True) for n in pair]
     x = b.reshape(x, (outputs, channels, *pairs))
     order = (0, *range(3, 3 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2))

@@ -74,7 +74,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         parallel = [0, 1] if self.task.threads > 1 else [0]
         dealt = plan.groups if plan.groups > 1 else vectors
         shares = [s for s in (1, 2, 4, 8, 16) if s == 1 or (parallel[-1] and dealt % s == 0)]
-        unroll = [u for u in (1, 2, 4) if plan.channels % u == 0]
+        unroll = [u for u in (1, 2, 4) if plan.con.k[-1] % u == 0]
         options = ([self.lanes], rows, columns, blocks, chunks, shares, unroll, [0, 1], parallel)
         return tuple(np.array(d, dtype=np.int64) for d in options)
 
@@ -102,7 +102,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         slice_bytes = plan.channels * bn * self.size  # weights of one position
         inputs = plan.positions * rows * plan.channels * self.size
         products = plan.positions * rows * bn * self.size
-        multiply = plan.positions * c.tb * tile
+        multiply = plan.positions * c.tb * tile * plan.filled
         # Per position a slice of weights and one of inputs come near; the rest passes by again.
         near = rows * plan.channels * self.size + slice_bytes
         again = inputs / machine.bytes_per_cycle(inputs + products, target)
@@ -134,7 +134,7 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
             self._registers(c), fmas * plan.channels, near + products / plan.positions,
             chunks * c.nc, chunks * c.nc * share + self._column_shares(c) * a_bytes, rounds,
             bn * self.size,
-            2.0 * blocks * rows * plan.positions * groups * plan.channels * con.n,
+            2.0 * blocks * rows * plan.positions * plan.filled * groups * plan.channels * con.n,
             np.maximum(seconds, weights / target.dram_bytes_per_s * ones),
         )  # fmt: skip
 
