@@ -165,17 +165,16 @@ def test_tiles_make_every_result_once(size: tuple[int, int], dilation: int, resu
 @pytest.mark.parametrize(
     "spec",
     [
-        conv((5, 5)),
+        conv((5, 5), static=False),
+        conv((13, 1), size=(20, 4)),
         conv((1, 1)),
-        conv((3, 5)),
         conv((3, 1), stride=2),
-        conv((7, 7), stride=2),
         conv((4, 4), stride=2, static=False),
         conv((4, 4), stride=2, channels=MAX_DEPTH // 2),
         conv(dtype="bfloat16"),
         conv(dtype="float64"),
         conv(channels=MAX_DEPTH + 16),
-        conv((3, 3, 5), size=(4, 4, 4)),
+        conv((3, 3), channels=MAX_DEPTH // 2, stride=2),
     ],
 )
 def test_others_are_refused(spec: Graph) -> None:
@@ -228,6 +227,19 @@ def test_where_a_stride_does_not_divide_the_kernel_products_are_left_out() -> No
     assert (plan.taps, plan.split, plan.tile, plan.whole) == ((2, 2), (2, 2), (3, 3), (1, 1))
     assert plan.positions * plan.filled * 4 == pytest.approx(25)
     assert plan.con.flops == pytest.approx(36 / 25 * plan.flops)
+
+
+@pytest.mark.parametrize(
+    ("taps", "each", "pieces", "products"),
+    [(4, 2, 2, 6), (5, 3, 2, 7), (7, 3, 3, 11), (9, 3, 3, 12)],
+)
+def test_long_kernels_are_sums_of_short_ones(
+    taps: int, each: int, pieces: int, products: int
+) -> None:
+    plan = winograd_of(conv((1, taps), size=(4, 20)))
+    assert plan is not None
+    assert (plan.taps, plan.pieces, plan.parts) == ((1, each), (1, pieces), (1, pieces))
+    assert plan.positions * plan.filled * pieces == pytest.approx(products)
 
 
 def test_groups_have_weights_of_their_own() -> None:

@@ -134,7 +134,7 @@ def _transform(nest: Nest, p: Expr, g: Expr, first: Expr) -> Stmt:
     # The corners of a tile tell of all of it.
     corners = sorted(itertools.product(*({0, n - 1} for n in plan.tile)))
 
-    parts = math.prod(plan.split)
+    parts = math.prod(plan.parts)
 
     def part(t: Expr, at: Expr) -> Stmt:
         """The channels of positions that are alike modulo the stride; all, where there is none."""
@@ -230,9 +230,9 @@ def _multiply(nest: Nest, p: Expr, nb: Expr) -> Stmt:
 
             def part(s: Expr) -> Stmt:
                 """The channels of positions that are alike modulo the stride, if any has a tap."""
-                digits = unlinear(s, plan.split), unlinear(w, plan.tile)
-                every = zip(*digits, plan.whole, plan.split, plan.tile, strict=True)
-                lacks = [T.all(i >= n, at >= t - 1) for i, at, n, split, t in every if n < split]
+                digits = unlinear(s, plan.parts), unlinear(w, plan.tile)
+                every = zip(*digits, plan.whole, plan.parts, plan.tile, strict=True)
+                lacks = [T.all(i >= n, at >= t - 1) for i, at, n, parts, t in every if n < parts]
                 of_part = plan.con.k[-1] // ku
                 body = loop(of_part, lambda k: step(s * of_part + k), name="k")
                 return when(T.Not(T.any(*lacks)), body)
@@ -242,10 +242,10 @@ def _multiply(nest: Nest, p: Expr, nb: Expr) -> Stmt:
                 return store(nest.products, (row + i) * bn + lane, acc[i * bn + lane])
 
             clear = each(lambda i, j, v: store(acc, i * bn + j * vl + v, zero))
-            if plan.whole == plan.split:
+            if plan.whole == plan.parts:
                 summed = loop(channels // ku, step, name="k")
             else:
-                summed = loop(math.prod(plan.split), part, name="s")
+                summed = loop(math.prod(plan.parts), part, name="s")
             return seq([stack(acc), clear, summed, each(write)])
 
         return loop(nest.tb, tile, name="q")

@@ -16,6 +16,9 @@ positions that are alike modulo two, whose channels are those of both; a transpo
 two taps for each position of a result modulo the stride (``conv_phases``). Where the stride does
 not divide the kernel, some of the positions that are alike have a tap less, and no product with the
 last input of a tile: of three taps and stride two in two dimensions there are 25 instead of 36.
+
+Longer kernels are sums of such ones, whose inputs lie further on ("pieces"): five taps are three
+and two, seven products for two results instead of ten, 49 for four instead of 100.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 MAX_DEPTH = 1024  # channels that are summed in one go without losing digits
 _FEW = 16  # inputs of a tile: two results along both dimensions of an image
+_PIECES = 4
 _MOST = 64  # the same along three; transforms are written out, and grow with it
 
 N = TypeVar("N")
@@ -78,6 +82,7 @@ class Winograd:
     step: Shape  # results of a tile
     tile: Shape  # inputs of a tile: products for these results
     split: Shape  # distance of neighbouring inputs: positions alike modulo that are channels beside
+    pieces: Shape  # of the kernel, which are channels beside, too
 
     @property
     def positions(self) -> int:
@@ -94,8 +99,13 @@ class Winograd:
 
     @property
     def channels(self) -> int:
-        """Of a group, with those of all positions modulo the stride."""
-        return self.con.k[-1] * math.prod(self.split)
+        """Of a group, once for each part."""
+        return self.con.k[-1] * math.prod(self.parts)
+
+    @property
+    def parts(self) -> Shape:
+        """Of the channels: positions modulo the stride, of a piece after another."""
+        return tuple(s * n for s, n in zip(self.split, self.pieces, strict=True))
 
     @property
     def by_phase(self) -> bool:
@@ -104,19 +114,21 @@ class Winograd:
 
     @property
     def whole(self) -> Shape:
-        """How many of the positions modulo the stride have all taps: the first ones."""
+        """How many of the parts have all taps: the first ones."""
         conv = self.con.conv
         assert conv is not None
         if self.by_phase:
-            return self.split
-        every = zip(conv.kernel, self.taps, self.split, strict=True)
-        return tuple(k - (t - 1) * s for k, t, s in every)
+            return self.parts
+        every = zip(conv.kernel, self.taps, self.split, self.parts, strict=True)
+        return tuple(
+            sum(p // s * t * s + p % s < k - (t - 1) * s for p in range(n)) for k, t, s, n in every
+        )
 
     @property
     def filled(self) -> float:
-        """Share of positions in a tile and modulo the stride that have products."""
-        pairs = zip(self.tile, self.whole, self.split, strict=True)
-        return math.prod((t - 1 + n / s) / t for t, n, s in pairs)
+        """Share of positions in tiles and parts that have products."""
+        every = zip(self.tile, self.whole, self.parts, strict=True)
+        return math.prod((t - 1 + n / p) / t for t, n, p in every)
 
     @property
     def reach(self) -> Shape:
@@ -127,7 +139,8 @@ class Winograd:
         if self.by_phase:
             pairs = zip(self.con.batch, conv.phase, strict=True)
             return tuple((s - 1 + p) // s for s, p in pairs)
-        return tuple(s - 1 for s in self.split)
+        every = zip(self.taps, self.split, self.pieces, self.dilation, strict=True)
+        return tuple((n - 1) * t * s * d + s - 1 for t, s, n, d in every)
 
     @property
     def grid(self) -> Shape:
@@ -193,7 +206,8 @@ def winograd_of(graph: Graph, results: int = RESULTS) -> Winograd | None:
 
     It does for float32 convolutions of one to three dimensions with two or three taps (or one, not
     everywhere), that visit every position; they may be dilated. Those of constant weights may have
-    a stride, which taps are counted modulo, or be transposed ones with a stride. Weights that are
+    a stride, which taps are counted modulo, or be transposed ones with a stride, or have up to
+    twelve taps. Weights that are
     not constant may be turned, as gradients of inputs read them (``conv_transpose``). More than two
     results are of three taps, and for convolutions that were marked
     (``graph.precision.allow_fast``).
@@ -204,37 +218,47 @@ def winograd_of(graph: Graph, results: int = RESULTS) -> Winograd | None:
     found = _taps(graph, con)
     if found is None:
         return None
-    taps, split = found
+    taps, split, pieces = found
     known = {1, PAIR, TAPS} if results == RESULTS else {1, TAPS}
-    if max(taps) == 1 or not {*taps} <= known or con.k[-1] * math.prod(split) > MAX_DEPTH:
+    if max(taps) == 1 or not {*taps} <= known:
         return None
-    if results > RESULTS and not is_fast(graph.nodes[con.anchor]):
+    if results > RESULTS and not (is_fast(graph.nodes[con.anchor]) and {*split, *pieces} == {1}):
         return None
     step = tuple(results if k > 1 else 1 for k in taps)
     tile = tuple(s + k - 1 for s, k in zip(step, taps, strict=True))
-    plan = Winograd(con, taps, step, tile, split)
-    return plan if plan.positions <= _MOST else None
+    plan = Winograd(con, taps, step, tile, split, pieces)
+    return plan if plan.positions <= _MOST and plan.channels <= MAX_DEPTH else None
 
 
-def _taps(graph: Graph, con: Contraction) -> tuple[Shape, Shape] | None:
-    """Taps of neighbouring inputs, and how far apart these lie in the input."""
+def _taps(graph: Graph, con: Contraction) -> tuple[Shape, Shape, Shape] | None:
+    """Taps of neighbouring inputs, how far apart these lie in the input, and pieces of the kernel
+    that have so many."""
     conv = con.conv
     assert conv is not None
     ones, constant = (1,) * len(conv.kernel), constant_operand(graph, con) is not None
-    if con.form == "conv" and {*conv.stride} == {1}:
-        return conv.kernel, ones
+    if con.form == "conv" and {*conv.stride} == {1} and max(conv.kernel) <= TAPS:
+        return conv.kernel, ones, ones
     if con.form == "conv_transpose" and {*conv.stride, *conv.dilate_input} == {1} and not constant:
-        return conv.kernel, ones
+        return conv.kernel, ones, ones
     if not constant or any(node.is_count for node in graph.nodes):
         return None
     if con.form == "conv_phases":
-        return con.k[:-1], ones
-    if con.form != "conv" or con.groups > 1 or {*conv.dilation} != {1}:
+        return con.k[:-1], ones, ones
+    if con.form != "conv" or (max(conv.stride) > 1 and max(conv.dilation) > 1):
         return None
     pairs = list(zip(conv.kernel, conv.stride, strict=True))
     if any(k < s for k, s in pairs):  # positions that nobody reads
         return None
-    return tuple(-(-k // s) for k, s in pairs), conv.stride
+    taps, pieces = zip(*(_pieces(-(-k // s)) for k, s in pairs), strict=True)
+    return None if max(pieces) > _PIECES else (taps, conv.stride, pieces)
+
+
+def _pieces(count: int) -> tuple[int, int]:
+    """Taps of a piece, and pieces, of so many taps: what has fewest products of two results."""
+    if count <= TAPS:
+        return count, 1
+    options = [(n, -(-count // n)) for n in (TAPS, PAIR)]
+    return min(options, key=lambda of: of[1] * (of[0] + 1) - (of[0] * of[1] > count))
 
 
 def transformed(weights: Array, groups: int = 1, results: int = RESULTS) -> Array:
@@ -296,7 +320,7 @@ def parameters(
         form = _FORMS[results]
         if plan.by_phase:
             form = _phases_form(plan.taps)
-        elif math.prod(plan.split) > 1:
+        elif math.prod(plan.parts) > 1:
             view = _apart(view, plan)
         packs[index] = PackLayout(view, form, plan.groups, block, shape)
     rows = decisions.tm * decisions.tb
@@ -310,21 +334,22 @@ def parameters(
 
 
 def _apart(view: Graph, plan: Winograd) -> Graph:
-    """Weights (o, i, *kernel) as (o, positions modulo the stride and i, *taps)."""
+    """Weights (o, i, *kernel) as (o, parts and i, *taps)."""
     b, x = GraphBuilder(), 0
     for node in view.nodes:
         x = b.again(node, node.inputs)
     outputs, channels, *kernel = b.shape(x)
     rank = len(plan.taps)
-    whole = [t * s for t, s in zip(plan.taps, plan.split, strict=True)]
+    divided = list(zip(plan.pieces, plan.taps, plan.split, strict=True))
+    whole = [math.prod(of) for of in divided]
     if whole != kernel:
         none, hi = (0,) * (2 + rank), (0, 0, *(w - k for w, k in zip(whole, kernel, strict=True)))
         shape = (outputs, channels, *whole)
         x = b.append("pad", (x,), shape, b.dtype(x), lo=none, hi=hi, value=0.0)
-    pairs = [n for pair in zip(plan.taps, plan.split, strict=True) for n in pair]
-    x = b.reshape(x, (outputs, channels, *pairs))
-    order = (0, *range(3, 3 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2))
-    return b.finish([b.reshape(b.permute(x, order), (outputs, plan.channels, *plan.taps))])
+    x = b.reshape(x, (outputs, channels, *(n for of in divided for n in of)))
+    parts = (2 + 3 * d + at for d in range(rank) for at in (0, 2))
+    x = b.permute(x, (0, *parts, 1, *range(3, 3 + 3 * rank, 3)))
+    return b.finish([b.reshape(x, (outputs, channels * math.prod(plan.parts), *plan.taps))])
 
 
 def _phases_form(taps: Shape) -> str:

@@ -122,4 +122,10 @@ def shift_of(nest: Nest, g: Expr, part: Expr) -> tuple[Expr, ...] | None:
     plan = nest.plan
     if plan.by_phase:
         return tuple(late for late, _ in phase(plan.con, g))
-    return tuple(unlinear(part, plan.split)) if math.prod(plan.split) > 1 else None
+    if math.prod(plan.parts) == 1:
+        return None
+    every = zip(unlinear(part, plan.parts), plan.taps, plan.split, plan.dilation, strict=True)
+    return tuple(
+        T.floordiv(p, s) * (t * s * d) + T.floormod(p, s) if s > 1 else p * (t * d)
+        for p, t, s, d in every
+    )
