@@ -111,7 +111,10 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         held = share + inputs + products
         far = plan.positions * slice_bytes / machine.bytes_per_cycle(held, target)
         waiting = np.maximum(0.0, again + far - np.where(c.ahead == 1, 0.7, 0.4) * multiply)
-        spilled = np.where(near > 0.8 * target.l1_bytes, 0.3 * multiply, 0.0)
+        # A slice that the first cache does not hold passes by for every tile, in part unnoticed.
+        passing = slice_bytes / machine.bytes_per_cycle(near, target) - 0.6 * tile
+        spilled = np.where(near > 0.8 * target.l1_bytes, np.maximum(0.0, passing), 0.0)
+        spilled = spilled * plan.positions * c.tb * plan.filled
         panel = multiply + waiting + spilled + rows * c.nv * self._result_cycles()
         # What is written for the next step to read, and leaves the second cache before.
         between = inputs + products
