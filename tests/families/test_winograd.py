@@ -7,10 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.emitting import schedule
+from tests.emitting import schedule, signature
 from tests.families import kernels as K
 from torch_pruner.codegen.build.lower import compile_kernel
 from torch_pruner.compiler.kernels import draft
+from torch_pruner.families.winograd.space import WinogradSketch as Winograd
 from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.precision import allow_fast
@@ -231,6 +232,21 @@ def test_the_draft_takes_it_for_images_of_every_size_as_well() -> None:
     spec = b.finish([bounded(b, places[given.outputs[0]], bounds)])
     target = TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 2)
     assert draft(Task("k", spec, target, 2)).sketch == "winograd"
+
+
+def test_no_schedule_of_a_volume_needs_more_memory_than_it_may() -> None:
+    """Every task has its transformed inputs: all of them at once, once for each share."""
+    target = TargetSpec.from_dict({"kind": "llvm", "mcpu": "icelake-server"}, 2)
+    spec = K.conv(64, 40, 64, 3, 1, 1, rank=3)
+    sketch = Winograd(Task("k", spec, target, 2))
+    rng = np.random.default_rng(0)
+    points = np.stack([rng.choice(options, 4000) for options in sketch.domains], axis=1)
+    valid = points[sketch.valid(points)]
+    assert len(valid) > 100
+    for point in valid[:200]:
+        decisions = dict(zip(sketch.names, map(int, point), strict=True))
+        scratch = signature(spec, "winograd", decisions).scratch
+        assert sum(4 * np.prod(s.shape) for s in scratch) <= 128 << 20
 
 
 def test_an_infinite_input_stays_in_its_tiles() -> None:

@@ -27,8 +27,9 @@ _OF_THE_CACHE = 0.5  # the second one, that a region may take
 _MAX_UNROLLED = 512  # vector multiply-adds of a kernel line: more take seconds to compile
 # Cycles of a vector that is copied; of one that has every other element; of one that is alone.
 _COPIED, _DEALT, _GATHERED = 2.5, 3.5, 0.6
+_EACH = 0.75  # of the second, whatever its width
 _WOVEN = 2.5  # cycles more of a vector of results
-_LINE_CYCLES, _TILE_CYCLES = 4.0, 20.0
+_LINE_CYCLES, _TILE_CYCLES = 2.0, 20.0
 
 
 class PlanarSketch(Sketch[PlanarDecisions[Array]]):
@@ -147,7 +148,9 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
         if p.stride[2] == 1:
             return math.ceil(p.pitch / self.lanes) * _COPIED
         dealt = p.dealt(min(p.pitch, p.extent[2] // 2), self.lanes)
-        return math.ceil(p.pitch / dealt) * _DEALT if dealt else p.pitch * _GATHERED
+        if not dealt:
+            return p.pitch * _GATHERED
+        return math.ceil(p.pitch / dealt) * (_EACH + (_DEALT - _EACH) * dealt / self.lanes)
 
     def default(self) -> Decisions:
         return self.best_predicted(20_000)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 TAP_CYCLES = 1.5  # of a weight that is read across memory, as packing one takes
+_MOST_SCRATCH = 128 << 20  # bytes that all tasks have between steps
 _HALF = 8  # elements of half a vector at least
 _BORDER = 1.5  # a tile at the border asks for every input whether it exists
 
@@ -85,7 +86,10 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         fits &= c.tm * c.tb <= plan.tiles
         fits &= (plan.con.n // self.lanes) % (c.nv * self._column_shares(c)) == 0
         fits &= (c.mc == 1) | (c.mc <= self._blocks(c))
-        result: Mask = fits & np.where(c.par == 1, self._chunks(c) * c.nc >= 2, c.mc * c.nc == 1)
+        tasks = self._chunks(c) * c.nc
+        width = plan.channels + c.nv * self.lanes
+        fits &= tasks * c.tm * c.tb * width * (plan.positions * self.size) <= _MOST_SCRATCH
+        result: Mask = fits & np.where(c.par == 1, tasks >= 2, c.mc * c.nc == 1)
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
