@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 MAX_DEPTH = 1024  # channels that are summed in one go without losing digits
 _FEW = 16  # inputs of a tile: two results along both dimensions of an image
-_PIECES = 4
 _MOST = 64  # the same along three; transforms are written out, and grow with it
+_PIECES = 4  # of a kernel along a dimension, at most
 
 N = TypeVar("N")
 
