@@ -27,11 +27,17 @@ def test_one_copy_of_each_weight_is_held_and_reported(backend, monkeypatch):
 
     monkeypatch.setattr(packed_inputs.PackedInputs, "_make", keep)
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(16, 32, 5), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 32)
-    ).eval()
+    net = (
+        nn.Sequential(  # of 13 channels no kernel transforms the weights, which makes more of them
+            nn.Conv2d(13, 32, 5),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 16, 32),
+        ).eval()
+    )
     compiled = backend.compile(net)
-    x = torch.randn(32, 16, 8, 8)  # a product of few rows may read its weights where they lie
+    x = torch.randn(32, 13, 8, 8)  # a product of few rows may read its weights where they lie
     torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-4)
     weights = net[0].weight.nbytes + net[4].weight.nbytes
     (snapshot,) = made

@@ -178,7 +178,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("keys", ["in_place", "contraction"]),
         ("conv", ["planar", "winograd", "contraction"]),
         ("fast conv", ["planar", "winograd", "winograd4", "contraction"]),
-        ("five taps", ["planar", "contraction"]),
+        ("five taps", ["planar", "winograd", "contraction"]),
         ("turned", ["outer_products", "contraction"]),
         ("weight gradient", ["filtered_gradient", "gradient", "contraction"]),
         ("depthwise", ["depthwise", "planar"]),
