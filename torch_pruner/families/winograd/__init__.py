@@ -1,4 +1,7 @@
-"""Convolutions of three taps by minimal filtering, F(2, 3); ``winograd4`` is F(4, 3)."""
+"""Convolutions of two or three taps by minimal filtering, F(2, 2) and F(2, 3).
+
+``winograd4`` is F(4, 3).
+"""
 
 from __future__ import annotations
 

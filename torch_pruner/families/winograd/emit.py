@@ -1,4 +1,4 @@
-"""Emits convolutions of three taps by minimal filtering: transform, products, transform back.
+"""Emits convolutions by minimal filtering: transform, products, transform back.
 
 The nest is: parallel over chunks of tiles and shares of groups or of the columns; blocks of tiles;
 groups; transform of a block's inputs; column panels; positions; register tiles over all channels;
