@@ -6,7 +6,9 @@ recorded times, so models are compared on the same data in seconds, with as many
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,13 +20,12 @@ from torch_pruner.tuner.cost_model.features import decisions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from torch_pruner.families.space import Sketch
     from torch_pruner.task import Candidate, MeasureResult, Task
     from torch_pruner.tuner.cost_model.base import CostModel
 
-FIRST, BATCH = 4, 8  # candidates of the first and of every further turn, as in a tuning session
+FIRST, BATCH = 4, 8  # candidates of the first and of every further turn
 LEAST = 16  # records of a task that is used
 
 
@@ -37,6 +38,7 @@ class Pool:
     results: Sequence[MeasureResult]
     earlier: Mapping[Candidate, MeasureResult] = field(default_factory=dict)  # see ``Measured``
     device: str = ""  # its name, for people
+    digest: str = ""  # of its fingerprint
 
     @property
     def best_s(self) -> float:
@@ -50,6 +52,12 @@ class Pool:
                 decisions = decisions_of(sketch, (results[i].candidate for i in where))
                 found[where] = model.predict(self.task, sketch, decisions)
         return found
+
+
+def workloads_of(path: str | None) -> set[str]:
+    """Of the tasks that a file of benchmarks.search is about; none without a file."""
+    rows = json.loads(Path(path).read_text())["rows"].values() if path else ()
+    return {row["settings"]["workload"] for row in rows}
 
 
 def load(paths: Iterable[Path]) -> tuple[list[Pool], int]:
@@ -69,7 +77,9 @@ def pool_of(measured: records.Measured) -> Pool | None:
     good = sum(r.status is MeasureStatus.OK for r in known)
     if good < LEAST:
         return None
-    return Pool(measured.task, sketches, known, measured.earlier, measured.device_name)
+    return Pool(
+        measured.task, sketches, known, measured.earlier, measured.device_name, measured.device
+    )
 
 
 def replay(pools: Sequence[Pool], model: CostModel, seed: int, turns: int) -> list[list[float]]:

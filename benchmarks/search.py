@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 UNDRAFTED = "undrafted"
 NETWORKS_OF_THE_ISSUE = ["bert_tiny", "resnet50", "mobilenet_v2"]
-FIRST, BATCH = 4, 8
+FIRST, BATCH = 2, 8  # as in a tuning session
 AGAIN_REPEATS = 9
 # What a search of one task runs; how graphs become tasks shows in their workloads.
 SEARCHED = (

@@ -7,119 +7,89 @@ then on the best of each task. Whole workloads are held out, each in one of ``--
 is the least latency of a task's records over the least of the k that the generator finds likeliest;
 the draft model's ranking, and both together, stand beside. ``valid`` is the share of what it writes
 that can be built, ``known`` that of valid points that are among the records.
+
+The generator of ``--out`` sees all records but those of ``--leave-out docs/data/search.json``, and
+is improved in ``--rounds``: what it writes of the tasks whose records are this machine's is
+measured (nothing else may run then), and it learns from the best of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks import records, tables
+from benchmarks import records, tables, tlm_rounds
 from benchmarks.arguments import write_json
-from benchmarks.pools import Pool, load
+from benchmarks.pools import load, workloads_of
 from benchmarks.regret import geometric_mean
+from benchmarks.tlm_learning import Known, train
 from torch_pruner.tuner.cost_model.analytic import log_latency
-from torch_pruner.tuner.generator.model import Generator, optimiser
-from torch_pruner.tuner.generator.sentence import Prompt
-from torch_pruner.tuner.search.space import SketchSpace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.tuner.search.space import Rows
+    from torch_pruner.tuner.generator.model import Generator
 
 TOP = (1, 5, 10)
-NEAR = 0.03  # of the best: how much slower counts by a factor of e less
-LIST = 32  # sentences of a step and task
-TASKS = 4  # of a step
 WRITTEN = 64  # sentences a task that are looked at
 BOTH = 0.25  # of the generator's logarithm, added to the draft model's
-
-
-@dataclass(slots=True)
-class Known:
-    """A task as the generator sees it: rows and seconds of each sketch's measured points."""
-
-    pool: Pool
-    prompt: Prompt
-    spaces: list[SketchSpace]
-    rows: list[Rows]
-    seconds: list[np.ndarray]
-
-    @staticmethod
-    def of(pool: Pool) -> Known:
-        spaces = [SketchSpace(s) for s in pool.sketches.values()]
-        rows, seconds = [], []
-        for space in spaces:
-            # Options may have gone since: what is left is looked up one by one.
-            pairs = [
-                (row[0], r.latency_s)
-                for r in pool.results
-                if r.candidate.sketch == space.sketch.name
-                and len(row := space.valid(space.rows_of_candidates([r.candidate])))
-            ]
-            rows.append(space.rows_of([]) if not pairs else np.stack([p for p, _ in pairs]))
-            seconds.append(np.array([s for _, s in pairs]))
-        prompt = Prompt.of(pool.task, list(pool.sketches.values()))
-        return Known(pool, prompt, spaces, rows, seconds)
-
-    @property
-    def best_s(self) -> float:
-        return min(float(s.min(initial=np.inf)) for s in self.seconds)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     pools, damaged = load(Path(p) for p in options.records)
+    left_out = workloads_of(options.leave_out)
+    pools = [p for p in pools if p.task.workload not in left_out]
     known = [k for p in pools if np.isfinite((k := Known.of(p)).best_s)]
     print(f"{len(known)} tasks; {damaged} damaged lines", flush=True)
     rows = evaluate(known, options) if options.folds > 1 else {}
     if rows:
         text = [[name, *(f"{v:.3f}" for v in row)] for name, row in rows.items()]
         print(tables.markdown(["held-out tasks", *(f"top-{k}" for k in TOP)], text))
-    write_json(options.data, {"tasks": len(known), "models": rows})
+    gains: list[list[float]] = []
     if options.out:
-        generator = train(known, options)
+        generator = train(known, options.random_steps, options.steps, options.seed)
+        if options.rounds:
+            known, gains = _improved(generator, known, options)
         Path(options.out).write_bytes(generator.to_bytes())
         print(f"generator of {len(known)} tasks in {options.out}: {_written(generator, known)}")
+    write_json(options.data, {"tasks": len(known), "models": rows, "rounds": gains})
     return 0
 
 
-def train(known: Sequence[Known], options: argparse.Namespace) -> Generator:
-    """A generator from nothing, the rate falling to zero in both parts."""
-    rng = np.random.default_rng(options.seed)
-    generator = Generator(seed=options.seed)
-    for count, batch in ((options.random_steps, _random), (options.steps, _best)):
-        adam = optimiser()
-        rate = adam.rate
-        for step in range(count):
-            adam.rate = rate * (1 - step / count)
-            some = [known[i] for i in rng.permutation(len(known))[:TASKS]]
-            given = [b for k in some if (b := batch(k, rng)) is not None]
-            if given:
-                generator.step(adam, given)
-    return generator
+def _improved(
+    generator: Generator, known: Sequence[Known], options: argparse.Namespace
+) -> tuple[list[Known], list[list[float]]]:
+    from torch_pruner.target import TargetSpec
+    from torch_pruner.tuner.measure.local import LocalExecutor
 
-
-def _random(known: Known, rng: np.random.Generator) -> tuple[Prompt, int, Rows, Any] | None:
-    """Valid points of one sketch, none likelier than another."""
-    i = int(rng.integers(len(known.spaces)))
-    rows = known.spaces[i].random(4 * LIST, rng)[:LIST]
-    return (known.prompt, i, rows, np.ones(len(rows))) if len(rows) else None
-
-
-def _best(known: Known, rng: np.random.Generator) -> tuple[Prompt, int, Rows, Any] | None:
-    """Measured points, drawn by how near they are to the best; of one sketch, by its share."""
-    weights = [np.exp(-(s / known.best_s - 1) / NEAR) for s in known.seconds]
-    totals = np.array([w.sum() for w in weights])
-    i = int(rng.choice(len(totals), p=totals / totals.sum()))
-    at = rng.choice(len(weights[i]), LIST, p=weights[i] / totals[i])
-    return known.prompt, i, known.rows[i][at], np.ones(LIST)
+    threads = known[0].pool.task.threads
+    plan = tlm_rounds.Plan(
+        options.rounds,
+        options.written,
+        options.round_steps,
+        options.overlap,
+        Path(options.records_out) if options.records_out else None,
+    )
+    rng = np.random.default_rng([options.seed, options.rounds])
+    with LocalExecutor(threads, seed=options.seed) as executor:
+        device, target = executor.device.digest(), TargetSpec.resolve("auto", threads)
+        mine = [
+            (k.pool.digest, k.pool.task.threads, k.pool.task.target) == (device, threads, target)
+            for k in known
+        ]
+        print(f"{sum(mine)} tasks can be measured here", flush=True)
+        known, gains = tlm_rounds.improved(generator, known, mine, executor, plan, rng)
+    for number, gained in enumerate(gains):
+        finite = [g for g in gained if g > 0]
+        better = sum(g > 1 for g in gained)
+        text = f"round {number + 1}: the best written is {geometric_mean(finite):.3f} of the best"
+        print(f"{text} known before, better for {better} of {len(gained)} tasks", flush=True)
+    return known, gains
 
 
 def evaluate(known: Sequence[Known], options: argparse.Namespace) -> dict[str, list[float]]:
@@ -131,7 +101,7 @@ def evaluate(known: Sequence[Known], options: argparse.Namespace) -> dict[str, l
         test = [k for k, held in zip(known, inside, strict=True) if held]
         if not learn or not test:
             continue
-        generator = train(learn, options)
+        generator = train(learn, options.random_steps, options.steps, options.seed)
         for own in test:
             written, drafted, seconds = scores(generator, own)
             rankings = {
@@ -186,6 +156,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--random-steps", type=int, default=400, help="on random points")
     parser.add_argument("--steps", type=int, default=800, help="on the best")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--leave-out", help="docs/data/search.json: not the tasks in there")
+    parser.add_argument("--rounds", type=int, default=0, help="of writing, measuring, learning")
+    parser.add_argument("--written", type=int, default=8, help="schedules a task and round")
+    parser.add_argument("--round-steps", type=int, default=200, help="of training in a round")
+    parser.add_argument(
+        "--overlap", action="store_true", help="train while measuring, for a card of its own"
+    )
+    parser.add_argument("--records-out", help="a file of records for what rounds measure")
     return parser.parse_args(arguments)
 
 

@@ -11,7 +11,6 @@ but the tasks of that benchmark with ``--leave-out docs/data/search.json``.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 
 from benchmarks import card, records, tables, timing
 from benchmarks.arguments import write_json
-from benchmarks.pools import BATCH, FIRST, Pool, load, replay
+from benchmarks.pools import BATCH, FIRST, Pool, load, replay, workloads_of
 from torch_pruner.tuner.cost_model import network
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
 from torch_pruner.tuner.cost_model.features import decisions_of
@@ -57,7 +56,8 @@ BATCHES = 3  # of the search after the first: 4, 12, 20 and 28 candidates measur
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     pools, damaged = load(Path(p) for p in options.records)
-    pools = [p for p in pools if p.task.workload not in _workloads(options.leave_out)]
+    left_out = workloads_of(options.leave_out)
+    pools = [p for p in pools if p.task.workload not in left_out]
     count = sum(len(p.results) for p in pools)
     print(f"{count} records of {len(pools)} tasks; {damaged} damaged lines", flush=True)
     rows = evaluate(pools, options) if options.folds > 1 else {}
@@ -78,12 +78,6 @@ def main(arguments: list[str] | None = None) -> int:
         out.with_suffix(".md").write_text(_card(pools, options, out, table if rows else ""))
         print(f"weights of {count} records in {out}, their card in {out.with_suffix('.md')}")
     return 0
-
-
-def _workloads(path: str | None) -> set[str]:
-    """Of the tasks that a file of benchmarks.search is about."""
-    rows = json.loads(Path(path).read_text())["rows"].values() if path else ()
-    return {row["settings"]["workload"] for row in rows}
 
 
 def _card(pools: Sequence[Pool], options: argparse.Namespace, weights: Path, table: str) -> str:

@@ -36,7 +36,6 @@ History = Mapping[str, Sequence[MeasureResult]]
 SIMILAR = 6  # tasks whose best schedules are drafts for another
 LATE = 1.1  # times the budget: no more finals
 METERED_S = 1.0  # that reading a meter takes for the finalists of a task
-FIRST_PAIR = 2  # candidates in the first batch of all where time is given from start to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class TuningSession:
     spent_s: float = 0.0
     to_build: int = 0
     batch_size: int = 8
-    first_batch_size: int = 4  # small: every task gets one before any gets a second
+    first_batch_size: int = 2  # what is built at once: every task gets it before any gets more
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     clock: Callable[[], float] = time.monotonic
     best: dict[str, MeasureResult] = field(default_factory=dict, init=False)
@@ -213,8 +212,6 @@ class TuningSession:
     def _batch_size(self, run: TaskRun) -> int:
         """As many trials as every part of the budget still allows."""
         limits: list[float] = [self.batch_size if run.progress.batches else self.first_batch_size]
-        if self.to_build and not self._trial_s:
-            limits.append(FIRST_PAIR)
         limits.append(self._trials_left())
         if self.budget.trials_per_task is not None:
             limits.append(self.budget.trials_per_task - run.progress.trials)

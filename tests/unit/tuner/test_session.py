@@ -139,7 +139,7 @@ def test_of_two_that_are_as_fast_the_one_that_packs_nothing_is_kept(first, slowe
 def test_one_batch_needs_no_race() -> None:
     task = fakes.make_task()
     budget = Budget(trials=4, trials_per_task=None, time_s=None)
-    it = session([task], [SKETCH], budget=budget)
+    it = session([task], [SKETCH], budget=budget, first_batch_size=4)
     it.run()
     assert not it.executor.races
 
@@ -196,7 +196,7 @@ def test_the_curve_begins_when_every_task_has_a_latency_and_ends_with_the_result
     tasks = [fakes.make_task(8, weight=3), fakes.make_task(16)]
     result = session(tasks, [SKETCH], clock=Clock(0.1)).run()
     seconds, trials, total = zip(*result.curve, strict=True)
-    assert trials[0] == 8  # two first batches
+    assert trials[0] == 4  # two first batches
     assert list(seconds) == sorted(seconds)
     assert list(trials) == sorted(trials)
     best = {w: outcome.best.latency_s for w, outcome in result.tasks.items()}
@@ -252,7 +252,7 @@ def test_time_ends_the_session_and_shrinks_the_last_batches() -> None:
     raced = sum(map(len, executor.races))
     assert raced
     assert 20 <= result.trials + raced <= 22  # the last batch adds a finalist
-    assert [len(b) for b in executor.batches] == [4, 8, result.trials - 12]
+    assert [len(b) for b in executor.batches] == [2, 8, result.trials - 10]
 
 
 def test_every_task_is_tried_once_in_order_of_its_share() -> None:
@@ -281,7 +281,7 @@ def test_a_task_at_its_bound_stops() -> None:
     task = fakes.make_task()
     result = session([task], [SKETCH], bound_s=lambda t: 1.0).run()
     assert result.tasks[task.workload].stopped == "at the bound"
-    assert result.trials == 4
+    assert result.trials == 2
 
 
 def test_a_task_without_improvement_stops() -> None:
@@ -289,7 +289,7 @@ def test_a_task_without_improvement_stops() -> None:
     task = fakes.make_task()
     result = session([task], [SKETCH], executor=flat, budget=Budget(None, None, None)).run()
     assert result.tasks[task.workload].stopped == "no improvement"
-    assert result.trials == 36
+    assert result.trials == 34
 
 
 def test_failures_are_counted_and_never_best() -> None:
@@ -328,7 +328,7 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
     result = session([task], [SKETCH], executor=executor).run()
     assert result.interrupted
     assert result.tasks[task.workload].best is not None
-    assert result.trials == 12
+    assert result.trials == 10
 
 
 def test_history_is_known_and_not_measured_again() -> None:

@@ -145,7 +145,7 @@ def alike():
 def test_under_latency_nothing_more_is_raced_and_finalists_are_told() -> None:
     plain, by = outcome(Objective())
     assert by.races
-    few = Budget(trials=4, trials_per_task=None, time_s=None)
+    few = Budget(trials=2, trials_per_task=None, time_s=None)
     _, alone = outcome(Objective(), budget=few, executor=alike())
     assert not alone.races
     assert 1 <= len(plain.finalists) <= MOST
