@@ -77,11 +77,10 @@ def _improved(
     )
     rng = np.random.default_rng([options.seed, options.rounds])
     with LocalExecutor(threads, seed=options.seed) as executor:
-        device, target = executor.device.digest(), TargetSpec.resolve("auto", threads)
-        mine = [
-            (k.pool.digest, k.pool.task.threads, k.pool.task.target) == (device, threads, target)
-            for k in known
-        ]
+        own = (executor.device.digest(), threads, TargetSpec.resolve("auto", threads).mcpu)
+        mine = [(k.pool.digest, k.pool.task.threads, k.pool.task.target.mcpu) == own for k in known]
+        if not any(mine):
+            raise SystemExit("none of the records are this machine's: no round can be measured")
         print(f"{sum(mine)} tasks can be measured here", flush=True)
         known, gains = tlm_rounds.improved(generator, known, mine, executor, plan, rng)
     for number, gained in enumerate(gains):
