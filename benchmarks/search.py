@@ -13,7 +13,8 @@ they come. Needs the extra ``search``.
 and its runner; ``undrafted/residual`` lets a cost model choose among points drawn at random.
 ``ansor``, ``felix`` and ``adatune`` are other papers' searches of our space, each with the cost
 model of its paper or a named one (``ansor/mlp``, ``ansor/tlp``), and ``tlm`` proposes what a
-generator writes, which comes from ``--weights``; docs/tuning.md says what they are.
+generator writes, which comes from ``--weights`` (others know nothing then); docs/tuning.md says what
+they are.
 With ``--reference-trials 1000 --trials 10`` MetaSchedule has more trials than the others, which
 still get no more time: what some papers' tables ask.
 ``--workloads`` leaves all tasks out but those whose digests begin so, for baselines and ablations
@@ -109,6 +110,10 @@ class SearchJob:
     weights: str = ""
     reference_trials: int = 0  # 0: as many
 
+    def weights_of(self, search: str) -> str:
+        """A generator's file is nothing for cost models: beside ``tlm`` others know nothing."""
+        return "" if "tlm" in self.searches and search != "tlm" else self.weights
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
@@ -146,7 +151,7 @@ def run(job: SearchJob) -> dict[str, Any]:
     limit_s = max(s["seconds"] for s in found)
     for name in job.searches:
         seeds = job.reference_seeds[:1] if name == UNTOUCHED else job.seeds  # it takes minutes
-        found += [search(task, name, s, job.trials, limit_s, job.weights) for s in seeds]
+        found += [search(task, name, s, job.trials, limit_s, job.weights_of(name)) for s in seeds]
     again = timed_again(task, found)
     return {"status": "ok", "searches": [with_winner(s, again) for s in found], "again": again}
 

@@ -160,6 +160,14 @@ def test_a_search_names_the_code_that_it_runs() -> None:
     assert all((ROOT / part).exists() for part in {*own, *learned})
 
 
+def test_the_generators_file_is_for_tlm_alone() -> None:
+    alone = search.SearchJob("", "w", 2, ("draft-verify/moa",), (0,), (0,), 8, "weights")
+    beside = replace(alone, searches=("tlm", "draft-verify/moa"))
+    assert alone.weights_of("draft-verify/moa") == "weights"
+    assert beside.weights_of("tlm") == "weights"
+    assert beside.weights_of("draft-verify/moa") == ""
+
+
 def test_weights_are_told_apart_by_what_is_in_them(tmp_path) -> None:
     """A row made with others is made again, wherever the file lies; rows without say nothing."""
     from benchmarks import search
