@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import fakes
-from tests.contracts.builder import BuilderContract
+from tests.contracts.builder import BuilderContract, laid_out
 from tests.families import kernels as K
 from tests.gpu.pretend_gpu import CARD, PretendBuilder
 from torch_pruner import families
@@ -72,6 +73,20 @@ class TestCudaBuilder(BuilderContract):
     @pytest.fixture
     def good(self, task: Task) -> Candidate:
         return draft(task)
+
+    def test_what_was_timed_leaves_nothing_on_the_device(self, builder, task, good) -> None:
+        driver = builder.driver
+        built = builder.build(task.spec, task.target, task.threads, good)
+        arrays = laid_out(built, K.inputs_for(task.spec))
+        calls = [built.bind(arrays), built.bind(arrays)]
+        assert builder.seconds(calls, 4) > 0
+        assert len(driver.modules) == 1
+        calls.clear()
+        assert len(driver.modules) == 1  # it may be bound again
+        assert not driver.memory
+        del built
+        gc.collect()
+        assert not driver.modules
 
 
 class TestFakeBuilder(OfTheCpu):

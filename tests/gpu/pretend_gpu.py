@@ -93,13 +93,18 @@ class HostDriver(TimingDriver):
         self.launched: list[tuple[str, int, int, int]] = []
         self.loaded: set[str] = set()  # sketches of kernels
         self.memory: dict[int, np.ndarray[Any, Any]] = {}
+        self.modules: list[dict[str, Any]] = []
 
     def load(self, image: bytes) -> dict[str, Any]:
         try:
             kernels: dict[str, Any] = json.loads(image)
         except ValueError as err:
             raise ValueError("the driver refuses the image") from err
+        self.modules.append(kernels)
         return kernels
+
+    def unload(self, module: dict[str, Any]) -> None:
+        self.modules = [m for m in self.modules if m is not module]
 
     def function(self, module: dict[str, Any], symbol: str, shared_bytes: int) -> Any:
         if symbol not in module:

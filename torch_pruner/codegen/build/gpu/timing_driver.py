@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_pruner.codegen.build.gpu.driver import CudaDriver, Driver
 
@@ -33,6 +33,10 @@ class TimingDriver(Driver):
 
     @abstractmethod
     def free(self, address: int) -> None: ...
+
+    @abstractmethod
+    def unload(self, module: Any) -> None:
+        """Give back what ``load`` gave. None of its kernels is running or will be launched."""
 
     @abstractmethod
     def copy_in(self, address: int, source: int, nbytes: int) -> None:
@@ -72,6 +76,10 @@ class CudaTimingDriver(CudaDriver, TimingDriver):
     def free(self, address: int) -> None:
         with contextlib.suppress(RuntimeError):  # of a lost context, too
             self._must(self._cuda.cuMemFree_v2(ctypes.c_uint64(address)))
+
+    def unload(self, module: ctypes.c_void_p) -> None:
+        with contextlib.suppress(RuntimeError):  # of a lost context, too
+            self._must(self._cuda.cuModuleUnload(module))
 
     def copy_in(self, address: int, source: int, nbytes: int) -> None:
         arguments = ctypes.c_uint64(address), ctypes.c_void_p(source), ctypes.c_size_t(nbytes)
