@@ -13,10 +13,9 @@ they come. Needs the extra ``search``.
 and its runner; ``undrafted/residual`` lets a cost model choose among points drawn at random.
 ``ansor``, ``felix`` and ``adatune`` are other papers' searches of our space, each with the cost
 model of its paper or a named one (``ansor/mlp``, ``ansor/tlp``), and ``tlm`` proposes what a
-generator writes, which comes from ``--weights`` (others know nothing then); docs/tuning.md says what
-they are.
-With ``--reference-trials 1000 --trials 10`` MetaSchedule has more trials than the others, which
-still get no more time: what some papers' tables ask.
+generator writes, which comes from ``--weights`` (others know nothing then); docs/tuning.md says
+what they are. With ``--reference-trials 1000 --trials 10`` MetaSchedule has more trials than the
+others, which still get no more time: what some papers' tables ask.
 ``--workloads`` leaves all tasks out but those whose digests begin so, for baselines and ablations
 over a few, with ``--reference-seeds 3``.
 Cost models know nothing when they begin: the package's weights have seen these tasks. ``--weights``
