@@ -10,12 +10,17 @@ from typing import Any
 from benchmarks.models import NETWORKS
 
 
+def names(text: str) -> list[str]:
+    """What commas separate."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def network_names(text: str) -> list[str]:
     """Names of networks, separated by commas; an unknown one is a usage error."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in NETWORKS]:
+    found = names(text)
+    if unknown := [name for name in found if name not in NETWORKS]:
         raise argparse.ArgumentTypeError(f"no network {unknown[0]!r}; known: {', '.join(NETWORKS)}")
-    return names
+    return found
 
 
 def add_tuning(parser: argparse.ArgumentParser, *, cache: bool = True) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks import records
-from benchmarks.arguments import network_names
+from benchmarks.arguments import names, network_names
 from benchmarks.models import NETWORKS
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def tasks_of(options: argparse.Namespace, target: object) -> Iterator[Task]:
             small = flops_of(task.spec) < options.min_flops
             if task.workload in seen or small or (options.contractions and not contracts):
                 continue
+            if not task.workload.startswith(tuple(options.workloads) or ""):
+                continue
             if options.min_points and len(candidates(task, options)) < options.min_points:
                 continue
             seen.add(task.workload)
@@ -170,6 +172,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--contractions", action="store_true", help="leave other kernels out")
     parser.add_argument(
         "--min-points", type=int, default=0, help="leave tasks of fewer candidates out"
+    )
+    parser.add_argument(
+        "--workloads", type=names, default=[], metavar="DIGEST,...", help="no others; beginnings do"
     )
     parser.add_argument("--layers", type=int, help="build language models with so many layers")
     parser.add_argument("--batch", type=int, default=1)

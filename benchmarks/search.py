@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import records, search_table, stock_search
-from benchmarks.arguments import network_names
+from benchmarks.arguments import names, network_names
 from benchmarks.collect import tasks_of
 from benchmarks.job import answer_with, launch
 from benchmarks.models import NETWORKS
@@ -354,8 +354,6 @@ def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
 
     target, device = TargetSpec.resolve("auto", options.threads), DeviceFingerprint.detect()
     for task in tasks_of(options, target):
-        if not task.workload.startswith(tuple(options.workloads) or ""):
-            continue
         records.append(file, [records.task_line(task, device)])
         job = SearchJob(
             str(file), task.workload, task.threads, tuple(options.searches), tuple(options.seeds),
@@ -367,9 +365,6 @@ def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     import torch
-
-    def names(text: str) -> list[str]:
-        return [n.strip() for n in text.split(",") if n.strip()]
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument(
