@@ -22,6 +22,7 @@ REFERENCE = "metaschedule"
 UNTOUCHED = "tune_tir"  # the same, driven by its own code
 PHASES = ("draft", "verify", "build", "measure", "train")
 OWN_WORK = ("draft", "verify", "train")
+COUNTS = (1, 10, 16, 32, 64, 1000)  # of trials, as TLM's table has them
 
 
 def curve(row: Row, search: Search) -> list[tuple[float, int, float]]:
@@ -41,6 +42,11 @@ def curve(row: Row, search: Search) -> list[tuple[float, int, float]]:
 def latency(row: Row, search: Search, within_s: float = math.inf) -> float:
     """The least of a search, within so many seconds."""
     return min((s for at, _, s in curve(row, search) if at <= within_s), default=math.inf)
+
+
+def latency_of(row: Row, search: Search, trials: int) -> float:
+    """The least of a search in its first trials."""
+    return min((s for _, trial, s in curve(row, search) if trial <= trials), default=math.inf)
 
 
 def reference(row: Row, name: str = REFERENCE) -> Search:
@@ -151,6 +157,7 @@ def render(content: Mapping[str, Any], data: str, picture: str | None = None) ->
             table,
         ]
         lines += [""]
+    lines += _by_trials(rows, names)
     header = ["of the time", *PHASES, "draft, verify and train"]
     lines += [tables.markdown(header, [_shares(rows, n) for n in (REFERENCE, *names)]), ""]
     header = ["task", "search", "seed", "trials", "took", "best", "reached after", "trials then"]
@@ -198,6 +205,31 @@ def _shares(rows: Sequence[Row], name: str) -> list[str]:
     searches = [s for row in rows for s in row["searches"] if s["search"] == name]
     found = [share(searches, parts) for parts in (*((p,) for p in PHASES), OWN_WORK)]
     return [name, *(f"{100 * s:.1f} %" if s is not None else "" for s in found)]
+
+
+def _by_trials(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Where MetaSchedule had more trials: its best of all over everyone's of so many, and the
+    worst task of each."""
+    own = [r for r in rows if all(reference(r)["trials"] > s["trials"] for s in _compared(r))]
+    if not own:
+        return []
+    lines = []
+    for name in (REFERENCE, *names):
+        cells = []
+        for count in COUNTS:
+            runs = [(r, s) for r in own for s in r["searches"] if s["search"] == name]
+            found = [latency(r, reference(r)) / latency_of(r, s, count) for r, s in runs]
+            some = any(s["trials"] >= count for _, s in runs)  # a space may end before
+            mean = geometric([f for f in found if f > 0]) if some else None
+            cells.append(f"{mean:.2f} ({min(found):.2f})" if mean is not None else "")
+        lines.append([name, *cells])
+    header = ["search", *(str(count) for count in COUNTS)]
+    text = "MetaSchedule's best of all its trials over the best of so many, geometric mean (worst):"
+    return [text, "", tables.markdown(header, lines), ""]
+
+
+def _compared(row: Row) -> list[Search]:
+    return [s for own in others(row).values() for s in own if s["search"] != UNTOUCHED]
 
 
 def _times(value: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import search, search_table
+from benchmarks import search, search_table, timing
 from tests import fakes
 
 
@@ -61,6 +61,22 @@ def test_sooner_is_a_ratio_of_times_and_never_is_the_end(row) -> None:
     assert search_table.sooner(row, fast) == pytest.approx(10.0)
     assert search_table.reached(row, slow) is None
     assert search_table.sooner(row, slow) == pytest.approx(40 / 60)
+
+
+def test_where_the_reference_had_more_trials_everyone_is_told_after_so_many(row) -> None:
+    rows = {"conv": row | {"searches": row["searches"][:3]}}
+    machine = timing.machine() | {"commit": "older"}
+    page = search_table.render({"rows": rows, "machine": machine}, "d")
+    table = page[page.index("of so many") :].splitlines()
+    # The reference after 64 of its 70 trials; ours after one (3 ms and nothing), and after ten.
+    assert [c.strip() for c in table[4].split("|")[1:-1]] == [
+        "metaschedule", "", "0.50 (0.50)", "0.50 (0.50)", "0.50 (0.50)", "1.00 (1.00)",
+        "",
+    ]  # fmt: skip
+    assert table[5].split("|")[2].strip() == "0.67 (0.00)"
+    equal = row["searches"][0] | {"trials": 6}
+    rows = {"conv": row | {"searches": [equal, *row["searches"][1:3]]}}
+    assert "of so many" not in search_table.render({"rows": rows, "machine": machine}, "d")
 
 
 def test_the_summary_counts_who_never_got_there(row) -> None:
