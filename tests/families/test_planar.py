@@ -17,7 +17,7 @@ from torch_pruner.task import Task
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
-TILE = {"vl": 16, "tm": 6, "nv": 2, "ln": 2, "rp": 1, "mc": 4, "par": 1}
+TILE = {"vl": 16, "tm": 6, "nv": 2, "ln": 2, "rp": 1, "mc": 4, "par": 1, "cp": 1}
 
 
 CASES = [
@@ -26,6 +26,11 @@ CASES = [
     (K.planar(8, (15, 13), 10, (3, 3), 2, 1), {"ln": 3, "tm": 4}),
     (K.planar(3, (23, 23), 9, (7, 7), 2, 3), {"ln": 5, "nv": 3}),
     (K.planar(20, (9, 9), 8, (1, 1)), {"ln": 4, "mc": 3}),
+    (K.planar(20, (9, 9), 8, (1, 1)), {"ln": 4, "mc": 3, "cp": 0}),
+    (K.planar(20, (8, 8), 14, (1, 1), groups=2, batch=2), {"ln": 8, "mc": 3, "cp": 0, "tm": 4}),
+    (K.planar(6, (90,), 7, (1,), batch=2, residual=True), {"ln": 1, "cp": 0}),
+    (K.planar(1100, (6, 6), 5, (1, 1)), {"ln": 6, "tm": 3, "cp": 0}),
+    (K.planar(6, (3, 7, 8), 7, (1, 1, 1)), {"ln": 7, "rp": 2, "cp": 0, "tm": 2}),
     (K.planar(9, (10, 10), 8, (1, 1), 2), {"ln": 4}),
     (K.planar(6, (12, 12), 6, (3, 3), 1, 1, 6), {"tm": 1, "nv": 4, "ln": 5}),
     (K.planar(6, (12, 12), 12, (5, 5), 2, 2, 6), {"tm": 2, "ln": 6, "par": 0, "mc": 1}),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torch_pruner.config import Config
 
-CODEGEN_VERSION = 40  # raise it whenever the same decisions generate other code
-SPACE_VERSION = 32  # raise it whenever the sketches' options change
+CODEGEN_VERSION = 41  # raise it whenever the same decisions generate other code
+SPACE_VERSION = 33  # raise it whenever the sketches' options change
 
 
 def codegen_version() -> str:

@@ -37,8 +37,8 @@ from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, un
 from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import load, store
 from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
-from torch_pruner.families.planar.form import planes_of
-from torch_pruner.families.planar.region import Nest, beyond, copy_channel, run, zero
+from torch_pruner.families.planar.form import lying, planes_of
+from torch_pruner.families.planar.region import Nest, beyond, clear, copy_channel, run, zero
 from torch_pruner.graph.contraction import contraction_of
 
 if TYPE_CHECKING:
@@ -60,13 +60,14 @@ def emit(spec: Graph, decisions: PlanarDecisions[int], signature: Signature) -> 
     inputs, (out,), scratch = parameters(signature)
     weights = next(b for b, p in zip(inputs, signature.packs, strict=True) if p is not None)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
-    vl, tm, nv, ln, rp, chunks, par = decisions
+    vl, tm, nv, ln, rp, chunks, par, copied = decisions
     tiles = -(-ln * planes.pitch // (nv * vl))
     room = planes.region(ln) + beyond(planes, nv * vl)
-    near = buffer(room, "float32", "near")
+    near = buffer(room if copied else 1, "float32", "near")
     # Vectors that are woven reach past the last line.
     sums = buffer(planes.spread[2] * tm * tiles * nv * vl + vl, "float32", "sums")
-    nest = Nest(spec, con, planes, reader, weights, out, near, sums, vl, tm, nv, ln)
+    place = None if copied else lying(spec, con, planes)
+    nest = Nest(spec, con, planes, reader, weights, out, near, sums, vl, tm, nv, ln, place)
     shape = planes.tasks(tm, ln, rp)
     tasks = math.prod(shape)
     each = -(-tasks // min(chunks, tasks))
@@ -77,7 +78,10 @@ def emit(spec: Graph, decisions: PlanarDecisions[int], signature: Signature) -> 
             body = _task(nest, unlinear(at, shape), shape[2])
             return body if tasks % each == 0 else when(at < tasks, body)
 
-        return workspace(near, workspace(sums, loop(each, one, name="t")))
+        some = loop(each, one, name="t")
+        if not copied:
+            return workspace(sums, some)
+        return workspace(near, workspace(sums, seq([clear(nest), some])))
 
     body = loop(-(-tasks // each), chunk, PARALLEL if par else SERIAL, "p")
     return Emitted(body, inputs, [out], scratch)
@@ -96,12 +100,16 @@ def _task(nest: Nest, at: Index, parts: int) -> Stmt:
         body = _rows(nest, (image, g, nb), (plane, first, chunk * ln))
         return body if blocks % each == 0 else when(nb < blocks, body)
 
-    rest = beyond(planes, nest.width)
-    clear = run(nest, 0, rest, lambda x: store(nest.near, planes.region(ln) + x, zero()))
+    begins = S.Bind(first, begin)
+    if (place := nest.lying) is not None:
+        nest.origin = index_var("origin")
+        at_channel = image * place.image + g * planes.channels * place.channel
+        origin = at_channel + plane * place.plane + first * planes.pitch + place.offset
+        return seq([begins, S.Bind(nest.origin, origin), loop(each, block, name="n")])
     copied = loop(
         planes.channels, lambda c: copy_channel(nest, image, g, c, plane, first), name="c"
     )
-    return seq([S.Bind(first, begin), clear, copied, loop(each, block, name="n")])
+    return seq([begins, copied, loop(each, block, name="n")])
 
 
 def _rows(nest: Nest, which: Index, where: Index) -> Stmt:
@@ -114,7 +122,7 @@ def _rows(nest: Nest, which: Index, where: Index) -> Stmt:
 
     def tiles(panel: Expr, shifted: int, kept_at: int) -> Stmt:
         def tile(q: Expr) -> Stmt:
-            return _tile(nest, panel, shifted, kept_at, q * nest.width)
+            return _tile(nest, panel, shifted, kept_at, nest.begin(q))
 
         return loop(nest.tiles, tile, name="q")
 
@@ -145,7 +153,7 @@ def _tile(nest: Nest, panel: Expr, shifted: int, kept_at: int, begin: Expr) -> S
 
         return loop(nest.tm, row, UNROLLED, "i")
 
-    def clear(buf: Buffer, row: int, first: Expr | int) -> Stmt:
+    def zeroed(buf: Buffer, row: int, first: Expr | int) -> Stmt:
         return each(lambda i, x: store(buf, i * row + first + x, zero()))
 
     def kept(i: Expr, x: Expr, *, more: bool) -> Stmt:
@@ -154,13 +162,16 @@ def _tile(nest: Nest, panel: Expr, shifted: int, kept_at: int, begin: Expr) -> S
 
     def channel(c: Expr) -> Stmt:
         def update(tap: Expr | int, shift: Expr | int) -> Stmt:
-            near = c * (planes.copies * nest.piece) + shift + (begin + shifted)
+            read, near = nest.near, c * (planes.copies * nest.piece) + shift + (begin + shifted)
+            if nest.lying is not None and nest.origin is not None:
+                read = nest.reader.buffers[nest.lying.source]
+                near = nest.origin + c * nest.lying.channel + begin
             of_channel = tap * channels + c if nest.by_tap else c * taps + tap
             weight = panel + of_channel * nest.tm
 
             def product(i: Expr, x: Expr) -> Stmt:
                 at = i * nest.width + x
-                terms = load(nest.weights, weight + i), nest.near[near + x]
+                terms = load(nest.weights, weight + i), read[near + x]
                 return store(acc, at, acc[at] + times(*terms, "float32"))
 
             return each(product)
@@ -182,19 +193,19 @@ def _tile(nest: Nest, panel: Expr, shifted: int, kept_at: int, begin: Expr) -> S
     whole, rest = divmod(channels, per_part)
     if whole + (rest > 0) == 1:
         body = [
-            clear(acc, nest.width, 0),
+            zeroed(acc, nest.width, 0),
             some(imm(0), channels),
             each(lambda i, x: kept(i, x, more=False)),
         ]
         return seq([stack(acc), *body])
 
     def part(first: Expr, count: int) -> Stmt:
-        body = [clear(acc, nest.width, 0), some(first, count)]
+        body = [zeroed(acc, nest.width, 0), some(first, count)]
         return seq([*body, each(lambda i, x: kept(i, x, more=True))])
 
     parts = [loop(whole, lambda o: part(o * per_part, per_part), name="part")]
     parts += [part(imm(whole * per_part), rest)] if rest else []
-    return seq([stack(acc), clear(nest.sums, length, kept_at + begin), *parts])
+    return seq([stack(acc), zeroed(nest.sums, length, kept_at + begin), *parts])
 
 
 def _taps(nest: Nest, update: Callable[[Expr | int, Expr | int], Stmt]) -> Stmt:
@@ -266,7 +277,7 @@ def _write(nest: Nest, which: Index, where: Index, place: tuple[int, int]) -> St
                     lambda: [store(nest.out, linear(index, shape), nest.reader.at(path[-1], index))]
                 )
 
-            body = run(nest, 0, planes.out[2] * across, element)
+            body = run(nest, 0, planes.out[2] * across, element, again=True)
             assert body is not None
             body = body if woven is None else seq([*woven[1], body])
             return body if height % nest.ln == 0 else when(first + h >= own, body)

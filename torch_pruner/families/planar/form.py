@@ -17,6 +17,7 @@ from torch_pruner.families.base import Parameters
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.packing import PackLayout
+from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
     from torch_pruner.graph.contraction import Contraction
@@ -38,6 +39,7 @@ class PlanarDecisions(NamedTuple, Generic[N]):
     rp: N  # parts of a group's output channels: each copies the region for itself
     mc: N  # chunks of all tasks
     par: N  # 1: chunks in parallel
+    cp: N  # 1: lines are copied into a region; 0: read where they lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,17 @@ class Phase:
     def reach(self) -> int:
         """The largest shift."""
         return self.shift + (self.count - 1) * self.apart
+
+
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """Where lines that may be read without a copy lie: as ``graph.strided.Strided``."""
+
+    source: int
+    offset: int
+    image: int  # from one to the next, like what follows
+    channel: int
+    plane: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +164,21 @@ class Planes:
         """Images, groups, parts of the output channels, planes, and chunks of lines."""
         parts = -(-self.blocks(tm) // -(-self.blocks(tm) // rp))
         return (self.images, self.groups, parts, self.out[0], -(-self.out[1] // ln))
+
+
+def lying(spec: Graph, con: Contraction, planes: Planes) -> Lying | None:
+    """The lines of ``con``'s operand, or None: not each result reads the one position of its own,
+    or lines do not lie one behind another."""
+    same = planes.kernel == planes.stride == planes.spread == (1, 1, 1)
+    place = strided(spec, con.a)
+    if not same or any(planes.lo) or planes.extent != planes.out or place is None:
+        return None
+    width, rank = planes.out[2], planes.rank
+    spatial = place.strides[2:]
+    if spatial[-1] != 1 or (rank > 1 and spatial[-2] != width):
+        return None
+    plane = spatial[0] if rank > 2 else 0
+    return Lying(place.source, place.offset, place.strides[0], place.strides[1], plane)
 
 
 def planes_of(spec: Graph, con: Contraction) -> Planes:

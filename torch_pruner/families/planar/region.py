@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch_pruner.codegen.tir.reader import Reader
-    from torch_pruner.families.planar.form import Phase, Planes
+    from torch_pruner.families.planar.form import Lying, Phase, Planes
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
@@ -47,6 +47,8 @@ class Nest:
     tm: int
     nv: int
     ln: int
+    lying: Lying | None = None  # where lines are read that are not copied
+    origin: Expr | None = None  # there, of the task's first line of its first channel
 
     @property
     def width(self) -> int:
@@ -62,6 +64,12 @@ class Nest:
     def length(self) -> int:
         """Positions of all tiles."""
         return self.tiles * self.width
+
+    def begin(self, q: Expr) -> Expr:
+        """The first position of a tile: where nothing lies behind the last line, tiles overlap."""
+        last = self.ln * self.planes.pitch - self.width
+        whole = self.lying is None or last == (self.tiles - 1) * self.width
+        return q * self.width if whole else T.min(q * self.width, imm(last))
 
     @property
     def by_tap(self) -> bool:
@@ -84,18 +92,52 @@ def zero() -> Expr:
     return T.const(0, "float32")
 
 
-def run(nest: Nest, start: int, count: int, body: Callable[[Expr], Stmt]) -> Stmt | None:
-    """``body`` of neighbouring positions, in whole vectors and a rest."""
-    whole, rest = divmod(count, nest.vl)
+def run(
+    nest: Nest, start: int, count: int, body: Callable[[Expr], Stmt], *, again: bool = False
+) -> Stmt | None:
+    """``body`` of neighbouring positions, in whole vectors and a rest.
 
-    def vector(q: Expr) -> Stmt:
-        return loop(nest.vl, lambda v: body(start + q * nest.vl + v), VECTORIZED, "v")
+    ``again``: ``body`` may be repeated. Then the rest is a vector as well, and begins earlier: one
+    of 14 lanes would be moved in three pieces.
+    """
+    lanes = nest.vl
+    if again:
+        lanes = min(lanes, 1 << count.bit_length() >> 1)
+    whole, rest = divmod(count, max(lanes, 1))
 
-    found = [loop(whole, vector, name="q")] if whole else []
+    def vector(first: Expr | int, size: int) -> Stmt:
+        return loop(size, lambda v: body(first + v), VECTORIZED, "v")
+
+    found = [loop(whole, lambda q: vector(start + q * lanes, lanes), name="q")] if whole else []
     if rest:
-        last = start + whole * nest.vl
-        found.append(loop(rest, lambda v: body(last + v), VECTORIZED, "v"))
+        size = lanes if again else rest
+        found.append(vector(start + count - size, size))
     return seq(found) if found else None
+
+
+def clear(nest: Nest) -> Stmt:
+    """What stays zero: beside the lines of a region, and behind it."""
+    planes, pitch, wide = nest.planes, nest.planes.pitch, nest.planes.phases(2)
+    padded = [b for b, phase in enumerate(wide) if _span(planes, phase) != (0, pitch)]
+
+    def zeros(at: Expr | int) -> Callable[[Expr], Stmt]:
+        return lambda x: store(nest.near, at + x, zero())
+
+    def beside(b: int, first: Expr) -> Stmt:
+        left, end = _span(planes, wide[b])
+        return seq([run(nest, x, n, zeros(first)) for x, n in ((0, left), (end, pitch - end)) if n])
+
+    def pieces(c: Expr) -> Stmt:  # of a channel's plane, for one phase of lines
+        def piece(b: int) -> Stmt:
+            base = (c * len(wide) + b) * nest.piece
+            return loop(planes.lines(nest.ln), lambda i: beside(b, base + i * pitch), name="i")
+
+        return seq([piece(b) for b in padded])
+
+    count = planes.channels * planes.planes * len(planes.phases(1))
+    lines = loop(count, pieces, name="c") if padded else None
+    behind = run(nest, 0, beyond(planes, nest.width), zeros(planes.region(nest.ln)))
+    return seq([lines, behind])
 
 
 def copy_channel(nest: Nest, image: Expr, g: Expr, c: Expr, plane: Expr, first: Expr) -> Stmt:
@@ -112,17 +154,23 @@ def copy_channel(nest: Nest, image: Expr, g: Expr, c: Expr, plane: Expr, first: 
 
             def line(i: Expr) -> Stmt:
                 height = (first + i) * planes.stride[1] + (tall[a].number - planes.lo[1])
-                whole = _line(nest, (image, channel), (depth, height), wide[b], base + i * pitch)
+                at = base + i * pitch
+                whole = _line(nest, (image, channel), (depth, height), wide[b], at)
                 inside = [
                     *_inside(planes, 0, depth),
                     *_inside(planes, 1, height),
                 ]
-                if not inside:
-                    return seq(whole)
+                if not inside or whole is None:  # nothing of the input: zeros that stay
+                    return S.Evaluate(imm(0)) if whole is None else whole
+                left, end = _span(planes, wide[b])
                 zeros = run(
-                    nest, 0, pitch, lambda x: store(nest.near, base + i * pitch + x, zero())
+                    nest,
+                    left,
+                    end - left,
+                    lambda x: store(nest.near, at + x, zero()),
+                    again=True,
                 )
-                return when(T.all(*inside), seq(whole), zeros)
+                return when(T.all(*inside), whole, zeros)
 
             return loop(planes.lines(nest.ln), line, name="i")
 
@@ -142,30 +190,31 @@ def _inside(planes: Planes, axis: int, at: Expr) -> list[Expr]:
     return found + ([at < extent] if reach + spare - lo >= extent else [])
 
 
-def _line(
-    nest: Nest, channel: tuple[Expr, Expr], place: tuple[Expr, Expr], phase: Phase, base: Expr
-) -> list[Stmt | None]:
-    planes = nest.planes
+def _span(planes: Planes, phase: Phase) -> tuple[int, int]:
+    """Positions of a line of the region that the input has."""
     stride, lo, width = planes.stride[2], planes.lo[2], planes.extent[2]
     left = min(max(-(-(lo - phase.number) // stride), 0), planes.pitch)
-    end = min(max((width - 1 + lo - phase.number) // stride + 1, left), planes.pitch)
+    return left, min(max((width - 1 + lo - phase.number) // stride + 1, left), planes.pitch)
 
-    def padding(x: Expr) -> Stmt:
-        return store(nest.near, base + x, zero())
+
+def _line(
+    nest: Nest, channel: tuple[Expr, Expr], place: tuple[Expr, Expr], phase: Phase, base: Expr
+) -> Stmt | None:
+    """What a line of the region, at ``base``, has of the input."""
+    planes = nest.planes
+    stride, offset = planes.stride[2], phase.number - planes.lo[2]
+    left, end = _span(planes, phase)
 
     def taken(position: Expr) -> Expr:
         at = (*place, position)[3 - planes.rank :]
         return nest.reader.at(nest.con.a, (*channel, *at))
 
     def copied(x: Expr) -> Stmt:
-        return store(nest.near, base + x, taken(x * stride + (phase.number - lo)))
+        return store(nest.near, base + x, taken(x * stride + offset))
 
     if lanes := planes.dealt(end - left, nest.vl):
-        some = (left, end), phase.number - lo
-        middle: Stmt | None = _dealt(nest, taken, base, *some, lanes)
-    else:
-        middle = run(nest, left, end - left, copied)
-    return [run(nest, 0, left, padding), middle, run(nest, end, planes.pitch - end, padding)]
+        return _dealt(nest, taken, base, (left, end), offset, lanes)
+    return run(nest, left, end - left, copied, again=True)
 
 
 def _dealt(

@@ -13,7 +13,7 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
-from torch_pruner.families.planar.form import PlanarDecisions, planes_of
+from torch_pruner.families.planar.form import PlanarDecisions, lying, planes_of
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.contraction import contraction_of
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from torch_pruner.task import Task
 
 _MAX_ROWS = 16
+_VECTORS = [1, 2, 3, 4, 5, 6, 7, 8]  # lines of 7 and 14 positions are not in even ones
 _BYTES = 4
 _OF_THE_CACHE = 0.5  # the second one, that a region may take
 _MAX_UNROLLED = 512  # vector multiply-adds of a kernel line: more take seconds to compile
 # Cycles of a vector that is copied; of one that has every other element; of one that is alone.
-_COPIED, _DEALT, _GATHERED = 2.5, 3.5, 0.6
-_EACH = 0.75  # of the second, whatever its width
+_COPIED, _DEALT, _GATHERED = 2.5, 3.0, 0.6
+_EACH = 0.3  # of the second, whatever its width
 _WOVEN = 2.5  # cycles more of a vector of results
-_LINE_CYCLES, _TILE_CYCLES = 2.0, 20.0
+_LINE_CYCLES, _TILE_CYCLES = 0.5, 6.0
+_WRITTEN, _LAST = 1.5, 0.5  # of a vector of results, and of a line
 
 
 class PlanarSketch(Sketch[PlanarDecisions[Array]]):
@@ -61,7 +63,8 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
         most = math.prod(p.tasks(1, 1, max(parts)))
         chunks = [n for n in (1, 2, 4, 6, 8, 12, 16, 24, 32, 64) if n <= most]
         parallel = [0, 1] if self.task.threads > 1 else [0]
-        options = ([self.lanes], rows, [1, 2, 3, 4, 6], lines, parts, chunks, parallel)
+        copied = [1] if lying(self.task.spec, self.con, p) is None else [0, 1]
+        options = ([self.lanes], rows, _VECTORS, lines, parts, chunks, parallel, copied)
         return tuple(np.array(d, dtype=np.int64) for d in options)
 
     def _blocks(self, c: PlanarDecisions[Array]) -> tuple[Array, Array, Array]:
@@ -79,7 +82,10 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
     def valid(self, decisions: Decisions) -> Mask:
         c, p, target = self.columns(decisions), self.planes, self.task.target
         fits = c.tm * c.nv + c.nv + 1 <= target.vector_registers
-        fits &= (p.region(c.ln) * _BYTES <= _OF_THE_CACHE * target.l2_bytes) | (c.ln == 1)
+        fits &= (c.cp == 1) | (c.ln * p.pitch >= c.nv * c.vl)
+        fits &= (
+            (c.cp == 0) | (p.region(c.ln) * _BYTES <= _OF_THE_CACHE * target.l2_bytes) | (c.ln == 1)
+        )
         fits &= c.tm * c.nv * p.kernel[2] <= _MAX_UNROLLED
         blocks, parts, _ = self._blocks(c)
         # No chunk is empty, whatever remains.
@@ -113,12 +119,12 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
         vectors = math.ceil(p.out[2] * across / self.lanes)
         after = set(range(self.con.anchor + 1, len(spec.nodes)))
         # Results that interleave are gathered of several sums; of two, vectors are woven.
-        taken = {1: 3.0, 2: 3.0 + _WOVEN}.get(across, 3.0 + self.lanes)
-        line = vectors * (taken + machine.pointwise_cycles(spec, after)) + 2
+        taken = {1: _WRITTEN, 2: _WRITTEN + _WOVEN}.get(across, _WRITTEN + self.lanes)
+        line = vectors * (taken + machine.pointwise_cycles(spec, after)) + _LAST
         written = c.tm * c.ln * line / across
 
         pieces = p.channels * p.copies * p.lines(c.ln)
-        copied = pieces * (self._moved() + _LINE_CYCLES)
+        copied = c.cp * pieces * (self._moved() + _LINE_CYCLES)
         # Input, and results, in the share of a task.
         tasks = self._tasks(c)
         data = machine.input_bytes(spec) + machine.output_bytes(spec)
