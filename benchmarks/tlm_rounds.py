@@ -65,28 +65,28 @@ def improved(
     def measured(asked: Sequence[list[Candidate]]) -> list[list[MeasureResult]]:
         return [_timed(known[i], a, executor, plan) for i, a in zip(where, asked, strict=True)]
 
-    def learned(found: Sequence[list[MeasureResult]]) -> None:
+    def noted(found: Sequence[list[MeasureResult]]) -> None:
         gained = []
         for i, results in zip(where, found, strict=True):
             best_s = min((r.latency_s for r in results), default=math.inf)
             gained.append(known[i].best_s / best_s)
             known[i] = _with(known[i], results)
         gains.append(gained)
+
+    def learn() -> None:
         taught(generator, known, best_points, plan.steps, rng)
 
     with ThreadPoolExecutor(1) as measuring:
-        before = None
-        for _ in range(plan.rounds):
+        for number in range(plan.rounds):
             asked = [_written(generator, known[i], plan.written, rng) for i in where]
             now = measuring.submit(measured, asked)
+            if plan.overlap and number:  # of the round before, whose points are known already
+                learn()
+            noted(now.result())
             if not plan.overlap:
-                learned(now.result())
-                continue
-            if before is not None:
-                learned(before)
-            before = now.result()
-        if before is not None:
-            learned(before)
+                learn()
+    if plan.overlap and plan.rounds:
+        learn()
     return known, gains
 
 

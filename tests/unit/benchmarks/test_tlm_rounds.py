@@ -59,9 +59,10 @@ def test_what_is_written_is_known_on_the_scale_of_the_records(overlap: bool) -> 
         assert gains[0][i] == pytest.approx(own.best_s / first)
 
 
-def test_nothing_is_written_twice() -> None:
-    executor = slow_machine()
-    rounds(executor, tlm_rounds.Plan(rounds=3, written=5, steps=1), [known()], [True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nothing_is_written_twice(overlap: bool) -> None:
+    executor, plan = slow_machine(), tlm_rounds.Plan(rounds=3, written=5, steps=1, overlap=overlap)
+    rounds(executor, plan, [known()], [True])
     asked = [i.candidate for batch in executor.batches for i in batch[1:]]
     assert len(set(asked)) == len(asked) == 15
 
