@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks import records, tlm_rounds
+from benchmarks import collect, records, tlm, tlm_rounds
 from benchmarks.pools import Pool
 from benchmarks.tlm_learning import Known, train
 from tests import fakes
-from torch_pruner.task import MeasureInput, MeasureStatus
+from torch_pruner.fingerprint import DeviceFingerprint
+from torch_pruner.task import MeasureInput, MeasureResult, MeasureStatus
+from torch_pruner.tuner.generator.model import Generator
 from torch_pruner.tuner.search.space import SketchSpace
 
 SKETCH = fakes.FakeSketch()
@@ -90,3 +93,37 @@ def test_records_have_what_was_timed(tmp_path) -> None:
     assert len(kept.results) == 6
     told = fakes.invented([SKETCH], kept.results[0].candidate)
     assert kept.results[0].latency_s == pytest.approx(SLOWER * told.latency_s)
+
+
+def recorded(tmp_path, device: DeviceFingerprint) -> str:
+    """A file of records of one small product, as ``device`` has measured them."""
+    task, path = fakes.make_task(16), tmp_path / "records.jsonl"
+    asked = collect.candidates(task, Namespace(seed=0, random=24, drafted=8))
+    found = [MeasureResult(c, MeasureStatus.OK, (1e-3 + 1e-6 * k,)) for k, c in enumerate(asked)]
+    lines = [records.result_line(task, device, r) for r in found]
+    records.append(path, [records.task_line(task, device), *lines])
+    return str(path)
+
+
+def asked_for(tmp_path, monkeypatch, device: DeviceFingerprint) -> list[str]:
+    executor = fakes.FakeExecutor(lambda i: MeasureResult(i.candidate, MeasureStatus.OK, (5e-4,)))
+    monkeypatch.setattr("torch_pruner.tuner.measure.local.LocalExecutor", lambda *_, **__: executor)
+    counts = {"folds": 1, "random-steps": 2, "steps": 2, "rounds": 2, "written": 3}
+    small = [f"--{name}={count}" for name, count in (counts | {"round-steps": 1}).items()]
+    ends = ["--out", str(tmp_path / "g"), "--records-out", str(tmp_path / "new.jsonl")]
+    return [recorded(tmp_path, device), *small, *ends]
+
+
+def test_the_command_measures_what_this_machine_has_records_of(tmp_path, monkeypatch) -> None:
+    here = DeviceFingerprint.detect()
+    assert tlm.main(asked_for(tmp_path, monkeypatch, here)) == 0
+    Generator.from_bytes((tmp_path / "g").read_bytes())
+    ((kept,), damaged) = records.read([tmp_path / "new.jsonl"])
+    assert not damaged
+    assert 6 < len(kept.results) <= 8  # three new ones a round, and who was the best before it
+
+
+def test_without_records_of_this_machine_there_is_no_round(tmp_path, monkeypatch) -> None:
+    elsewhere = replace(DeviceFingerprint.detect(), name="another", l2_bytes=1)
+    with pytest.raises(SystemExit, match="none of the records are this machine's"):
+        tlm.main(asked_for(tmp_path, monkeypatch, elsewhere))
