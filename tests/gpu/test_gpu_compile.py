@@ -120,6 +120,20 @@ def test_half_precision(cold, emulated) -> None:
     assert "gpu_attention" in {t.sketch for t in report.tasks}
 
 
+@torch.no_grad()
+def test_a_step_of_decoding(cold, emulated) -> None:
+    """One query of each head: heads share keys, and the blocks of a card share them, too."""
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    given = [torch.randn(1, n, length, 32).half() for n, length in ((8, 1), (2, 512), (2, 512))]
+    assert_equal(cold.compile(step)(*given), step(*given))
+    report = tp.last_report()
+    assert report is not None
+    assert [t.sketch for t in report.tasks] == ["gpu_attention"]
+
+
 def test_training(cold, emulated) -> None:
     net = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 5))
     twin, x = copy.deepcopy(net), torch.randn(9, 24)

@@ -7,7 +7,9 @@ fragments and reductions are checked against the reference at sizes that divide 
 from __future__ import annotations
 
 import ctypes
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -343,6 +345,26 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
         attention(Case(dtype="float16", depth=24, width=20, flat=True)), "gpu_attention",
         ATTENTION | {"bm": 16},
     ),
+    "attention, keys shared": (
+        attention(Case(dtype="float16", queries=1, keys=256, depth=64, width=64)),
+        "gpu_attention", {"bm": 16, "bn": 32, "ahead": 1, "stages": 2, "split": 4},
+    ),
+    "attention, keys shared by a block for each turn": (
+        attention(Case(dtype="float16", queries=20, keys=150, width=20, mask="bool", guard=True)),
+        "gpu_attention", {"bm": 32, "bn": 32, "ahead": 0, "stages": 1, "split": 5},
+    ),
+    "attention in bfloat16, keys shared": (
+        attention(Case(dtype="bfloat16", queries=3, keys=180, kv=2, mask="heads")),
+        "gpu_attention", {"bm": 16, "bn": 32, "ahead": 1, "stages": 2, "split": 3},
+    ),
+    "attention, heads of the same keys": (
+        attention(Case(dtype="float16", queries=3, keys=96, heads=6, kv=2, mask="heads")),
+        "gpu_attention", {"bm": 16, "bn": 32, "ahead": 1, "stages": 2, "split": 1, "heads": 3},
+    ),
+    "attention, heads of the same keys, shared": (
+        attention(Case(dtype="bfloat16", queries=5, keys=130, heads=8, kv=2, mask="bool")),
+        "gpu_attention", {"bm": 16, "bn": 48, "ahead": 0, "stages": 1, "split": 3, "heads": 4},
+    ),
     "more shared memory": (
         K.linear(300, 256, 256, dtype="float16"), "gpu_product",
         {"bm": 256, "bn": 128, "bk": 64, "tm": 64, "tn": 64, "stages": 3, "tensor": 1, "ahead": 1},
@@ -358,6 +380,15 @@ def tolerance(spec: Graph) -> float:
 
 
 NAMES = [pytest.param(name, id=name.replace(" ", "-")) for name in CASES]
+
+
+def test_what_runs_under_the_sanitizer_is_among_them() -> None:
+    script = (Path(__file__).parents[2] / "benchmarks" / "gpu" / "run.sh").read_text()
+    found = re.search(r"for name in (.*?); do\n\s+checked", script, re.DOTALL)
+    assert found is not None
+    names = found[1].replace("\\\n", " ").split()
+    assert len(names) == 10
+    assert {*names} <= {name.replace(" ", "-") for name in CASES}
 
 
 @pytest.mark.sampled(12)  # ``test_gpu_emulated`` runs the text of the same kernels

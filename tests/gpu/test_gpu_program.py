@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,36 @@ def test_a_thread_without_a_context_gets_the_primary_one(monkeypatch, work: str)
             driver.launch(None, Grid(1, 32, waits=work != "launch"), 0, 0)
     assert library.calls.count("cuDevicePrimaryCtxRetain") == 1
     assert library.calls[-1] == library.calls[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [
+        (bytes(range(16)), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"),
+        (bytes(range(1, 17)), "MIG-01020304-0506-0708-090a-0b0c0d0e0f10"),
+        (None, "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"),
+    ],
+    ids=["a whole device", "an instance", "before CUDA 11.4"],
+)
+def test_the_name_that_makes_it_the_only_device_of_a_child(monkeypatch, own, name) -> None:
+    class Devices:
+        def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+            device._obj.value = ordinal
+            return int(ordinal > 1)
+
+        def cuDeviceGetUuid(self, found: Any, device: ctypes.c_int) -> int:
+            found._obj[:] = bytes(range(16))
+            return int(device.value != 1)
+
+        def cuDeviceGetUuid_v2(self, found: Any, device: ctypes.c_int) -> int:
+            found._obj[:] = own or bytes(16)
+            return int(own is None)
+
+        cuLaunchKernel = SimpleNamespace()
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Devices())
+    assert CudaDriver(lambda: 0, ordinal=1).visible_name() == name
+    assert CudaDriver(lambda: 0, ordinal=2).visible_name() is None
 
 
 def test_a_thread_launches_early_as_the_driver_reads_it(monkeypatch) -> None:

@@ -5,6 +5,9 @@
 Captures each network, cuts it into kernels as for a GPU, drafts a schedule for each kernel, and
 compiles them to machine code by NVRTC. What the assembler reports of registers, spilled bytes and
 shared memory is compared with what the card has. The exit status is 1 if anything failed.
+
+``--disassembler PATH`` (``nvdisasm``) adds what the code is made of: how many products of tensor
+cores stand beside a load from shared memory, how many bytes a thread loads and stores at once.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables, timing
 from benchmarks.arguments import network_names, write_json
 from benchmarks.gpu.kernels import drafted
 from benchmarks.gpu.tasks import tasks_of
+from tests.suites import sass
 from torch_pruner import exc
 from torch_pruner.cards import CARDS, Card
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch_pruner.task import Candidate, Task
 
 USED = re.compile(r"Used (\d+) registers")
@@ -41,9 +47,14 @@ class Built:
     spilled_bytes: int = 0
     shared_bytes: int = 0
     error: str = ""
+    code: sass.Instructions | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Without what was not asked for."""
+        return {k: v for k, v in asdict(self).items() if k != "code" or v is not None}
 
 
-def build(task: Task, candidate: Candidate, card: Card) -> Built:
+def build(task: Task, candidate: Candidate, card: Card, disassembler: str = "") -> Built:
     """One kernel to machine code."""
     from tests.emitting import schedule
     from torch_pruner.codegen.build.gpu import nvrtc
@@ -52,7 +63,7 @@ def build(task: Task, candidate: Candidate, card: Card) -> Built:
     try:
         kernel = schedule(task.spec, candidate.sketch, dict(candidate.decisions))
         source, launches = cuda_source({"kernel": kernel}, card.arch)
-        _, log = nvrtc.compile_cubin(source, card.arch)
+        image, log = nvrtc.compile_cubin(source, card.arch)
     except exc.CompileError as err:
         return Built(task.name, candidate.sketch, error=str(err)[:2000])
     found = [[int(n) for n in p.findall(log)] for p in (USED, SPILLED, SHARED)]
@@ -60,7 +71,8 @@ def build(task: Task, candidate: Candidate, card: Card) -> Built:
         return Built(task.name, candidate.sketch, error="the assembler did not report registers")
     registers, spilled, shared = max(found[0]), sum(found[1]), max(found[2], default=0)
     shared += launches["kernel"].shared_bytes
-    return Built(task.name, candidate.sketch, registers, spilled, shared)
+    code = sass.instructions(image, disassembler) if disassembler else None
+    return Built(task.name, candidate.sketch, registers, spilled, shared, code=code)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,13 +93,15 @@ def main(arguments: list[str] | None = None) -> int:
                     if options.count == 1
                     else [c for _, c in drafted(task, options.count)]
                 )
-                results += [build(task, c, card) for c in chosen]
+                results += [build(task, c, card, options.disassembler) for c in chosen]
             bad = [r for r in results if not fits(r, card)]
             failed += len(bad)
             for r in bad:
                 print(f"  {r.task} {r.sketch}: {r.error or r}")
             key = f"{name}/{options.precision}/{card.name}"
-            rows[key] = [{s: getattr(r, s) for s in Built.__slots__} for r in results]
+            rows[key] = [r.to_json() for r in results]
+            if options.disassembler:
+                print(code_of(results))
             print(f"{key}: {len(results) - len(bad)} of {len(results)}", flush=True)
     print(render(rows))
     write_json(options.out, {"machine": timing.machine(), "rows": rows})
@@ -115,6 +129,22 @@ def render(rows: dict[str, list[dict[str, Any]]]) -> str:
     return tables.markdown(header, lines)
 
 
+def code_of(results: Sequence[Built]) -> str:
+    """A line for each kernel: what its machine code is made of."""
+    header = [
+        "kernel", "family", "tensor-core products", "a load from shared memory",
+        "copies past registers", "bytes a load", "bytes a store", "barriers",
+    ]  # fmt: skip
+    lines = []
+    for r in results:
+        if (c := r.code) is not None:
+            means = (c.products_a_load, c.bytes_a_load, c.bytes_a_store)
+            a_load, load, store = ("-" if m is None else f"{m:.3g}" for m in means)
+            counts = [str(n) for n in (c.products, c.copies, c.barriers)]
+            lines.append([r.task, r.sketch, counts[0], a_load, counts[1], load, store, counts[2]])
+    return tables.markdown(header, lines)
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.suites.cuda_builds", description=__doc__)
     parser.add_argument("--networks", type=network_names, default=["bert_tiny"], metavar="NAME,...")
@@ -123,6 +153,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", default="float32", choices=choices)
     parser.add_argument("--layers", type=int, help="build language models with so many layers")
     parser.add_argument("--count", type=int, default=1, help="drafts of each kernel and sketch")
+    parser.add_argument("--disassembler", default="", metavar="PATH", help="nvdisasm")
     parser.add_argument("--out", help="write JSON there, e.g. docs/data/cuda.json")
     return parser.parse_args(arguments)
 

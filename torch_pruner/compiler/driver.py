@@ -150,7 +150,9 @@ class Compiler:
         """Which attention of few queries is one kernel."""
         if not self.capabilities.few_queries:
             return no_attention
-        return is_cheaper_as_one(self.context.target, self.context.threads)
+        taken = self.capabilities.attention
+        cheaper = is_cheaper_as_one(self.context.target, self.context.threads)
+        return lambda graph, found: taken(graph, found) and cheaper(graph, found)
 
     def _gradients(self) -> TakesGradient:
         """Which gradient of attention is one kernel."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
     from torch_pruner.target import TargetSpec
 
-_OWN = "decode_attention", "attention"  # families that such a kernel would be of
+_OWN = "decode_attention", "attention", "gpu_attention"  # families that such a kernel would be of
 # What a mask leaves of a cache that fills from its start to its end: three kernels read all of it.
 # Half of 4096 keys took 0.47 to 0.55 of what all of them took (docs/experiments.md).
 _SEEN = 0.5
@@ -54,7 +54,8 @@ def _cheaper(graph: Graph, target: TargetSpec, threads: int) -> bool:
     if len(one) != 1 or attention_of(one[0].spec) is None:
         return False
     task = Task("attention", one[0].spec, target, threads)
-    found = [name for name in _OWN if families.named(name).matches(task)]
+    own = [families.named(name) for name in _OWN]
+    found = [f.name for f in own if f.target_kind == target.kind and f.matches(task)]
     if not found:
         return False
     together = min(
@@ -117,7 +118,7 @@ def draft_seconds(
     found = [sketch.symbols(sketch.default()[None]) for sketch in sketches]
     least = min(found, key=lambda symbols: float(symbols.latency_s[0]))
     seconds = float(least.latency_s[0])
-    if threads == 1:
+    if threads == 1 or target.card is not None:  # each kernel of a card is a launch
         return seconds
     memory_s = float(least.s5_traffic_bytes[0]) / target.dram_bytes_per_s
     return max(seconds - LAUNCH_S, memory_s) + BARRIER_S

@@ -233,7 +233,6 @@ def capabilities() -> Capabilities:
     return Capabilities(
         attention=fits_tensor_cores,
         gradients=False,
-        few_queries=False,
         values_masked=False,
         mixed_operands=False,
         approximations=False,
@@ -301,7 +300,7 @@ def _at_hand(index: int) -> CudaDevice | None:
     if card is None:
         return None
     try:
-        driver = CudaDriver(lambda: 0).version()
+        driver = CudaDriver(lambda: 0, ordinal=index)
     except OSError:
         return None
     fingerprint = DeviceFingerprint.of_gpu(
@@ -311,9 +310,9 @@ def _at_hand(index: int) -> CudaDevice | None:
         properties.total_memory,
         shared_bytes=card.shared_bytes,
         l2_bytes=int(getattr(properties, "L2_cache_size", card.l2_bytes)),
-        driver=str(driver // 1000),
+        driver=str(driver.version() // 1000),
     )
-    selector = f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else str(index)
+    selector = driver.visible_name() or str(index)
     return CudaDevice(torch.device("cuda", index), card, fingerprint, selector)
 
 

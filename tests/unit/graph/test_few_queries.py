@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.graph.attention_graphs import Case, attention, narrow
 from tests.unit.graph.random_graphs import assert_close, inputs_for, run_fused
+from torch_pruner.cards import CARDS
 from torch_pruner.compiler.one_kernel import is_cheaper_as_one
 from torch_pruner.families import sketches_for
 from torch_pruner.families.decode_attention.form import few_queries_of, same_for_heads
@@ -99,6 +100,12 @@ def test_the_cheaper_cut_is_made() -> None:
     turned = b.finish([b.matmul(b.pointwise("div", powers, total), v)])
     assert len(fuse(turned, few_queries=any_attention).kernels) == 1
     assert _kernels(turned) == 3
+
+
+def test_one_launch_is_cheaper_than_three_on_a_card() -> None:
+    one = Case(queries=1, heads=32, kv=8, keys=4096, depth=64, width=64, dtype="float16")
+    takes = is_cheaper_as_one(TargetSpec.cuda(CARDS["h200"]), 1)
+    assert len(fuse(attention(one), few_queries=takes).kernels) == 1
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner import families
 from torch_pruner.cards import CARDS
 from torch_pruner.families import sketches_for
@@ -131,7 +134,7 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
 @pytest.mark.parametrize(
     ("name", "decisions"),
     [
-        ("gpu_attention", "bm bn stages ahead"),
+        ("gpu_attention", "bm bn stages ahead split heads"),
         ("gpu_columns", "threads"),
         ("gpu_direct", "threads"),
         ("gpu_elementwise", "vl threads"),
@@ -149,3 +152,21 @@ def test_stored_schedules_know_decisions_by_these_names(name: str, decisions: st
 def test_a_stored_product_that_says_nothing_of_parts_has_one() -> None:
     stored = {"bm": 16, "bn": 16, "bk": 8, "tm": 1, "tn": 1, "stages": 1, "tensor": 0, "ahead": 0}
     assert families.named("gpu_product").typed(stored).split == 1
+
+
+def test_a_stored_attention_that_says_nothing_of_parts_has_one() -> None:
+    found = families.named("gpu_attention").typed({"bm": 16, "bn": 32, "stages": 1, "ahead": 0})
+    assert (found.split, found.heads) == (1, 1)
+
+
+def test_keys_of_few_queries_are_shared_by_a_cards_blocks() -> None:
+    """What 32 heads of one query leave idle, and what four of them read of the same keys."""
+    case = Case(dtype="float16", queries=1, keys=4096, heads=32, kv=8, depth=64, width=64)
+    task = Task("t", attention(case), TargetSpec.cuda(CARDS["h200"]), 1)
+    (sketch,) = (s for s in sketches_for(task) if s.name == "gpu_attention")
+    point = sketch.named(sketch.default())
+    assert point["heads"] == 4
+    assert 8 * point["split"] >= CARDS["h200"].multiprocessors / 2
+    whole = attention(replace(case, queries=4096, kv=32))
+    filled = families.named("gpu_attention").space()(replace(task, spec=whole))
+    assert filled.domains[-2].tolist() == [1]

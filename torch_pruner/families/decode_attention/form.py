@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-import numpy as np
-
 from torch_pruner.graph.attention import MIN_QUERIES, attention_of
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ir import const_value
 from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.shared_heads import heads_together
 from torch_pruner.graph.signature import BufferSpec
-from torch_pruner.graph.strided import adjacent, offsets
+from torch_pruner.graph.strided import adjacent
 
 if TYPE_CHECKING:
     from torch_pruner.graph.attention import Attention
@@ -78,21 +77,7 @@ def few_queries_of(graph: Graph) -> FewQueries | None:
     keys, values = graph.nodes[att.scores].inputs[1], graph.nodes[att.out].inputs[1]
     if not (adjacent(graph, keys, -2) and adjacent(graph, values, -1)):
         return None
-    together = math.gcd(_together(graph, keys, att.groups), _together(graph, values, att.groups))
-    return FewQueries(att, together, _ruling(graph, att))
-
-
-def _together(graph: Graph, node: int, groups: int) -> int:
-    """Neighbouring groups for which the node, which is views of an input, is the same."""
-    batch = graph.nodes[node].shape[:-2]
-    index = np.unravel_index(np.arange(groups), batch) if batch else ()
-    zero = np.zeros(groups, np.int64)
-    places = offsets(graph, node, (*index, zero, zero))
-    run = 1
-    for many in range(2, groups + 1):
-        if groups % many == 0 and (places.reshape(-1, many) == places[::many, None]).all():
-            run = many
-    return run
+    return FewQueries(att, heads_together(graph, att), _ruling(graph, att))
 
 
 def _ruling(graph: Graph, att: Attention) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.families.base import Family
+from torch_pruner.families.base import Family, Parameters
+from torch_pruner.families.gpu_attention import form
 from torch_pruner.families.gpu_attention.form import GpuAttentionDecisions
 from torch_pruner.families.kinds import is_attention, weights_are_scaled
 
@@ -30,6 +31,9 @@ class GpuAttentionFamily(Family):
         from torch_pruner.families.gpu_attention.space import GpuAttentionSketch
 
         return GpuAttentionSketch
+
+    def parameters(self, spec: Graph, decisions: GpuAttentionDecisions[int]) -> Parameters:
+        return form.parameters(spec, decisions)
 
     def emit(
         self,

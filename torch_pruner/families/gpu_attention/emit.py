@@ -5,7 +5,8 @@ keys in tensor cores, what the graph does to them, powers, products with the val
 The softmax is the online one (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022,
 algorithm 1): a row keeps the largest score so far and the sum of its powers, and what was summed up
 before is scaled when the largest grows. A warp has 16 queries, and a thread keeps its powers where
-tensor cores take them from (FlashAttention-2, Dao, 2023): only keys and values are shared.
+tensor cores take them from (FlashAttention-2, Dao, 2023): only keys and values are shared. Where
+there are too few queries for a card, ``split`` blocks share the keys (``parts.py``).
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from torch_pruner.codegen.parts.gpu import asynchronous, tensor_core
 from torch_pruner.codegen.parts.gpu.attention_tile import (
     F32,
     PAD,
+    QUAD,
     QUERIES,
     Block,
+    Parts,
     copy_keys,
     copy_queries,
 )
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, Unshared, in_blocks
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.output import along, output_path
-from torch_pruner.codegen.parts.reductions import combine, identity
 from torch_pruner.codegen.tir.builders import UNROLLED, Expr, S, Stmt, T, loop, seq
-from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
+from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store, value_dtype
+from torch_pruner.families.gpu_attention.parts import join, row_at, write_facts
+from torch_pruner.families.gpu_attention.softmax import ZERO, Softmax, inverse_of
 from torch_pruner.graph.attention import attention_of
 
 if TYPE_CHECKING:
@@ -56,7 +59,8 @@ def emit(
     bm, bn, stages = decisions.bm, decisions.bn, decisions.stages
     depth, width = in_blocks(att.depth, 16) * 16, in_blocks(att.width, 8) * 8
     threads = bm // QUERIES * WARP
-    grid = Grid(att.groups * in_blocks(att.queries, bm), threads, host)
+    groups, tiles = att.groups // decisions.heads, in_blocks(decisions.heads * att.queries, bm)
+    grid = Grid(groups * tiles * decisions.split, threads, host)
     dtype = spec.nodes[spec.nodes[att.out].inputs[1]].dtype
     held = "uint16" if dtype == "bfloat16" else dtype
     block = Block(
@@ -70,40 +74,51 @@ def emit(
         grid.registers(len(HALVES), F32, "top"),
         grid.registers(len(HALVES), F32, "total"),
         grid.registers(len(HALVES), F32, "widest"),
-        out,
+        out, decisions.heads,
+        Parts(scratch[0], scratch[1], decisions.split) if scratch else None,
     )  # fmt: skip
-    return Emitted(grid.launch(lambda b: _body(block, b)), inputs, [out], scratch)
+    softmax = Softmax(spec, att, block.reader)
+    body = grid.launch(lambda b: _body(block, softmax, b))
+    if block.parts is not None:
+        body = seq([body, join(softmax, block.parts, out, host=host)])
+    return Emitted(body, inputs, [out], scratch)
 
 
-def _body(block: Block, number: Expr) -> Stmt:
+def _body(block: Block, softmax: Softmax, number: Expr) -> Stmt:
     att, grid, bm, bn = block.att, block.grid, block.bm, block.bn
-    group, tile = unlinear(number, (att.groups, in_blocks(att.queries, bm)))
+    split = block.parts.split if block.parts is not None else 1
+    group, tile, part = unlinear(
+        number, (att.groups // block.heads, in_blocks(block.rows, bm), split)
+    )
     first, host = tile * bm, grid.host
-    turns = in_blocks(att.keys, bn)
-    seen = T.min(T.floordiv(first + (bm + bn - 1), bn), imm(turns)) if att.causal else imm(turns)
+    turns = in_blocks(att.keys, bn) // split
+    before = part * turns if split > 1 else imm(0)
+    last = before + turns if split > 1 else imm(turns)
+    if att.causal:  # keys are never shared then
+        last = T.min(T.floordiv(first + (bm + bn - 1), bn), imm(turns))
     group_of_copies = asynchronous.commit(host=host) if block.ahead else None
     arrived = asynchronous.wait(0, host=host) if block.ahead else None
 
     def begin(tid: Expr) -> Stmt:
-        lowest = identity(block.spec.nodes[att.top], F32)
-        clear = [store(block.top.buffer, block.top.at(tid, h), lowest) for h in HALVES]
-        clear += [store(block.total.buffer, block.total.at(tid, h), _ZERO) for h in HALVES]
-        keys = copy_keys(block, group, imm(0), tid) if block.stages > 1 else None
+        clear = [store(block.top.buffer, block.top.at(tid, h), softmax.lowest) for h in HALVES]
+        clear += [store(block.total.buffer, block.total.at(tid, h), ZERO) for h in HALVES]
+        keys = copy_keys(block, group, before, tid) if block.stages > 1 else None
         queries = copy_queries(block, group, first, tid)
         return seq([*clear, _cleared(block.result, tid), queries, keys, group_of_copies])
 
-    def turn(j: Expr) -> Stmt:
+    def turn(k: Expr) -> Stmt:
+        j = before + k if split > 1 else k
         start = j * bn
 
         def copy(tid: Expr) -> Stmt:
             if block.stages == 1:
                 return seq([copy_keys(block, group, j, tid), group_of_copies])
-            following = S.IfThenElse(j + 1 < seen, copy_keys(block, group, j + 1, tid), None)
+            following = S.IfThenElse(j + 1 < last, copy_keys(block, group, j + 1, tid), None)
             return seq([following if turns > 1 else None, group_of_copies])
 
         compute = (
-            lambda tid: _score(block, group, first, start, tid),
-            Unshared(lambda tid: _powers(block, group, first, start, tid)),
+            lambda tid: _score(block, softmax, group, first, start, tid),
+            Unshared(lambda tid: _powers(block, softmax, group, first, start, tid)),
             Unshared(lambda tid: _add(block, j, tid)),
         )
         if block.stages == 1:  # the only turn waits for nobody: nothing was read before it
@@ -111,16 +126,13 @@ def _body(block: Block, number: Expr) -> Stmt:
             return seq([copied, arrived, grid.phases(*compute, first=False)])
         return seq([arrived, grid.phases(copy, Unshared(compute[0]), *compute[1:], first=False)])
 
-    loops = counted(seen, turn, "turn") if att.causal else loop(turns, turn, name="turn")
-    write = grid.phases(lambda tid: _write(block, group, first, tid))
+    loops = counted(last, turn, "turn") if att.causal else loop(turns, turn, name="turn")
+    write = grid.phases(lambda tid: _write(block, softmax, group, first, part, tid))
     return seq([grid.phases(begin), loops, write])
 
 
-_ZERO = T.const(0, F32)
-
-
 def _cleared(held: Registers, tid: Expr) -> Stmt:
-    return loop(held.count, lambda i: store(held.buffer, held.at(tid, i), _ZERO), UNROLLED, "i")
+    return loop(held.count, lambda i: store(held.buffer, held.at(tid, i), ZERO), UNROLLED, "i")
 
 
 def _of_row(held: Registers, half: int, each: Callable[[Expr], Stmt]) -> Stmt:
@@ -137,7 +149,9 @@ def _row(tid: Expr, half: int) -> Expr:
     return warp * QUERIES + T.floordiv(lane, 4) + 8 * half
 
 
-def _score(block: Block, group: Expr, first: Expr, start: Expr, tid: Expr) -> Stmt:
+def _score(
+    block: Block, softmax: Softmax, group: Expr, first: Expr, start: Expr, tid: Expr
+) -> Stmt:
     """A warp's products with the keys, what the softmax is taken of, and the largest."""
     att, spec, products = block.att, block.spec, block.products
     warp, lane = T.floordiv(tid, WARP), T.floormod(tid, WARP)
@@ -152,8 +166,7 @@ def _score(block: Block, group: Expr, first: Expr, start: Expr, tid: Expr) -> St
         tid=tid,
         host=block.grid.host,
     )
-    top, widest = spec.nodes[att.top], block.widest
-    lowest = identity(top, F32)
+    widest, lowest = block.widest, softmax.lowest
     dtype = value_dtype(spec.nodes[att.scores].dtype)
 
     def one(half: int, i: Expr) -> Stmt:
@@ -167,7 +180,7 @@ def _score(block: Block, group: Expr, first: Expr, start: Expr, tid: Expr) -> St
             if att.keys % block.bn:
                 value = T.Select(start + column < att.keys, value, lowest)
             masked, largest = T.Var("masked", F32), widest.at(tid, half)
-            joined = combine(top, widest.buffer[largest], masked, F32)
+            joined = softmax.larger(widest.buffer[largest], masked)
             return [
                 S.Bind(masked, value.astype(F32)),
                 store(products.buffer, at, masked),
@@ -183,48 +196,21 @@ def _score(block: Block, group: Expr, first: Expr, start: Expr, tid: Expr) -> St
     return seq([_cleared(products, tid), multiply, *begin, *rows])
 
 
-def _powers(block: Block, group: Expr, first: Expr, start: Expr, tid: Expr) -> Stmt:
+def _powers(
+    block: Block, softmax: Softmax, group: Expr, first: Expr, start: Expr, tid: Expr
+) -> Stmt:
     """Powers in place of scores, their sums, and what was summed up before, shrunk."""
-    return seq([_powers_of_row(block, group, first, start, tid, half) for half in HALVES])
+    return seq([_powers_of_row(block, softmax, group, first, start, tid, half) for half in HALVES])
 
 
 def _powers_of_row(
-    block: Block, group: Expr, first: Expr, start: Expr, tid: Expr, half: int
+    block: Block, softmax: Softmax, group: Expr, first: Expr, start: Expr, tid: Expr, half: int
 ) -> Stmt:
-    att, spec, reader, products = block.att, block.spec, block.reader, block.products
-    node, lane, row = spec.nodes[att.top], T.floormod(tid, WARP), _row(tid, half)
+    products, lane, row = block.products, T.floormod(tid, WARP), _row(tid, half)
     top, total, result = block.top, block.total, block.result
     before, sums = top.buffer[top.at(tid, half)], total.buffer[total.at(tid, half)]
-    shuffles, widest = block.over_quad(
-        block.widest, half, tid, lambda a, b: combine(node, a, b, F32)
-    )
-    lowest, value, factor = identity(node, F32), T.Var("largest", F32), T.Var("factor", F32)
-
-    def shifted(largest: Expr) -> dict[int, Expr]:
-        """What powers subtract, for a largest score."""
-        found = {}
-        for wide in att.spread:
-            reader.overrides[att.top] = lambda _: largest
-            index = block.full(group, first + row, imm(0))
-            found[wide] = reader.at(spec.nodes[wide].inputs[0], (*index[:-1], imm(0)))
-            del reader.overrides[att.top]
-        return found
-
-    def power(masked: Expr, index: Index) -> Expr:
-        reader.overrides[att.masked] = lambda _: masked
-        for wide, by in shifted(value).items():
-            reader.overrides[wide] = lambda _, by=by: by  # type: ignore[misc]
-        found = reader.at(att.powers, index)
-        for wide in (att.masked, *att.spread):
-            del reader.overrides[wide]
-        # Where nothing was seen yet the largest is no number to subtract.
-        return T.Select(T.EQ(masked, lowest), _ZERO, found)
-
-    def shrunk() -> Expr:
-        index = block.full(group, first + row, start)
-        old = next(iter(shifted(before).values())) if att.spread else before
-        # Of a row of which nothing was seen there is nothing to shrink.
-        return T.Select(T.EQ(before, lowest), _ZERO, power(old, index))
+    shuffles, widest = block.over_quad(block.widest, half, tid, softmax.larger)
+    value, factor = T.Var("largest", F32), T.Var("factor", F32)
 
     def scale(i: Expr) -> Stmt:
         at = result.at(tid, i)
@@ -238,18 +224,19 @@ def _powers_of_row(
         def emitted() -> list[Stmt]:
             found = T.Var("power", F32)
             return [
-                S.Bind(found, power(products.buffer[at], index)),
+                S.Bind(found, softmax.power(products.buffer[at], value, index)),
                 store(products.buffer, at, found),
                 store(total.buffer, total.at(tid, half), sums + found),
             ]
 
-        return reader.scope(emitted)
+        return block.reader.scope(emitted)
 
+    shrunk = softmax.shrunk(before, value, block.full(group, first + row, start))
     return seq(
         [
             *shuffles,
-            S.Bind(value, combine(node, before, widest, F32)),
-            S.Bind(factor, shrunk()),
+            S.Bind(value, softmax.larger(before, widest)),
+            S.Bind(factor, shrunk),
             store(top.buffer, top.at(tid, half), value),
             store(total.buffer, total.at(tid, half), sums * factor),
             _of_row(result, half, scale),
@@ -273,40 +260,47 @@ def _add(block: Block, turn: Expr, tid: Expr) -> Stmt:
     )
 
 
-def _write(block: Block, group: Expr, first: Expr, tid: Expr) -> Stmt:
-    """The sums, divided, through the rest of the graph."""
-    return seq([_write_row(block, group, first, tid, half) for half in HALVES])
+def _write(block: Block, softmax: Softmax, group: Expr, first: Expr, part: Expr, tid: Expr) -> Stmt:
+    """The sums, divided, through the rest of the graph; or as they are, for ``join``."""
+    each = _write_row if block.parts is None else _leave_row
+    return seq([each(block, softmax, group, first, part, tid, half) for half in HALVES])
 
 
-def _write_row(block: Block, group: Expr, first: Expr, tid: Expr, half: int) -> Stmt:
-    att, spec, reader, result = block.att, block.spec, block.reader, block.result
-    path = output_path(spec, att.out)
-    shape, batch = spec.nodes[path[-1]].shape, spec.nodes[att.out].shape[:-2]
-    dtype = value_dtype(spec.nodes[att.out].dtype)
-    lane, row = T.floormod(tid, WARP), _row(tid, half)
+def _write_row(
+    block: Block, softmax: Softmax, group: Expr, first: Expr, part: Expr, tid: Expr, half: int
+) -> Stmt:
+    row, result, width = first + _row(tid, half), block.result, block.att.width
     shuffles, total = block.over_quad(block.total, half, tid, lambda a, b: a + b)
-    whole, inverse = T.Var("whole", F32), T.Var("inverse", F32)
-    reader.overrides[att.total] = lambda _: whole
-    at_row = block.full(group, first + row, imm(0))
-    divisor = reader.at(spec.nodes[att.divisor].inputs[0], (*at_row[:-1], imm(0)))
-    del reader.overrides[att.total]
+    whole = T.Var("whole", F32)
+    bound, inverse = inverse_of(softmax.divisor(whole, block.full(group, row, imm(0))))
+
+    def one(i: Expr) -> Stmt:
+        _, column = tensor_core.place(T.floormod(tid, WARP), i, block.width)
+        value = result.buffer[result.at(tid, i)] * inverse
+        body = softmax.written(block.out, (*block.place(group, row), column), value)
+        guards = [row < block.rows] if block.rows % block.bm else []
+        guards += [column < width] if width % block.width else []
+        return S.IfThenElse(T.all(*guards), body, None) if guards else body
+
+    return seq([*shuffles, S.Bind(whole, total), bound, _of_row(result, half, one)])
+
+
+def _leave_row(
+    block: Block, softmax: Softmax, group: Expr, first: Expr, part: Expr, tid: Expr, half: int
+) -> Stmt:
+    row, result, width, parts = first + _row(tid, half), block.result, block.att.width, block.parts
+    assert parts is not None
+    lane, at = T.floormod(tid, WARP), row_at(softmax.att, part, *block.place(group, row))
+    shuffles, total = block.over_quad(block.total, half, tid, lambda a, b: a + b)
+    facts = write_facts(parts, at, block.top.buffer[block.top.at(tid, half)], total)
 
     def one(i: Expr) -> Stmt:
         _, column = tensor_core.place(lane, i, block.width)
-        at = result.at(tid, i)
+        body = store(parts.sums, at * width + column, result.buffer[result.at(tid, i)])
+        return S.IfThenElse(column < width, body, None) if width % block.width else body
 
-        def emitted() -> list[Stmt]:
-            reader.overrides[att.out] = lambda _: (result.buffer[at] * inverse).astype(dtype)
-            index = along(spec, path, (*unlinear(group, batch), first + row, column))
-            found = [store(block.out, linear(index, shape), reader.at(path[-1], index))]
-            del reader.overrides[att.out]
-            return found
-
-        guards = [first + row < att.queries] if att.queries % block.bm else []
-        guards += [column < att.width] if att.width % block.width else []
-        body = reader.scope(emitted)
-        return S.IfThenElse(T.all(*guards), body, None) if guards else body
-
-    # The result has half the digits that an inverse loses.
-    bound = [S.Bind(whole, total), S.Bind(inverse, T.const(1, F32) / divisor)]
-    return seq([*shuffles, *bound, _of_row(result, half, one)])
+    lead = S.IfThenElse(T.EQ(T.floormod(lane, QUAD), 0), seq(facts), None)
+    body = seq([lead, _of_row(result, half, one)])
+    if block.rows % block.bm:
+        body = S.IfThenElse(row < block.rows, body, None)
+    return seq([*shuffles, body])

@@ -21,6 +21,7 @@ from torch_pruner.families.gpu import (
     REGISTERS,
     SCORE_CYCLES,
     SHARED_BYTES_A_CYCLE,
+    SPLIT_S,
     STEP_CYCLES,
     TURN_CYCLES,
     WAIT_CYCLES,
@@ -28,14 +29,19 @@ from torch_pruner.families.gpu import (
     GpuSketch,
     column,
 )
-from torch_pruner.families.gpu_attention.form import GpuAttentionDecisions
+from torch_pruner.families.gpu_attention.form import FACTS, GpuAttentionDecisions
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
+from torch_pruner.graph.shared_heads import heads_together
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
+
+
+MOST_ROWS = 128  # of a block
+FILLED = 4  # blocks of a multiprocessor that leave nothing to gain from more
 
 
 class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
@@ -58,7 +64,27 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
         newer = self.card.capability >= (8, 0)
         ways = column([1, 2] if newer else [1]), column([0, 1] if newer else [0])
         # Of a power of two alone, turns over 257 keys would be a third longer than the keys.
-        return (column([16, 32, 64, 128]), column([*range(32, 161, 16)]), *ways)
+        tiles = column([16, 32, 64, 128]), column([*range(32, 161, 16)])
+        return (*tiles, *ways, column(self._splits()), column(self._heads()))
+
+    def _splits(self) -> list[int]:
+        """Tiles of queries that fill a card share no keys, and causal ones each have others."""
+        att = self.att
+        blocks = att.groups * -(-att.queries // QUERIES)
+        if att.causal or blocks >= FILLED * self.card.multiprocessors:
+            return [1]
+        return [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+
+    def _heads(self) -> list[int]:
+        """A block has so many heads of the same keys; those whose queries fill one, no other's."""
+        together = 1 if self.att.causal else heads_together(self.task.spec, self.att)
+        most = max(1, MOST_ROWS // self.att.queries)
+        return [n for n in range(1, min(together, most) + 1) if together % n == 0]
+
+    @property
+    def _result(self) -> float:
+        """Elements of a part's sums and facts, of one group."""
+        return float(self.att.queries * (self.att.width + FACTS))
 
     @property
     def _dtype(self) -> str:
@@ -80,7 +106,9 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
         c = self.columns(decisions)
         fits = self._shared(c) <= self.card.shared_bytes_per_block
         room = self._registers(c) <= REGISTERS
-        useful = (c.stages == 1) | ((c.ahead == 1) & (c.bn < self.att.keys))
+        turns = np.ceil(self.att.keys / c.bn)
+        useful = (c.stages == 1) | ((c.ahead == 1) & (turns > c.split))
+        useful &= (turns % c.split == 0) & (c.split * self.att.groups * self._result < 2**31)
         held = self.resident(2.0 * c.bm, self._shared(c), self._registers(c)) >= 1
         result: Mask = fits & room & useful & held
         return result
@@ -110,9 +138,10 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
         c, card, att = self.columns(decisions), self.card, self.att
         bm, bn, threads = c.bm, c.bn, 2.0 * c.bm
         shared, registers = self._shared(c), self._registers(c)
-        blocks = att.groups * np.ceil(att.queries / bm)
+        blocks = att.groups / c.heads * np.ceil(c.heads * att.queries / bm) * c.split
         keys = np.minimum(att.keys, (att.queries + bm) / 2) if att.causal else float(att.keys)
-        turns = np.ceil(keys / bn)
+        turns = np.ceil(keys / bn) / c.split
+        keys = keys / c.split  # of a block
         resident = np.maximum(self.resident(threads, shared, registers), 1.0)
         each, _ = self.busy(blocks, threads, resident)
         item = float(ITEMSIZE[self._dtype])
@@ -126,8 +155,12 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
             traffic / (card.dram_bytes_per_s * L2_SPEED), unique / card.dram_bytes_per_s
         ) / (self.aligned(self.depth * item) * share)
         operations = blocks * products
+        # Parts of results are written, read again and joined by a launch of their own.
+        parts = 2.0 * c.split * att.groups * self._result * ITEMSIZE["float32"]
+        joining = parts / (card.dram_bytes_per_s * L2_SPEED) + SPLIT_S
+        latency = np.maximum(compute, memory) + LAUNCH_S + np.where(c.split > 1, joining, 0.0)
         ones = np.ones(len(decisions))
         return Symbols(
             registers, products / threads, shared, threads, traffic * ones, each,
-            self.depth * item * ones, operations * ones, np.maximum(compute, memory) + LAUNCH_S,
+            self.depth * item * ones, operations * ones, latency,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import uuid
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -118,6 +119,26 @@ class CudaDriver(Driver):
         found = ctypes.c_int()
         self._cuda.cuDriverGetVersion(ctypes.byref(found))
         return found.value
+
+    def visible_name(self) -> str | None:
+        """What ``CUDA_VISIBLE_DEVICES`` calls the device, whichever the process sees.
+
+        ``GPU-`` and its UUID, or ``MIG-`` and that of an instance, where the device is a part of
+        one: the second of the driver's two answers is the instance's. None where it says nothing.
+        """
+        device = ctypes.c_int()
+        if self._cuda.cuDeviceGet(ctypes.byref(device), self._ordinal):
+            return None
+        whole = self._uuid("cuDeviceGetUuid", device)
+        own = self._uuid("cuDeviceGetUuid_v2", device) or whole
+        return own and (f"GPU-{own}" if own == whole else f"MIG-{own}")
+
+    def _uuid(self, name: str, device: ctypes.c_int) -> str | None:
+        found = (ctypes.c_ubyte * 16)()
+        ask = getattr(self._cuda, name, None)  # the second came with CUDA 11.4
+        if ask is None or ask(ctypes.byref(found), device):
+            return None
+        return str(uuid.UUID(bytes=bytes(found)))
 
     def load(self, image: bytes) -> ctypes.c_void_p:
         module = ctypes.c_void_p()

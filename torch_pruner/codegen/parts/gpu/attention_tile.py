@@ -26,12 +26,26 @@ F32 = "float32"
 ALL_LANES = 0xFFFFFFFF
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What blocks that share the keys of the same queries leave for a second launch.
+
+    Of each part, group and query: the columns of its ``sums``, and in ``facts`` the largest score
+    and the sum of the powers.
+    """
+
+    sums: Buffer
+    facts: Buffer
+    split: int
+
+
 @dataclass(slots=True)
 class Block:
     """Everything the parts of one emission share.
 
-    Of the two rows of its warp's tiles that a thread has parts of, it keeps a value each in
-    ``top``, ``total`` and ``widest``.
+    A row is a query of one of ``heads`` neighbouring heads, which share keys and values and are a
+    *group*. Of the two rows of its warp's tiles that a thread has parts of, it keeps a value each
+    in ``top``, ``total`` and ``widest``.
     """
 
     spec: Graph
@@ -53,6 +67,13 @@ class Block:
     total: Registers  # sum of the powers that this thread has had
     widest: Registers  # the largest score that this thread has in a turn
     out: Buffer
+    heads: int = 1
+    parts: Parts | None = None
+
+    @property
+    def rows(self) -> int:
+        """Of a group."""
+        return self.heads * self.att.queries
 
     def stage(self, turn: Expr, line: int) -> Expr:
         """Where keys or values of a turn begin, for lines of so many elements."""
@@ -83,12 +104,20 @@ class Block:
             found = join(own, other)
         return stmts, found
 
-    def full(self, group: Expr, query: Expr, key: Expr) -> Index:
+    def place(self, group: Expr, row: Expr) -> tuple[Expr, Expr]:
+        """The head and the query that a row of a group is."""
+        if self.heads == 1:
+            return group, row
+        queries = self.att.queries
+        return group * self.heads + T.floordiv(row, queries), T.floormod(row, queries)
+
+    def full(self, group: Expr, row: Expr, key: Expr) -> Index:
         """The index of a score; those that are not there repeat the last."""
         att = self.att
-        query = T.min(query, imm(att.queries - 1)) if att.queries % self.bm else query
+        row = T.min(row, imm(self.rows - 1)) if self.rows % self.bm else row
         key = T.min(key, imm(att.keys - 1)) if att.keys % self.bn else key
-        return (*unlinear(group, att.batch), query, key)
+        head, query = self.place(group, row)
+        return (*unlinear(head, att.batch), query, key)
 
 
 def _moved(block: Block, product: int, second: int) -> tuple[Moved, int]:
@@ -149,10 +178,11 @@ def copy_queries(block: Block, group: Expr, first: Expr, tid: Expr) -> Stmt:
     moved, node = _moved(block, att.scores, 0)
     batch = block.spec.nodes[node].shape[:-2]
 
-    def read(query: Expr, d: Expr) -> Expr:
-        return moved.nest.reader.at(node, (*unlinear(group, batch), query, d))
+    def read(row: Expr, d: Expr) -> Expr:
+        head, query = block.place(group, row)
+        return moved.nest.reader.at(node, (*unlinear(head, batch), query, d))
 
-    extents = (att.queries, att.depth, block.bm)
+    extents = (block.rows, att.depth, block.bm)
     return _copy(
         block, tid, moved, (block.query, block.bm, block.depth), extents, (first, read, -1)
     )
@@ -160,18 +190,18 @@ def copy_queries(block: Block, group: Expr, first: Expr, tid: Expr) -> Stmt:
 
 def copy_keys(block: Block, group: Expr, turn: Expr, tid: Expr) -> Stmt:
     """Keys and values of a turn."""
-    att, start = block.att, turn * block.bn
+    att, start, head = block.att, turn * block.bn, group * block.heads
     moved, node = _moved(block, att.scores, 1)
     batch = block.spec.nodes[node].shape[:-2]
 
     def read_key(key: Expr, d: Expr) -> Expr:
-        return moved.nest.reader.at(node, (*unlinear(group, batch), d, key))
+        return moved.nest.reader.at(node, (*unlinear(head, batch), d, key))
 
     moved_value, value = _moved(block, att.out, 1)
     batch_value = block.spec.nodes[value].shape[:-2]
 
     def read_value(key: Expr, column: Expr) -> Expr:
-        return moved_value.nest.reader.at(value, (*unlinear(group, batch_value), key, column))
+        return moved_value.nest.reader.at(value, (*unlinear(head, batch_value), key, column))
 
     keys = _copy(
         block, tid, moved, (block.key, block.bn, block.depth), (att.keys, att.depth, block.bn),

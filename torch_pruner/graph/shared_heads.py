@@ -1,0 +1,45 @@
+"""How many neighbouring heads of attention share keys and values, as their views tell."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.strided import offsets
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.attention import Attention
+    from torch_pruner.graph.ir import Graph
+
+
+def heads_together(graph: Graph, att: Attention) -> int:
+    """Neighbouring groups that read the same keys and the same values; it divides the groups.
+
+    1 where keys or values are more than views of an input.
+    """
+    keys, values = graph.nodes[att.scores].inputs[1], graph.nodes[att.out].inputs[1]
+    if not (_only_views(graph, keys) and _only_views(graph, values)):
+        return 1
+    return math.gcd(_together(graph, keys, att.groups), _together(graph, values, att.groups))
+
+
+def _only_views(graph: Graph, node: int) -> bool:
+    while graph.nodes[node].kind is OpKind.VIEW:
+        (node,) = graph.nodes[node].inputs
+    return graph.nodes[node].op == "input"
+
+
+def _together(graph: Graph, node: int, groups: int) -> int:
+    """Neighbouring groups for which the node is the same."""
+    batch = graph.nodes[node].shape[:-2]
+    index = np.unravel_index(np.arange(groups), batch) if batch else ()
+    zero = np.zeros(groups, np.int64)
+    places = offsets(graph, node, (*index, zero, zero))
+    run = 1
+    for many in range(2, groups + 1):
+        if groups % many == 0 and (places.reshape(-1, many) == places[::many, None]).all():
+            run = many
+    return run
