@@ -161,10 +161,12 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
     "registers of B": (HALF, '"r"(b[0]), "r"(b[1])', '"r"(b[1]), "r"(b[0])', ""),
     "rows for columns": (HALF, "aligned.m8n8.x4.trans", "aligned.m8n8.x4", ""),
     "another type": ("gradient of an aligned part", "f32.bf16.bf16.f32", "f32.f16.f16.f32", ""),
+    "lines of tf32": (TF32, "lda + k + (lane >> 4) * 4", "lda + k", ""),
     "registers of tf32": (
-        TF32, "from[8 * row]);\n      left[i][2]", "from[4 * step]);\n      left[i][2]", "",
+        TF32, "left[i][1], left[i][2], left[i][3],\n", "left[i][2], left[i][1], left[i][3],\n", "",
     ),
-    "steps of tf32": (TF32, "COLUMNS ? 4 : 4 * ldb", "COLUMNS ? 3 : 4 * ldb", ""),
+    "columns of tf32": (TF32, "(k / 4 + ((lane >> 3) & 1))", "(k / 4)", ""),
+    "fours of tf32": ("tf32", "column = B == 1 ? ldb : 4", "column = B == 1 ? ldb : 8", ""),
     "not rounded": (
         TF32, 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value))',
         "rounded = __float_as_uint(value)", "in its lower bits",

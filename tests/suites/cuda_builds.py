@@ -133,15 +133,15 @@ def code_of(results: Sequence[Built]) -> str:
     """A line for each kernel: what its machine code is made of."""
     header = [
         "kernel", "family", "tensor-core products", "a load from shared memory",
-        "copies past registers", "bytes a load", "bytes a store", "barriers",
+        "copies past registers", "bytes a load", "bytes a store", "barriers", "spills",
     ]  # fmt: skip
     lines = []
     for r in results:
         if (c := r.code) is not None:
             means = (c.products_a_load, c.bytes_a_load, c.bytes_a_store)
             a_load, load, store = ("-" if m is None else f"{m:.3g}" for m in means)
-            counts = [str(n) for n in (c.products, c.copies, c.barriers)]
-            lines.append([r.task, r.sketch, counts[0], a_load, counts[1], load, store, counts[2]])
+            counts = [str(n) for n in (c.products, c.copies, c.barriers, c.spills)]
+            lines.append([r.task, r.sketch, counts[0], a_load, counts[1], load, store, *counts[2:]])
     return tables.markdown(header, lines)
 
 

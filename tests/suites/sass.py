@@ -36,6 +36,7 @@ class Instructions:
     loaded_bytes: int
     stores: int
     stored_bytes: int
+    spills: int  # stores to a thread's own memory
 
     @property
     def products_a_load(self) -> float | None:
@@ -64,7 +65,7 @@ def counted(text: str) -> Instructions:
     )
     return Instructions(
         products, loads, copies, found["BAR"], found["LDG"], moved["LDG"], found["STG"],
-        moved["STG"],
+        moved["STG"], found["STL"],
     )  # fmt: skip
 
 

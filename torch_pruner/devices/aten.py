@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torch_pruner.devices.aten_attention import AttentionCall, attention_call
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.graph.ir import Graph, Node, const_value
 from torch_pruner.graph.ops import FLOATS, OpKind
@@ -36,6 +37,7 @@ _BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 # As in ``tuner.measure``: copies of the weights fill this much, and are at most so many.
 FLUSH_BYTES, MAX_COPIES = 32 << 20, 128
+MAX_KNOWN = 1024  # graphs of which it is known whether they are attention
 
 
 _CONTRACTIONS = frozenset(("matmul", "conv", "conv_transpose"))
@@ -64,7 +66,12 @@ def runs(spec: Graph) -> bool:
 
 def competes(spec: Graph) -> bool:
     """Whether ``spec`` is of such operators alone for which a library may have a faster kernel."""
-    return runs(spec) and all(n.op in _COMPETES for n in spec.nodes)
+    call = _attention(spec)
+    known = all(
+        n.op in _COMPETES or (call is not None and (i == call.out or i not in call.read))
+        for i, n in enumerate(spec.nodes)
+    )
+    return known and runs(spec)
 
 
 def _multiplies(spec: Graph, node: Node) -> bool:
@@ -73,13 +80,31 @@ def _multiplies(spec: Graph, node: Node) -> bool:
     return x == w and x in FLOATS
 
 
+_attentions: dict[int, tuple[Graph, AttentionCall | None]] = {}
+
+
 @torch.no_grad()
 def run_spec(spec: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs of a kernel graph for which ``runs`` holds, on tensors of the inputs' shapes."""
-    values: list[torch.Tensor] = []
-    for node in spec.nodes:
-        values.append(_evaluate(node, [values[i] for i in node.inputs], inputs))
+    call, values = _attention(spec), list[torch.Tensor]()
+    for i, node in enumerate(spec.nodes):
+        if call is not None and i == call.out:
+            values.append(call.run(values))
+        elif call is not None and i not in call.read:
+            values.append(inputs[0])  # nobody reads that
+        else:
+            values.append(_evaluate(node, [values[j] for j in node.inputs], inputs))
     return [values[o] for o in spec.outputs]
+
+
+def _attention(spec: Graph) -> AttentionCall | None:
+    """``attention_call``, asked once for each graph: this is on the way of every call."""
+    known = _attentions.get(id(spec))
+    if known is None or known[0] is not spec:
+        if len(_attentions) >= MAX_KNOWN:
+            _attentions.clear()
+        known = _attentions[id(spec)] = spec, attention_call(spec)
+    return known[1]
 
 
 def _evaluate(node: Node, args: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:

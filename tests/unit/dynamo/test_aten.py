@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
+from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.devices import aten
+from torch_pruner.devices.aten_attention import attention_call
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.tuner.measure.check import random_inputs
@@ -60,6 +63,51 @@ def test_it_is_the_reference(make: Callable[[GraphBuilder], list[int]]) -> None:
     for mine, want in zip(got, evaluate(spec, arrays), strict=True):
         assert mine.numpy().dtype == want.dtype
         torch.testing.assert_close(mine, torch.from_numpy(want.copy()), rtol=1e-3, atol=1e-5)
+
+
+ATTENTIONS = {
+    "plain": Case(),
+    "rows that differ in length": Case(batch=2, queries=5, keys=40, depth=16, width=24),
+    "causal": Case(queries=20, keys=20, causal=True),
+    "what is added": Case(mask="add"),
+    "a condition": Case(mask="bool", guard=True),
+    "heads of the same keys": Case(kv=2, mask="heads"),
+    "flat": Case(flat=True),
+    "half precision": Case(dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_is_one_operator(name: str, monkeypatch) -> None:
+    spec, calls = attention(ATTENTIONS[name]), []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(*args: object, **options: object) -> torch.Tensor:
+        calls.append(options)
+        return fused(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    arrays = random_inputs(spec, 0)
+    (mine,) = aten.run_spec(spec, [torch.from_numpy(a.copy()) for a in arrays])
+    (want,) = evaluate(spec, arrays)
+    wide = torch.from_numpy(np.asarray(want, np.float32).copy())
+    tolerance = 2e-3 if ATTENTIONS[name].dtype == "float16" else 1e-5
+    torch.testing.assert_close(mine.float(), wide, rtol=tolerance, atol=tolerance)
+    assert [options["is_causal"] for options in calls] == [ATTENTIONS[name].causal]
+    assert aten.competes(spec)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(causal=True, mask="add", queries=20, keys=20),
+        Case(mask="add", dtype="bfloat16"),
+        Case(row=True),
+    ],
+    ids=["two masks", "a bias of more digits", "sums that are read"],
+)
+def test_other_attention_is_not(case: Case) -> None:
+    assert attention_call(attention(case)) is None
 
 
 def test_only_products_compete() -> None:

@@ -27,8 +27,10 @@ from torch_pruner.codegen.parts.gpu.attention_tile import (
     copy_queries,
 )
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, Unshared, in_blocks
+from torch_pruner.codegen.parts.gpu.operands import common_width
+from torch_pruner.codegen.parts.gpu.sweeps import together
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.tir.builders import UNROLLED, Expr, S, Stmt, T, loop, seq
+from torch_pruner.codegen.tir.builders import UNROLLED, VECTORIZED, Expr, S, Stmt, T, loop, seq
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store, value_dtype
 from torch_pruner.families.gpu_attention.parts import join, row_at, write_facts
@@ -135,12 +137,16 @@ def _cleared(held: Registers, tid: Expr) -> Stmt:
     return loop(held.count, lambda i: store(held.buffer, held.at(tid, i), ZERO), UNROLLED, "i")
 
 
-def _of_row(held: Registers, half: int, each: Callable[[Expr], Stmt]) -> Stmt:
-    """``each`` for the sums of a warp's tile that a thread has of one of its rows."""
-    pair = held.count // 2
-    return loop(
-        pair, lambda k: each(T.floordiv(k, 2) * 4 + 2 * half + T.floormod(k, 2)), UNROLLED, "i"
-    )
+def _of_row(held: Registers, half: int, each: Callable[[Expr], Stmt], step: int = 1) -> Stmt:
+    """``each`` for the sums of a warp's tile that a thread has of one of its rows; for the first
+    of every ``step`` neighbours."""
+    near = tensor_core.NEIGHBOURS // step
+    pair = held.count // 2 // step
+
+    def one(k: Expr) -> Stmt:
+        return each(T.floordiv(k, near) * 4 + 2 * half + T.floormod(k, near) * step)
+
+    return loop(pair, one, UNROLLED, "i")
 
 
 def _row(tid: Expr, half: int) -> Expr:
@@ -274,15 +280,23 @@ def _write_row(
     whole = T.Var("whole", F32)
     bound, inverse = inverse_of(softmax.divisor(whole, block.full(group, row, imm(0))))
 
+    near = common_width(tensor_core.NEIGHBOURS, width)
+    near = near if softmax.columns_follow(near) else 1
+
     def one(i: Expr) -> Stmt:
         _, column = tensor_core.place(T.floormod(tid, WARP), i, block.width)
-        value = result.buffer[result.at(tid, i)] * inverse
-        body = softmax.written(block.out, (*block.place(group, row), column), value)
+
+        def write(v: Expr) -> Stmt:
+            value = result.buffer[result.at(tid, i + v)] * inverse
+            place = (*block.place(group, row), column + v)
+            return softmax.written(block.out, place, value)
+
+        body = loop(near, write, together(block.spec), "v")
         guards = [row < block.rows] if block.rows % block.bm else []
         guards += [column < width] if width % block.width else []
         return S.IfThenElse(T.all(*guards), body, None) if guards else body
 
-    return seq([*shuffles, S.Bind(whole, total), bound, _of_row(result, half, one)])
+    return seq([*shuffles, S.Bind(whole, total), bound, _of_row(result, half, one, near)])
 
 
 def _leave_row(
@@ -294,13 +308,20 @@ def _leave_row(
     shuffles, total = block.over_quad(block.total, half, tid, lambda a, b: a + b)
     facts = write_facts(parts, at, block.top.buffer[block.top.at(tid, half)], total)
 
+    near = common_width(tensor_core.NEIGHBOURS, width)
+
     def one(i: Expr) -> Stmt:
         _, column = tensor_core.place(lane, i, block.width)
-        body = store(parts.sums, at * width + column, result.buffer[result.at(tid, i)])
+
+        def leave(v: Expr) -> Stmt:
+            value = result.buffer[result.at(tid, i + v)]
+            return store(parts.sums, at * width + column + v, value)
+
+        body = loop(near, leave, VECTORIZED, "v")
         return S.IfThenElse(column < width, body, None) if width % block.width else body
 
     lead = S.IfThenElse(T.EQ(T.floormod(lane, QUAD), 0), seq(facts), None)
-    body = seq([lead, _of_row(result, half, one)])
+    body = seq([lead, _of_row(result, half, one, near)])
     if block.rows % block.bm:
         body = S.IfThenElse(row < block.rows, body, None)
     return seq([*shuffles, body])

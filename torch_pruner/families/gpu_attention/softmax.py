@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu.attention_tile import F32
+from torch_pruner.codegen.parts.gpu.operands import lie_together
 from torch_pruner.codegen.parts.output import along, output_path
 from torch_pruner.codegen.parts.reductions import combine, identity
-from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T
+from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, index_var
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store, value_dtype
 
@@ -75,6 +76,14 @@ class Softmax:
         found = reader.at(self.spec.nodes[att.divisor].inputs[0], (*index[:-1], imm(0)))
         del reader.overrides[att.total]
         return found
+
+    def columns_follow(self, count: int) -> bool:
+        """Whether the output has ``count`` neighbouring columns of the result next to each other,
+        the first of which is a multiple of ``count``."""
+        path = output_path(self.spec, self.att.out)
+        head, query = (index_var(name) for name in ("head", "query"))
+        batch = unlinear(head, self.spec.nodes[self.att.out].shape[:-2])
+        return lie_together(self.spec, path, lambda n: (*batch, query, n), count)
 
     def written(self, out: Buffer, place: tuple[Expr, Expr, Expr], value: Expr) -> Stmt:
         """``value``, the result at (head, query, column), through the rest of the graph."""

@@ -24,6 +24,7 @@ from torch_pruner.codegen.parts.operands import Nest
 from torch_pruner.codegen.tir.builders import SERIAL, UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.gpu_product.form import FOURS, in_fours
 from torch_pruner.graph.adjacency import columns_apart, rows_together
 from torch_pruner.graph.contraction import Contraction, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
@@ -55,6 +56,7 @@ class _Tiles:
     sums: Registers
     rows_turned: bool  # neighbouring threads copy rows of A; the lines of its tile are never rows
     columns_first: bool  # the lines of B's tile are columns
+    fours: bool  # the lines of B's tile are all columns of four positions each
     split: int
     parts: Buffer | None  # sums of each part of the reduction
     a: Buffer = field(init=False)  # of all stages; made once their sizes are known
@@ -72,6 +74,8 @@ class _Tiles:
 
     @property
     def b_line(self) -> int:
+        if self.fours:
+            return FOURS * self.bn
         return self.bk + self._pad if self.columns_first else self.bn + PAD
 
     @property
@@ -85,6 +89,8 @@ class _Tiles:
 
     @property
     def b_size(self) -> int:
+        if self.fours:
+            return self.bk * self.bn
         return (self.bn if self.columns_first else self.bk) * self.b_line
 
     @property
@@ -105,6 +111,9 @@ class _Tiles:
         base, line, lines = _stage(self, turn, self.b_size), self.b_line, self.columns_first
 
         def at(column: Expr, position: Expr) -> Expr:
+            if self.fours:
+                fourth, own = T.floordiv(position, FOURS), T.floormod(position, FOURS)
+                return base + fourth * line + column * FOURS + own
             return base + (column * line + position if lines else position * line + column)
 
         return Tile(self.b, self.bn, self.bk, at, not lines)
@@ -120,9 +129,16 @@ class _Tiles:
         across = self.bn // self.tn
         y, x = T.floordiv(tid, across), T.floormod(tid, across)
         r, c = T.floordiv(imm(0) + i, self.tn), T.floormod(imm(0) + i, self.tn)
-        four = 4 if self.tn % 4 == 0 else 1  # a thread's columns lie together by fours
+        four = self.together  # a thread's columns lie together by fours
         column = T.floordiv(c, four) * (four * across) + x * four + T.floormod(c, four)
         return y * self.tm + r, column
+
+    @property
+    def together(self) -> int:
+        """Sums of a thread that are neighbours in a row of the result."""
+        if self.tensor:
+            return tensor_core.NEIGHBOURS
+        return 4 if self.tn % 4 == 0 else 1
 
 
 def threads_of(decisions: GpuProductDecisions[int]) -> int:
@@ -156,6 +172,7 @@ def emit(
         grid.registers(bm * bn // threads, con.acc_dtype, "sums"),
         rows_together(spec, con),
         tensor and panel is None and columns_apart(spec, con),
+        panel is not None and in_fours(spec, decisions),
         split, scratch[0] if scratch else None,
     )  # fmt: skip
     tiles.a = grid.shared(tiles.stages * tiles.a_size, dtype, "tile_a")
@@ -182,7 +199,8 @@ def _block(tiles: _Tiles, block: Expr) -> Stmt:
 
     def copy(tid: Expr, turn: Expr) -> Stmt:
         a, b = tiles.tile_a(turn), tiles.tile_b(turn)
-        return seq([copies.rows(a, g, mb, tid, turn), copies.columns(b, g, nb, tid, turn)])
+        columns = copies.panel if tiles.fours else copies.columns
+        return seq([copies.rows(a, g, mb, tid, turn), columns(b, g, nb, tid, turn)])
 
     def write(tid: Expr) -> Stmt:
         def place(i: Expr) -> Index:
@@ -190,7 +208,8 @@ def _block(tiles: _Tiles, block: Expr) -> Stmt:
             return g, mb * tiles.bm + row, nb * tiles.bn + column
 
         into = None if tiles.parts is None else (tiles.parts, part)
-        return product_tile.write(tiles.nest, sums, tid, place, (tiles.bm, tiles.bn), into)
+        tile, together = (tiles.bm, tiles.bn), tiles.together
+        return product_tile.write(tiles.nest, sums, tid, place, tile, into, together=together)
 
     if tiles.stages == 1:
 
@@ -234,7 +253,7 @@ def _multiply(tiles: _Tiles, tid: Expr, turn: Expr) -> Stmt:
         first_row = T.floordiv(warp, across) * tiles.tm
         first_column = T.floormod(warp, across) * tiles.tn
         step_a = tiles.a_line if tiles.rows_apart else 1
-        step_b = tiles.b_line if tiles.columns_first else 1
+        step_b = tiles.b_line if tiles.columns_first else FOURS if tiles.fours else 1
         return tensor_core.multiply(
             lambda i: sums.at(tid, i),
             sums.buffer,
@@ -243,6 +262,7 @@ def _multiply(tiles: _Tiles, tid: Expr, turn: Expr) -> Stmt:
             (tiles.tm, tiles.tn, bk),
             columns_first=tiles.columns_first,
             rows_turned=tiles.rows_turned,
+            fours=tiles.fours,
             tid=tid,
             host=tiles.grid.host,
         )

@@ -96,12 +96,21 @@ def write_out(
 def columns_follow(nest: Nest, path: tuple[int, ...], count: int) -> bool:
     """Whether the output has ``count`` neighbouring columns of a product next to each other, the
     first of which is a multiple of ``count``."""
-    con, shape = nest.con, nest.spec.nodes[path[-1]].shape
-    g, m, group = (index_var(name) for name in ("g", "m", "group"))
+    con = nest.con
+    g, m = (index_var(name) for name in ("g", "m"))
+    return lie_together(
+        nest.spec, path, lambda n: anchor_index(con, g, unlinear(m, con.m), n), count
+    )
+
+
+def lie_together(
+    spec: Graph, path: tuple[int, ...], index: Callable[[Expr], Index], count: int
+) -> bool:
+    """The same for columns whose ``index`` in the result of ``path[0]`` that function gives."""
+    shape, group = spec.nodes[path[-1]].shape, index_var("group")
 
     def at(v: int) -> Expr:
-        index = anchor_index(con, g, unlinear(m, con.m), group * count + v)
-        return linear(along(nest.spec, path, index), shape)
+        return linear(along(spec, path, index(group * count + v)), shape)
 
     return all(is_const(simplified(at(v) - at(0)), v) for v in range(1, count))
 

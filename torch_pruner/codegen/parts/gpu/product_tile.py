@@ -144,6 +144,30 @@ class Copies:
 
         return spread(self.grid, tid, bk * bn, piece, width=width)
 
+    def panel(self, tile: Tile, g: Expr, block: Expr, tid: Expr, turn: Expr) -> Stmt:
+        """Of a packed second operand of whole turns: they lie in it as the tile keeps them."""
+        con, panel, count = self.nest.con, self.nest.panel, tile.lines * tile.depth
+        assert panel is not None
+        moved = Moved(self.nest, con.b, tensor=self.tensor, packed=True)
+        turns = in_blocks(con.depth, tile.depth)
+        start = ((g * self.nest.blocks + block) * turns + turn) * count
+        first = tile.at(imm(0), imm(0))
+        width = common_width(moved.most, count)
+
+        def piece(item: Expr) -> Stmt:
+            def value(v: Expr) -> Expr:
+                return panel[start + item + v]
+
+            if self.ahead and width == moved.most:
+                return asynchronous.copy(
+                    (tile.buffer, first + item), value, width, [], self.grid.host
+                )
+            return moved.lanes(
+                width, lambda v, value: moved.put(tile.buffer, first + item + v, value), value, []
+            )
+
+        return spread(self.grid, tid, count, piece, width=width)
+
 
 def write(
     nest: Nest,

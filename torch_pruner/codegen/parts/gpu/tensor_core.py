@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 M, N, K = 16, 8, 16
 SUMS = 4  # of a block, in each thread
+NEIGHBOURS = 2  # of them, in a row
 ROOM = 160  # registers of a thread for sums and fragments, of 255
 NAME = "torch_pruner_mma"
 SOURCE = r"""
@@ -209,6 +210,7 @@ def multiply(
     *,
     columns_first: bool,
     rows_turned: bool = False,
+    fours: bool = False,
     tid: Expr,
     host: bool,
 ) -> Stmt:
@@ -217,7 +219,8 @@ def multiply(
     ``a`` and ``b``: shared memory, the tile's first element and the distance of its rows. ``shape``
     is the warp's (rows, columns, depth); ``acc(i)`` says where in ``sums`` a thread keeps sum i.
     ``columns_first``: b's lines are its columns. ``rows_turned``: a's are positions of the
-    reduction.
+    reduction. ``fours``: a line of b, whose elements are float32, is all columns of four positions
+    of the reduction, which are neighbours.
     """
     rows, columns, depth = shape
     (left, a_first, lda), (right, b_first, ldb) = a, b
@@ -229,7 +232,8 @@ def multiply(
         held = fragments_held(rows, columns)
         name = f"{NAME}<{blocks}, {bf16}, {lines}, {turned}, {held}>"
         if str(left.dtype) == "float32":
-            name = f"{tf32.NAME}<{blocks}, {lines}, {turned}>"
+            kept = 2 if fours else int(columns_first)
+            name = f"{tf32.NAME}<{blocks}, {kept}, {turned}>"
         places = T.address_of(sums[acc(0)]), T.address_of(left[a_first]), lda
         call = T.call_extern("void", name, *places, T.address_of(right[b_first]), ldb)
         return S.Evaluate(call)
@@ -240,6 +244,8 @@ def multiply(
 
         def step(k: Expr) -> Stmt:
             line = column * ldb + k if columns_first else k * ldb + column
+            if fours:
+                line = T.floordiv(k, 4) * ldb + column * 4 + T.floormod(k, 4)
             at = k * lda + row if rows_turned else row * lda + k
             x, y = _seen(left, a_first + at), _seen(right, b_first + line)
             return S.BufferStore(sums, sums[acc(i)] + x * y, [acc(i)])
