@@ -179,6 +179,11 @@ def offsets(graph: Graph, at: int, index: Sequence[Array]) -> Array:
     if node.op == "input":
         return np.ravel_multi_index(tuple(index), node.shape) if node.shape else np.array(0)
     assert node.kind is OpKind.VIEW, "no view of an input"
+    return offsets(graph, node.inputs[0], _index_below(graph, node, index))
+
+
+def _index_below(graph: Graph, node: Node, index: Sequence[Array]) -> list[Array]:
+    """Where elements of a view lie in what it is a view of."""
     source = graph.nodes[node.inputs[0]].shape
     below = list(index)
     if node.op == "permute":
@@ -196,4 +201,42 @@ def offsets(graph: Graph, at: int, index: Sequence[Array]) -> Array:
     else:
         flat = np.ravel_multi_index(tuple(index), node.shape)
         below = list(np.unravel_index(flat, source))
-    return offsets(graph, node.inputs[0], below)
+    return below
+
+
+def reads_apart(graph: Graph, lanes: int) -> int:
+    """How many reads of an elementwise graph's first output, of those that neighbours make, are not
+    of neighbours in an input, nor of one element.
+
+    A read is an input by one way through views, padding and pointwise operators. Of ``lanes``
+    neighbours in the middle of the output; what ways lead through otherwise is not looked at.
+    """
+    shape = graph.nodes[graph.outputs[0]].shape
+    total = math.prod(shape)
+    if not shape or total < lanes:
+        return 0
+    line = shape[-1]
+    first = total // 2 // line * line  # where a line begins
+    flat = np.minimum(first + np.arange(min(lanes, line)), total - 1)
+    found: set[tuple[int, bytes]] = set()
+    ways, seen = [(graph.outputs[0], list(np.unravel_index(flat, shape)))], set[tuple[int, bytes]]()
+    while ways:
+        at, index = ways.pop()
+        node = graph.nodes[at]
+        key = at, np.stack(np.broadcast_arrays(*index)).tobytes() if index else b""
+        if key in seen:
+            continue
+        seen.add(key)
+        if node.op == "input":
+            steps = np.diff(np.ravel_multi_index(tuple(index), node.shape)) if node.shape else flat
+            if not ((steps == 0).all() or (steps == 1).all()):
+                found.add(key)
+        elif node.kind is OpKind.VIEW:
+            ways.append((node.inputs[0], _index_below(graph, node, index)))
+        elif node.kind is OpKind.POINTWISE:
+            ways += [(i, index) for i in node.inputs if graph.nodes[i].shape == node.shape]
+        elif node.op == "pad":
+            inside = graph.nodes[node.inputs[0]].shape
+            moved = zip(index, node.attr("lo"), inside, strict=True)
+            ways.append((node.inputs[0], [np.clip(e - lo, 0, d - 1) for e, lo, d in moved]))
+    return len(found)

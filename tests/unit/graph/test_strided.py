@@ -11,7 +11,7 @@ from torch_pruner.graph.adjacency import packs_in_squares
 from torch_pruner.graph.contraction import contraction_of
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
-from torch_pruner.graph.strided import matrix_strides, strided
+from torch_pruner.graph.strided import matrix_strides, reads_apart, strided
 
 
 def heads() -> Graph:
@@ -106,3 +106,42 @@ def test_weights_whose_columns_lie_apart_are_packed_in_squares(
     w = b.input(1, (24, depth) if turned else (depth, 24), "float32")
     graph = b.finish([b.matmul(x, b.permute(w, (1, 0)) if turned else w)])
     assert packs_in_squares(graph, contraction_of(graph), 16) is expected
+
+
+def _turned(b: GraphBuilder, x: int) -> int:
+    return b.pointwise("relu", b.permute(x, (0, 2, 1)))
+
+
+def _scaled(b: GraphBuilder, x: int) -> int:
+    """A factor of each line, which all of its elements read."""
+    return b.pointwise("mul", x, b.broadcast(b.input(1, (4, 32, 1), "float32"), (4, 32, 48)))
+
+
+def _padded(b: GraphBuilder, x: int) -> int:
+    return b.append("pad", (x,), (4, 34, 48), "float32", lo=(0, 1, 0), hi=(0, 1, 0), value=0.0)
+
+
+def _phases(b: GraphBuilder, x: int) -> int:
+    """Two sums of lines that take turns in the result, each from a place of its own."""
+    halves = [b.slice(x, (0, 0, k), (4, 32, 24)) for k in (0, 24)]
+    both = [b.reshape(b.pointwise("neg", half), (4, 32, 24)) for half in halves]
+    total = b.pointwise("add", *both)
+    turns = b.reshape(total, (4, 2, 16, 24))
+    return b.reshape(b.permute(turns, (0, 2, 3, 1)), (4, 16, 48))
+
+
+@pytest.mark.parametrize(
+    ("make", "apart"),
+    [(_turned, 1), (_scaled, 0), (_padded, 0), (_phases, 2)],
+    ids=["turned", "a factor of a line", "padded", "in turns"],
+)
+def test_reads_of_neighbours_that_lie_apart_are_counted(make, apart: int) -> None:
+    b = GraphBuilder()
+    x = b.input(0, (4, 32, 48), "float32")
+    assert reads_apart(b.finish([make(b, x)]), 16) == apart
+
+
+def test_of_little_nothing_is_counted() -> None:
+    b = GraphBuilder()
+    x = b.input(0, (3, 4), "float32")
+    assert reads_apart(b.finish([b.permute(x, (1, 0))]), 16) == 0
