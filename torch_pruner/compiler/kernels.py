@@ -16,6 +16,7 @@ from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
 from torch_pruner.compiler import objectives
 from torch_pruner.compiler.alike import tuned
 from torch_pruner.compiler.choice import Choice, finite
+from torch_pruner.compiler.company import in_company
 from torch_pruner.compiler.executors import release_later
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.compiler.remembered import history, learned
@@ -67,7 +68,8 @@ def choose(
         or config.budget.trials_per_task == 0
         or config.budget.trials == 0
     ):
-        return choices | _draft(missing, config, store, context, timer)
+        found_before = [choice.candidate for choice in choices.values()]
+        return choices | _draft(missing, config, store, context, timer, found_before)
     if not may_tune:
         raise miss(missing, store, context, config)
     with store.claim(_claim_name(missing, context)):  # whoever comes second finds the work done
@@ -173,8 +175,14 @@ def drafts(task: Task) -> list[tuple[float, Candidate]]:
 
 
 def _draft(
-    tasks: Sequence[Task], config: Config, store: KernelStore, context: Context, timer: PhaseTimer
+    tasks: Sequence[Task],
+    config: Config,
+    store: KernelStore,
+    context: Context,
+    timer: PhaseTimer,
+    others: Sequence[Candidate] = (),
 ) -> dict[str, Choice]:
+    """Drafts of ``tasks``, in a program beside kernels that ``others`` are."""
     if config.on_miss == "fallback":
         warn_once(
             log,
@@ -185,19 +193,19 @@ def _draft(
         )
     choices = {}
     with timer.phase("draft"):
-        for task in tasks:
-            ranked = drafts(task)
+        drafted = [drafts(task) for task in tasks]
+        for task, ranked in zip(tasks, in_company(tasks, drafted, others), strict=True):
             predicted_s, candidate = ranked[0]
             alike = tuned.schedule_for(task, predicted_s)
             alike = alike if alike is not None and usable(alike, config) else None
-            drafted = Choice(alike or candidate, "untuned")
-            finalists = objectives.of_drafts(task, drafted, ranked, config)
+            choice = Choice(alike or candidate, "untuned")
+            finalists = objectives.of_drafts(task, choice, ranked, config)
             # What runs untuned for now is noted, for ``compiler.seen`` to find.
             wanted = config.effort == "none" and config.on_miss == "tune"
             effort = "none" if wanted else ""
             if wanted or config.on_miss == "fallback":
-                publish(task, drafted, store, context, effort=effort, finalists=finalists)
-            choices[task.workload] = _preferred(drafted, finalists, task, config)
+                publish(task, choice, store, context, effort=effort, finalists=finalists)
+            choices[task.workload] = _preferred(choice, finalists, task, config)
     return choices
 
 
