@@ -166,7 +166,7 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
         TF32, "left[i][1], left[i][2], left[i][3],\n", "left[i][2], left[i][1], left[i][3],\n", "",
     ),
     "columns of tf32": (TF32, "(k / 4 + ((lane >> 3) & 1))", "(k / 4)", ""),
-    "fours of tf32": ("tf32", "column = B == 1 ? ldb : 4", "column = B == 1 ? ldb : 8", ""),
+    "fours of tf32": ("tf32", "four = B == 1 ? 4 : ldb", "four = B == 1 ? 4 : 4", ""),
     "not rounded": (
         TF32, 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value))',
         "rounded = __float_as_uint(value)", "in its lower bits",
