@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_pruner.graph.ops import OpKind
-from torch_pruner.graph.strided import offsets
+from torch_pruner.graph.strided import offsets, only_viewed
 
 if TYPE_CHECKING:
     from torch_pruner.graph.attention import Attention
@@ -21,15 +20,9 @@ def heads_together(graph: Graph, att: Attention) -> int:
     1 where keys or values are more than views of an input.
     """
     keys, values = graph.nodes[att.scores].inputs[1], graph.nodes[att.out].inputs[1]
-    if not (_only_views(graph, keys) and _only_views(graph, values)):
+    if not (only_viewed(graph, keys) and only_viewed(graph, values)):
         return 1
     return math.gcd(_together(graph, keys, att.groups), _together(graph, values, att.groups))
-
-
-def _only_views(graph: Graph, node: int) -> bool:
-    while graph.nodes[node].kind is OpKind.VIEW:
-        (node,) = graph.nodes[node].inputs
-    return graph.nodes[node].op == "input"
 
 
 def _together(graph: Graph, node: int, groups: int) -> int:

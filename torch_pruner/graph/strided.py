@@ -132,6 +132,13 @@ def _reshaped(shape: Shape, strides: Sequence[int | None], target: Shape) -> tup
     return tuple(result)
 
 
+def only_viewed(graph: Graph, at: int) -> bool:
+    """Whether a value is an input's elements in another order, or repeated."""
+    while graph.nodes[at].kind is OpKind.VIEW:
+        at = graph.nodes[at].inputs[0]
+    return graph.nodes[at].op == "input"
+
+
 def adjacent(graph: Graph, at: int, axis: int) -> bool:
     """Whether neighbours along an axis of a node lie next to each other in an input.
 

@@ -22,8 +22,8 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store, value_dtype
-from torch_pruner.graph.ops import ITEMSIZE, OpKind
-from torch_pruner.graph.strided import strided
+from torch_pruner.graph.ops import ITEMSIZE
+from torch_pruner.graph.strided import only_viewed, strided
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +124,7 @@ class Moved:
 
     def __init__(self, nest: Nest, operand: int, *, tensor: bool, packed: bool = False) -> None:
         dtype = nest.spec.nodes[operand].dtype
-        self.raw = tensor and (packed or _only_viewed(nest.spec, operand))
+        self.raw = tensor and (packed or only_viewed(nest.spec, operand))
         reader = Reader(nest.spec, nest.reader.buffers, raw=True) if self.raw else nest.reader
         self.nest = replace(nest, reader=reader)
         if self.raw:
@@ -181,10 +181,3 @@ def common_width(most: int, *axes: int) -> int:
     while any(axis % width for axis in axes):
         width //= 2
     return max(width, 1)
-
-
-def _only_viewed(spec: Graph, node: int) -> bool:
-    """Whether a value is an input's elements in another order, or repeated."""
-    while spec.nodes[node].kind is OpKind.VIEW:
-        node = spec.nodes[node].inputs[0]
-    return spec.nodes[node].op == "input"
