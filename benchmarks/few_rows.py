@@ -216,7 +216,7 @@ def others(task: Task, count: int, seed: int = 0) -> list[Candidate]:
 
 def measure(case: Case, options: argparse.Namespace, weights: Weights, machine: Machine) -> Any:
     """Seconds of the draft and of the fastest of other schedules, over those of the read."""
-    from torch_pruner.compiler.kernels import draft
+    from torch_pruner.compiler.drafting import draft
     from torch_pruner.families import sketches_for
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Candidate, Task

@@ -264,7 +264,7 @@ def _generator(seed: int, task: Task) -> Any:
 
 def awake(executor: MeasureExecutor, task: Task) -> None:
     """Start the workers, and import what any search needs, on a kernel that nobody searches."""
-    from torch_pruner.compiler.kernels import draft
+    from torch_pruner.compiler.drafting import draft
     from torch_pruner.graph.ir import GraphBuilder
     from torch_pruner.task import MeasureInput
     from torch_pruner.tuner.search import _tvm  # noqa: F401  MetaSchedule's import takes seconds

@@ -35,7 +35,7 @@ import numpy as np
 
 from benchmarks import records, regret, tables
 from benchmarks.arguments import write_json
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.compiler.remembered.learned import SHIPPED
 from torch_pruner.tuner.cost_model.analytic import AnalyticModel
 from torch_pruner.tuner.cost_model.moa import MomentumModel

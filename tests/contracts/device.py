@@ -9,7 +9,7 @@ import torch
 
 from tests.families.kernels import inputs_for
 from tests.unit.graph.attention_graphs import Case, attention
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.config import Config
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.lower.program import RegionStep

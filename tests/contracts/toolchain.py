@@ -11,7 +11,7 @@ import pytest
 from tests.families import kernels as K
 from torch_pruner import exc
 from torch_pruner.codegen.build.load import bound
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate

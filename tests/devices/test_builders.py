@@ -17,7 +17,7 @@ from torch_pruner.codegen.build.lower import (
     export_library,
     program_module,
 )
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, Task

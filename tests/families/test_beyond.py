@@ -19,7 +19,7 @@ from tests.unit.graph.random_graphs import assert_close
 from tests.unit.graph.random_graphs import inputs_for as halves
 from torch_pruner.codegen.build.load import set_threads
 from torch_pruner.codegen.build.lower import aligned, compile_kernel
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.bucket import bucketed
 from torch_pruner.graph.extents import Bound, bounded

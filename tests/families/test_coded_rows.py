@@ -9,7 +9,7 @@ import pytest
 
 from tests.families import kernels as K
 from torch_pruner.codegen.build.lower import aligned, compile_kernel
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.families import named, sketches_for
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import numpy_dtype

@@ -9,7 +9,7 @@ import pytest
 
 from tests.emitting import schedule
 from tests.families import kernels as K
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.families import sketches_for
 from torch_pruner.families.gradient.form import gradient_of
 from torch_pruner.graph.ir import GraphBuilder

@@ -18,7 +18,7 @@ from torch_pruner.codegen.build.lower import (
     compile_module,
     program_module,
 )
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate

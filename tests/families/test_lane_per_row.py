@@ -82,7 +82,7 @@ def test_it_is_offered_where_rows_lie_side_by_side(make) -> None:
 
 
 def test_the_draft_prefers_it() -> None:
-    from torch_pruner.compiler.kernels import draft
+    from torch_pruner.compiler.drafting import draft
 
     task = Task("t", gradient((4, 28, 28, 128)), TargetSpec.detect(2), 2)
     assert draft(task).sketch == "lane_per_row"

@@ -12,7 +12,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.codegen.build.lower import aligned, compile_kernel
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate, numpy_dtype
 from torch_pruner.target import CpuProbe, TargetSpec

@@ -10,7 +10,7 @@ from tests.families import kernels as K
 from torch_pruner import families
 from torch_pruner.codegen.build import lower
 from torch_pruner.codegen.tir.builders import IRModule, tvm
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task

@@ -18,7 +18,7 @@ from tests.families import kernels as K
 from tests.unit.graph.random_graphs import assert_close, inputs_for, random_graph
 from torch_pruner.codegen.build.load import set_threads
 from torch_pruner.codegen.build.lower import aligned, compile_module, program_module
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.compiler.phases import turns_of
 from torch_pruner.families import named, sketches_for
 from torch_pruner.graph.fuse import fuse

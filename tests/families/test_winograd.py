@@ -10,7 +10,7 @@ import pytest
 from tests.emitting import schedule, signature
 from tests.families import kernels as K
 from torch_pruner.codegen.build.lower import compile_kernel
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.families.winograd.space import WinogradSketch as Winograd
 from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.ir import Graph, GraphBuilder

@@ -20,7 +20,7 @@ from tests.gpu.test_gpu_kernels import CASES, built_for, tolerance
 from torch_pruner.cards import CARDS
 from torch_pruner.codegen.build.gpu.image import launches_of
 from torch_pruner.codegen.build.gpu.source import cuda_source
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task

@@ -11,7 +11,7 @@ from tests.suites.cuda_builds import build, fits
 from torch_pruner.cards import CARDS
 from torch_pruner.codegen.build.gpu import nvrtc
 from torch_pruner.codegen.build.gpu.source import cuda_source
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.families import sketches_for
 
 pytestmark = [

@@ -25,7 +25,7 @@ from torch_pruner.codegen.build.gpu.source import (
 )
 from torch_pruner.codegen.build.lower import aligned
 from torch_pruner.codegen.tir.builders import tvm
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.exc import CompileError
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place

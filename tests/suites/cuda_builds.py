@@ -76,7 +76,7 @@ def build(task: Task, candidate: Candidate, card: Card, disassembler: str = "") 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from torch_pruner.compiler.kernels import draft
+    from torch_pruner.compiler.drafting import draft
 
     options = _parse(arguments)
     rows: dict[str, list[dict[str, Any]]] = {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from torch_pruner import exc, families
-from torch_pruner.compiler import kernels, objectives
+from torch_pruner.compiler import drafting, kernels, objectives
 from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.executors import release_later
 from torch_pruner.compiler.remembered import history
@@ -181,7 +181,7 @@ class Checks:
     def _next(self, task: Task) -> Candidate | None:
         """The best way to run a kernel that has not failed, by prediction."""
         failed = {r.candidate.digest for r in self.failures(task)}
-        drafts = kernels.drafts(task)
+        drafts = drafting.drafts(task)
         near = [c for seconds, c in drafts if seconds <= NEAR * drafts[0][0]]
         ways = [c for c in near if c.digest not in failed]
         if self.vendor is not None and self.config.library and self.vendor.runs(task.spec):

@@ -15,17 +15,17 @@ from torch_pruner import exc, families
 from torch_pruner.cache import EFFORTS, KernelEntry, KernelStore
 from torch_pruner.compiler import objectives
 from torch_pruner.compiler.alike import tuned
-from torch_pruner.compiler.choice import Choice, finite
+from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.company import in_company
+from torch_pruner.compiler.drafting import drafts
 from torch_pruner.compiler.executors import release_later
 from torch_pruner.compiler.progress import ProgressLine
 from torch_pruner.compiler.remembered import history, learned
-from torch_pruner.compiler.vendor import wins, worth_vendor
-from torch_pruner.families.library import FAMILY as LIBRARY
+from torch_pruner.compiler.settling import settled
 from torch_pruner.log import PhaseTimer, logger, warn_once
 from torch_pruner.pareto import LATENCY, Finalist
 from torch_pruner.report import Tuning
-from torch_pruner.task import Candidate, MeasureInput, MeasureResult, Task
+from torch_pruner.task import Candidate, MeasureResult, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +78,9 @@ def choose(
         if missing:
             found = tunings if tunings is not None else []
             assert executor is not None, "tuning needs something that times"
-            choices |= _tune(missing, config, store, context, vendor, timer, found, executor())
+            others = [choice.candidate for choice in choices.values()]
+            own = (missing, others, config, store, context)
+            choices |= _tune(*own, vendor, timer, found, executor())
             _remember(missing, choices)
     return choices
 
@@ -158,22 +160,6 @@ def _claim_name(tasks: Sequence[Task], context: Context) -> str:
     return hashlib.sha256("".join(names).encode()).hexdigest()
 
 
-def draft(task: Task) -> Candidate:
-    """The schedule of least predicted latency, nothing measured."""
-    return drafts(task)[0][1]
-
-
-def drafts(task: Task) -> list[tuple[float, Candidate]]:
-    """The draft of every family, and its predicted latency in seconds; the least comes first."""
-    found = []
-    for sketch in families.sketches_for(task):
-        point = sketch.default()
-        predicted = float(sketch.symbols(point[None]).latency_s[0])
-        decisions = tuple(sorted(sketch.named(point).items()))
-        found.append((predicted, Candidate(sketch.name, decisions)))
-    return sorted(found, key=lambda draft: draft[0])
-
-
 def _draft(
     tasks: Sequence[Task],
     config: Config,
@@ -211,6 +197,7 @@ def _draft(
 
 def _tune(
     tasks: Sequence[Task],
+    others: Sequence[Candidate],
     config: Config,
     store: KernelStore,
     context: Context,
@@ -248,7 +235,7 @@ def _tune(
         on_result=keep,
         seed=config.seed,
         history={w: results for w, (results, _) in known.items()},
-        seeds={t.workload: _seeds(t, known[t.workload][1], config) for t in tasks},
+        seeds=_seeds(tasks, others, {w: early for w, (_, early) in known.items()}, config),
         objective=objectives.objective_of(config),
         footprint=objectives.footprint,
         timer=timer,
@@ -266,22 +253,49 @@ def _tune(
         raise KeyboardInterrupt
     learned.keep(cost_model, config, context.target)
     vendor = None if config.time_budget_s and timer.elapsed_s > config.time_budget_s else vendor
-    choices = {}
-    for task in tasks:
-        found = outcome.tasks.get(task.workload)
-        choice = _settle(task, found, config, executor, vendor)
-        choices[task.workload] = _kept(task, choice, found, config, store, context)
-    return choices
+    own = (config, store, context)
+    return _chosen(tasks, [outcome.tasks.get(w) for w in keys], others, *own, executor, vendor)
 
 
-def _seeds(task: Task, known: Sequence[Candidate], config: Config) -> Sequence[Candidate]:
-    """What is to be tried early: what is known from elsewhere, and the draft of the objective."""
-    if config.objective != "memory":
-        return known
-    ranked = drafts(task)
-    drafted = Choice(ranked[0][1], "untuned")
-    finalists = objectives.of_drafts(task, drafted, ranked, config)
-    return [*known, _preferred(drafted, finalists, task, config).candidate]
+def _chosen(
+    tasks: Sequence[Task],
+    found: Sequence[TaskOutcome | None],
+    others: Sequence[Candidate],
+    config: Config,
+    store: KernelStore,
+    context: Context,
+    executor: MeasureExecutor,
+    vendor: Vendor | None,
+) -> dict[str, Choice]:
+    """What comes of a search, published."""
+    keys = [context.kernel_key(task.workload) for task in tasks]
+    times = [history.measured(store, key, lambda c: usable(c, config)) for key in keys]
+    choices = settled(tasks, found, times, others, config, executor, vendor)
+    return {
+        task.workload: _kept(task, choice, result, config, store, context)
+        for task, choice, result in zip(tasks, choices, found, strict=True)
+    }
+
+
+def _seeds(
+    tasks: Sequence[Task],
+    others: Sequence[Candidate],
+    known: Mapping[str, Sequence[Candidate]],
+    config: Config,
+) -> dict[str, list[Candidate]]:
+    """What is to be tried early, by workload: what is known from elsewhere, the draft in a program
+    beside kernels that ``others`` are, where alone another one comes first, and the draft of the
+    objective."""
+    found = {workload: list(seeds) for workload, seeds in known.items()}
+    alone = [drafts(task) for task in tasks]
+    for task, own, ranked in zip(tasks, alone, in_company(tasks, alone, others), strict=True):
+        if ranked[0][1] != own[0][1]:
+            found[task.workload].append(ranked[0][1])
+        if config.objective == "memory":
+            drafted = Choice(ranked[0][1], "untuned")
+            finalists = objectives.of_drafts(task, drafted, ranked, config)
+            found[task.workload].append(_preferred(drafted, finalists, task, config).candidate)
+    return found
 
 
 def _kept(
@@ -328,36 +342,6 @@ def _import_ahead() -> None:
         target=importlib.import_module, args=("torch_pruner.codegen.build.program",), daemon=False
     )
     load.start()
-
-
-def _settle(
-    task: Task,
-    found: TaskOutcome | None,
-    config: Config,
-    executor: MeasureExecutor,
-    vendor: Vendor | None,
-) -> Choice:
-    """The best measured schedule, the vendor's kernel if that is faster, or else the draft."""
-    if found is None:
-        return Choice(draft(task), "untuned")
-    if found.best is None:
-        return Choice(found.candidate or draft(task), "untuned", trials=found.trials)
-    from torch_pruner.tuner.roofline import roofline_s
-
-    best_s = found.best.latency_s
-    # Timing the vendor's kernel costs up to half a second: not where it cannot win.
-    possible = worth_vendor(task) and wins(roofline_s(task), best_s, task.threads)
-    if vendor is not None and config.library and possible:
-        vendor_s = vendor.latency_s(task.spec)
-        if vendor_s is not None and wins(vendor_s, best_s, task.threads):
-            # Ours was timed at another moment, perhaps a busier one: both once more, side by side.
-            again = executor.race([MeasureInput(task, found.best.candidate)])[0]
-            best_s = min(best_s, again.latency_s)
-            vendor_s = min(vendor_s, vendor.latency_s(task.spec) or math.inf)
-            if wins(vendor_s, best_s, task.threads):
-                before_s = finite(best_s)
-                return Choice(Candidate(LIBRARY.name), "library", vendor_s, before_s, found.trials)
-    return Choice(found.best.candidate, "tuned", best_s, finite(found.first_s), found.trials)
 
 
 def publish(

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
-from torch_pruner.compiler import kernels
+from torch_pruner.compiler import drafting, kernels
 from torch_pruner.compiler.building.kept import KeptKernels, Scratch
 from torch_pruner.compiler.remembered import history
-from torch_pruner.task import MeasureStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from torch_pruner.compiler.lowered import Lowered
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
-    from torch_pruner.task import Candidate, Task
+    from torch_pruner.task import Candidate
 
     Choices = Mapping[str, Choice]  # by workload
 
@@ -68,10 +67,14 @@ class Rivals:
             return None
         drafts: dict[str, Choice] = {}
         seconds_best: dict[str, Choice] = {}
+        drafted = drafting.together(lowered.tasks)
         for task in (t for t in lowered.tasks if t.workload in tuned):
             mine = tuned[task.workload]
-            measured = _measured(compiler, task)
-            draft = kernels.draft(task)
+            key = compiler.context.kernel_key(task.workload)
+            measured = history.measured(
+                compiler.store, key, lambda c: kernels.usable(c, compiler.config)
+            )
+            draft = drafted[task.workload]
             if draft in measured and draft != mine.candidate:
                 drafts[task.workload] = _instead(mine, draft, measured[draft])
             limit_s = ABOUT * measured.get(mine.candidate, mine.latency_s)
@@ -153,14 +156,3 @@ def _name(choices: Choices) -> frozenset[tuple[str, str]]:
 
 def _instead(mine: Choice, candidate: Candidate, latency_s: float) -> Choice:
     return replace(mine, candidate=candidate, latency_s=latency_s)
-
-
-def _measured(compiler: Compiler, task: Task) -> dict[Candidate, float]:
-    """Seconds of what was measured for a task, and right."""
-    key = compiler.context.kernel_key(task.workload)
-    results, _ = history.of(compiler.store, key, lambda c: kernels.usable(c, compiler.config))
-    found: dict[Candidate, float] = {}
-    for result in results:
-        if result.status is MeasureStatus.OK:
-            found[result.candidate] = min(result.latency_s, found.get(result.candidate, math.inf))
-    return found

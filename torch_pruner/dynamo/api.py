@@ -12,7 +12,7 @@ import torch
 
 from torch_pruner import exc
 from torch_pruner.background.queue import shared_queue
-from torch_pruner.compiler import bundles, kernels, stores
+from torch_pruner.compiler import bundles, drafting, kernels, stores
 from torch_pruner.compiler.checks import reason_of
 from torch_pruner.compiler.remembered import history, seen
 from torch_pruner.config import Config
@@ -382,6 +382,6 @@ def _why_another(task: Task, compiler: Compiler, known: Choice | None) -> str:
     checks = compiler.checks()
     if checks is None or known is None or math.isfinite(known.latency_s):
         return ""
-    draft = kernels.draft(task)
+    draft = drafting.draft(task)
     failures = [r for r in checks.failures(task) if r.candidate == draft]
     return f"{draft.sketch}: {reason_of(failures[0])}" if failures else ""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.families import kernels as K
 from torch_pruner.compiler.alike import Tuned
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.families import sketches_for
 from torch_pruner.graph.extents import Bound, bounded
 from torch_pruner.graph.ir import GraphBuilder

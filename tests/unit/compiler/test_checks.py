@@ -13,7 +13,7 @@ from tests.families import kernels as K
 from torch_pruner import exc
 from torch_pruner.cache import KernelStore
 from torch_pruner.cards import CARDS
-from torch_pruner.compiler import kernels
+from torch_pruner.compiler import drafting
 from torch_pruner.compiler.checks import Checks
 from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.context import Context
@@ -55,7 +55,7 @@ def context(card: str = "a100") -> Context:
 
 
 def drafted(task: Task) -> dict[str, Choice]:
-    return {task.workload: Choice(kernels.draft(task), "untuned")}
+    return {task.workload: Choice(drafting.draft(task), "untuned")}
 
 
 def executor_where(**status: MeasureStatus) -> fakes.FakeExecutor:
@@ -101,7 +101,7 @@ def test_a_draft_is_run_once(store, task) -> None:
 
 def test_what_was_timed_or_is_the_librarys_needs_no_check(store, task) -> None:
     executor = executor_where()
-    timed = Choice(kernels.draft(task), "cache", 1e-5)
+    timed = Choice(drafting.draft(task), "cache", 1e-5)
     for choice in (timed, Choice(Candidate("library"), "cache")):
         assert loaded(checks_of(store, executor), task, {task.workload: choice}) == choice
     assert not executor.batches
@@ -122,7 +122,7 @@ def test_a_check_on_another_device_or_of_another_version_does_not_count(
 @pytest.mark.parametrize("status", [S.WRONG_RESULT, S.RUN_ERROR, S.BUILD_ERROR, S.TIMEOUT])
 def test_what_fails_gives_way_to_the_library(store, task, status) -> None:
     """Other drafts come before it where they are about as fast, and after it where not."""
-    sketches = [candidate.sketch for _, candidate in kernels.drafts(task)]
+    sketches = [candidate.sketch for _, candidate in drafting.drafts(task)]
     assert sketches == ["gpu_product", "gpu_direct"]
     executor = executor_where(gpu_product=status)
     checks = checks_of(store, executor, Library())
@@ -223,7 +223,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, task) -> None:
 def test_whoever_comes_second_finds_the_work_done(store, task) -> None:
     """Two processes that start at once: the executors take turns, and one has nothing to do."""
     executor = executor_where()
-    asked = [MeasureInput(task, kernels.draft(task))]
+    asked = [MeasureInput(task, drafting.draft(task))]
     for _ in range(2):  # both looked before either had run anything
         assert checks_of(store, executor)._run(asked) == {}
     assert executor.n_measured == 1

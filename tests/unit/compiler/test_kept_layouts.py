@@ -10,8 +10,8 @@ import pytest
 from tests.fakes import linear_spec
 from torch_pruner.compiler import kept_layouts
 from torch_pruner.compiler.choice import Choice
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.compiler.kept_layouts import keep_to
-from torch_pruner.compiler.kernels import draft
 from torch_pruner.families import signature_of
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task

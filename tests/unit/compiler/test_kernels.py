@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from torch_pruner import exc
-from torch_pruner.compiler import kernels, vendor
+from torch_pruner.compiler import kernels, settling, vendor
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.stores import store_for
 from torch_pruner.config import Config
@@ -78,7 +78,7 @@ def test_the_vendor_is_timed_only_where_it_can_win(ours_s: float, asked: bool) -
     best = MeasureResult(Candidate("contraction"), MeasureStatus.OK, (ours_s,), "")
     found = TaskOutcome(task, best, None, ours_s, 1, 0, "")
     vendor = Vendor()
-    choice = kernels._settle(task, found, Config(), None, vendor)
+    choice = settling.settle(task, found, Config(), None, vendor)
     assert (choice.source, vendor.calls) == ("tuned", int(asked))
 
 
@@ -132,3 +132,50 @@ def test_what_may_not_be_tuned_is_a_miss(tmp_path: Path) -> None:
     task = Task("relu", b.finish([b.pointwise("relu", x)]), context.target, 1, 1)
     with pytest.raises(exc.CacheMiss):
         kernels.choose([task], config, store, context, None, PhaseTimer(), may_tune=False)
+
+
+class AsPoints(MeasureExecutor):
+    """A pointwise kernel takes 5 us on one thread and 6.5 us on two; another takes 100 us."""
+
+    def __init__(self) -> None:
+        self.evaluator, self.device = EvaluatorSpec(), DeviceFingerprint.detect()
+        self.measured: list[tuple[str, int]] = []
+
+    def measure(self, inputs: Sequence[MeasureInput]) -> list[MeasureResult]:
+        found = []
+        for given in inputs:
+            par = dict(given.candidate.decisions).get("par", 1)
+            self.measured.append((given.task.name, par))
+            seconds = (6.5e-6 if par else 5e-6) if given.task.name == "small" else 1e-4
+            found.append(MeasureResult(given.candidate, MeasureStatus.OK, (seconds,)))
+        return found
+
+    race = measure
+
+
+def test_a_search_knows_that_threads_are_there_already(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The schedule for all threads is measured, and chosen though it takes longer alone."""
+    monkeypatch.setattr(kernels, "_import_ahead", lambda: None)
+    config = Config.from_options(options={"cache_dir": str(tmp_path), "trials": 12, "threads": 2})
+    store, context = store_for(config), Context.make(config, 2)
+    b = GraphBuilder()
+    small = b.pointwise("add", b.input(0, (26_000,), "float32"), b.input(1, (26_000,), "float32"))
+    tasks = [Task("small", b.finish([small]), context.target, 2, 1)]
+    b = GraphBuilder()
+    x, w = b.input(0, (256, 256), "float32"), b.input(1, (256, 256), "float32", static=True)
+    tasks.append(Task("large", b.finish([b.matmul(x, w)]), context.target, 2, 1))
+
+    def chosen(some: list[Task], executor: AsPoints) -> int:
+        own = (config, store, context, None, PhaseTimer())
+        found = kernels.choose(some, *own, executor=lambda: executor)
+        return found[tasks[0].workload].decisions["par"]
+
+    executor = AsPoints()
+    assert chosen(tasks, executor) == 1
+    assert ("small", 1) in executor.measured
+    store.drop_kernel(context.kernel_key(tasks[0].workload))
+    assert chosen(tasks, AsPoints()) == 1, "beside a kernel that the cache has"
+    store.drop_kernel(context.kernel_key(tasks[0].workload))
+    assert chosen(tasks[:1], AsPoints()) == 0, "alone"

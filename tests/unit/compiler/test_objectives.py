@@ -12,7 +12,7 @@ from tests import fakes
 from torch_pruner import exc
 from torch_pruner.cache import KernelEntry
 from torch_pruner.cache.entry import keep_best
-from torch_pruner.compiler import kernels, objectives
+from torch_pruner.compiler import drafting, kernels, objectives
 from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.context import Context
 from torch_pruner.compiler.stores import store_for
@@ -144,7 +144,7 @@ def test_a_draft_of_least_memory_among_those_predicted_as_fast(cache: Cache) -> 
     """Of another width than the fastest, say: 40 columns are 64 in panels of 32."""
     for columns in (24, 40, 72, 136):
         task = linear(columns=columns)
-        ranked = kernels.drafts(task)
+        ranked = drafting.drafts(task)
         found = objectives.drafted(task, ranked)
         assert all(f.latency_s <= TIE * ranked[0][0] for f in found)
         taken = {}
@@ -168,9 +168,9 @@ def test_a_draft_for_latency_is_drafted_again_for_memory(cache: Cache) -> None:
         found = kernels.choose(
             [cache.task], config, cache.store, cache.context, None, PhaseTimer()
         )[cache.task.workload]
-        assert (found.candidate == kernels.draft(cache.task)) or objective == "memory"
+        assert (found.candidate == drafting.draft(cache.task)) or objective == "memory"
     entry = cache.store.get_kernel(cache.context.kernel_key(cache.task.workload))
-    assert Candidate.from_json(entry.candidate) == kernels.draft(cache.task)
+    assert Candidate.from_json(entry.candidate) == drafting.draft(cache.task)
     assert entry.finalists
 
 
@@ -223,7 +223,7 @@ def test_where_nothing_worked_no_objective_has_it_searched_again(
             [cache.task], config, cache.store, cache.context, None, PhaseTimer(),
             executor=lambda: by,
         )  # fmt: skip
-        assert found[cache.task.workload].candidate == kernels.draft(cache.task)
+        assert found[cache.task.workload].candidate == drafting.draft(cache.task)
         counts.append(by.n_measured)
     assert 0 < counts[0] == counts[1]
     assert cache.chosen(objective=objective), "it serves"

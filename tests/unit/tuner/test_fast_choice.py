@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.tuner.graphs_by_kind import matmul
-from torch_pruner.compiler.kernels import draft
+from torch_pruner.compiler.drafting import draft
 from torch_pruner.families import named, sketches_for
 from torch_pruner.families.bf16_tiles import space as tiles
 from torch_pruner.graph.ir import Graph, GraphBuilder

@@ -8,6 +8,7 @@ version, to be tried early.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,18 @@ def of(
             status = MeasureStatus(record.status)
             results.append(MeasureResult(candidate, status, record.run_secs, record.error))
     return results, seeds
+
+
+def measured(
+    store: KernelStore, key: KernelKey, usable: Callable[[Candidate], bool]
+) -> dict[Candidate, float]:
+    """Seconds of every candidate that was measured for ``key``, and right: of several times the
+    least."""
+    found: dict[Candidate, float] = {}
+    for result in of(store, key, usable)[0]:
+        if result.status is MeasureStatus.OK:
+            found[result.candidate] = min(result.latency_s, found.get(result.candidate, math.inf))
+    return found
 
 
 def progress(store: KernelStore, key: KernelKey) -> tuple[str, int]:
