@@ -113,6 +113,7 @@ class ArtifactKind(StrEnum):
     KERNEL = "kernel"  # the machine code of one kernel, which other graphs may have as well
     CAPTURED = "captured"  # the program that capturing it gave, as text
     VERDICT = "verdict"  # that it gave eager's results; there are no bytes to it
+    CUTS = "cuts"  # where it is cut into kernels otherwise than rules say, as text
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ _NOUNS = {
     ArtifactKind.VERDICT: "graphs compared with eager",
     ArtifactKind.CAPTURED: "captured graphs",
     ArtifactKind.KERNEL: "built kernels",
+    ArtifactKind.CUTS: "graphs cut as measured",
 }
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (0.0, "s"))
 

@@ -25,9 +25,11 @@ from torch_pruner.compiler.libraries import Libraries
 from torch_pruner.compiler.lowered import Lowered, demanded
 from torch_pruner.compiler.one_kernel import gradient_is_cheaper, is_cheaper_as_one
 from torch_pruner.compiler.phases import turns_of
+from torch_pruner.compiler.remembered.cuts import remembered_cuts
 from torch_pruner.compiler.spread import cheaply_spread
 from torch_pruner.graph.attention import no_attention
 from torch_pruner.graph.attention_gradient import no_gradient
+from torch_pruner.graph.cuts import JOINED, Site, of_kind, to_text
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
@@ -39,6 +41,7 @@ from torch_pruner.graph.neighbours import calls_together
 from torch_pruner.graph.precision import allow_fast, allow_tf32
 from torch_pruner.graph.prepared import ordinary
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
+from torch_pruner.graph.side_by_side import joinable, side_by_side
 from torch_pruner.graph.simplify import simplify
 from torch_pruner.graph.streamed import past_caches
 from torch_pruner.log import PhaseTimer, logger
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from torch_pruner.config import Config
     from torch_pruner.graph.attention import Takes
     from torch_pruner.graph.attention_gradient import TakesGradient
+    from torch_pruner.graph.cuts import Cuts
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
     from torch_pruner.graph.packing import PackLayout
@@ -88,6 +92,7 @@ class Compiler:
     elsewhere: bool = False  # whether another process can do it
     runs_first: bool = False  # whether a worker runs kernels before this process loads them
     scratch: Kept | None = None  # has what is built only to be looked at: the store keeps none
+    cuts: Cuts | None = None  # of the graph that is compiled; None: those that are remembered
 
     @property
     def approximates(self) -> bool:
@@ -110,7 +115,9 @@ class Compiler:
             if self.capabilities.mixed_operands:
                 small = keep_groups(small)
             small = cheaply_spread(ordinary(small), self.context.target, self.context.threads)
-            hoisted = hoist_static(small)
+            cuts = remembered_cuts(self, graph, inputs, outputs) if self.cuts is None else self.cuts
+            joined = [] if self.context.target.card else joinable(small)
+            hoisted = hoist_static(side_by_side(small, of_kind(cuts, JOINED)))
             main = allow_tf32(hoisted.graph, self.capabilities.tf32)
             if self.approximates:
                 main = allow_fast(main)
@@ -126,6 +133,7 @@ class Compiler:
                 few_queries=self._few_queries(),
                 gradients=self._gradients(),
                 values_masked=self.capabilities.values_masked,
+                cuts=cuts,
             )
             workloads = [k.spec.digest() for k in fused.kernels]
             together = calls_together(fused.kernels, workloads) if target.card else {}
@@ -144,7 +152,8 @@ class Compiler:
                     )
                 tasks[workload] = replace(known, weight=known.weight + 1)
             past = past_caches(fused, workloads, target.l3_bytes)
-        return Lowered(hoisted, fused, list(tasks.values()), workloads, past)
+        sites = (*(Site(JOINED, products[0]) for products in joined), *fused.sites)
+        return Lowered(hoisted, fused, list(tasks.values()), workloads, past, cuts, sites)
 
     def _few_queries(self) -> Takes:
         """Which attention of few queries is one kernel."""
@@ -319,6 +328,8 @@ class Compiler:
         described = [lowered.fused.graph.to_json(), orders]
         if turns is not None:
             described.append([list(astuple(t)) for t in turns])
+        if lowered.cuts:
+            described.append([to_text(lowered.cuts)])
         text = json.dumps(described, sort_keys=True, separators=(",", ":"))
         parts = sorted(f"{w}:{code_of(k)}" for w, k in lowered.scheduled(choices).items())
         return self.context.graph_key(text, parts)

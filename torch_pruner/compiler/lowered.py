@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
+from torch_pruner.graph.cuts import NO_CUTS
 from torch_pruner.task import Scheduled, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_pruner.compiler.choice import Choice
+    from torch_pruner.graph.cuts import Cuts, Site
     from torch_pruner.graph.fuse import FusedGraph
     from torch_pruner.graph.hoist import Hoisted
     from torch_pruner.graph.ir import Graph
@@ -27,6 +29,8 @@ class Lowered:
     tasks: list[Task]
     workloads: list[str]  # of each kernel, in order
     past_caches: frozenset[str]  # see ``graph.streamed``
+    cuts: Cuts = NO_CUTS  # how it was cut, and
+    sites: tuple[Site, ...] = ()  # where it could have been cut otherwise
 
     def scheduled(self, choices: Mapping[str, Choice]) -> dict[str, Scheduled]:
         """The distinct kernels with their decisions, by workload."""

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch_pruner.graph.cuts import NO_CUTS, Site
 from torch_pruner.graph.ops import FLOATS, ITEMSIZE, OpKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch_pruner.graph.cuts import Cuts
     from torch_pruner.graph.ir import Graph, Node
     from torch_pruner.graph.layout import Order
 
@@ -32,6 +34,14 @@ class State:
     group_of: dict[int, Group] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
     buffers: set[int] = field(default_factory=set)
+    cuts: Cuts = NO_CUTS
+    sites: list[Site] = field(default_factory=list)
+
+    def otherwise(self, kind: str, node: int) -> bool:
+        """Whether what rules say of a node is not done. From now on it is known as a site."""
+        site = Site(kind, node)
+        self.sites.append(site)
+        return site in self.cuts
 
     def node(self, i: int) -> Node:
         return self.graph.nodes[i]

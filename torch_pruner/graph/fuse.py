@@ -24,9 +24,10 @@ from torch_pruner.graph._groups import (
 from torch_pruner.graph.attention import any_attention, attentions, is_small, no_attention
 from torch_pruner.graph.attention_gradient import attention_gradients, no_gradient
 from torch_pruner.graph.attention_masks import masked_values, visited_keys
+from torch_pruner.graph.cuts import AGAIN, APART, NO_CUTS, ONCE, PARTS, PLANES, Site, of_kind
 from torch_pruner.graph.extents import bounded, unneeded
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
-from torch_pruner.graph.layout import Order, identity, storage_orders
+from torch_pruner.graph.layout import Order, identity, in_either_order, storage_orders
 from torch_pruner.graph.ops import EXPENSIVE, OpKind
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.graph.attention import Attention, Takes
     from torch_pruner.graph.attention_gradient import TakesGradient
+    from torch_pruner.graph.cuts import Cuts
     from torch_pruner.graph.extents import Bounds
 
     Orders = Mapping[int, Order]
@@ -55,11 +57,15 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class FusedGraph:
-    """Kernels in execution order. ``orders[n]`` is the memory order of a node that has a buffer."""
+    """Kernels in execution order. ``orders[n]`` is the memory order of a node that has a buffer.
+
+    ``sites`` are the decisions that could have been taken otherwise.
+    """
 
     graph: Graph
     kernels: tuple[Kernel, ...]
     orders: Orders
+    sites: tuple[Site, ...] = ()
 
 
 def fuse(
@@ -71,25 +77,30 @@ def fuse(
     few_queries: Takes = no_attention,
     gradients: TakesGradient = no_gradient,
     values_masked: bool = True,
+    cuts: Cuts = NO_CUTS,
 ) -> FusedGraph:
-    """Cut ``graph`` into kernels; ``fixed``: memory orders of its ends.
+    """Cut ``graph`` into kernels; ``fixed``: memory orders of its ends; ``cuts``: where it is done
+    otherwise than rules say.
 
     ``tiles``: products of bfloat16 will run in tile registers. ``attention``: which is one kernel;
     ``few_queries``: which of those with too few queries for the other rule. ``gradients``: which
     gradient of attention is one kernel. ``values_masked``:
     kernels of attention read no values behind the keys that count, so nobody else masks them.
     """
-    state = State(graph, graph.users(), ancestors(graph))
+    state = State(graph, graph.users(), ancestors(graph), cuts=cuts)
     state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
     state.buffers.update(graph.outputs)
     ends = (*graph.inputs, *graph.outputs)
     demanded = {i: identity(len(graph.nodes[i].shape)) for i in ends} | dict(fixed or {})
-    orders = storage_orders(graph, demanded)
+    orders = storage_orders(graph, demanded, of_kind(cuts, PLANES))
+    state.sites += [Site(PLANES, i) for i in in_either_order(graph, demanded)]
     taken = attentions(graph, state.users, tiles=tiles, takes=attention, few=few_queries)
     bounds, masked = unneeded(graph), set[int]()
     for found in taken:
         if found.row is not None:  # what comes after might wait for it
             _add_group(state, Group(set(found.inner | found.extra), (found.out, found.row)))
+            continue
+        if state.otherwise(PARTS, found.out):
             continue
         tail = with_epilogue(state, found.out, views=True)
         masks = _mask_of_values(state, found, bounds[found.out]) if values_masked else set()
@@ -100,7 +111,7 @@ def fuse(
             _add_group(state, Group(set(gradient.inner), gradient.outputs))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.CONTRACT and i not in state.group_of:
-            _add_group(state, with_epilogue(state, i, views=True))
+            _add_group(state, _contraction(state, i))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.UPDATE:
             _add_group(state, Group({i}, (i,)))
@@ -123,7 +134,17 @@ def fuse(
     grouped = {o for g in state.groups for o in g.outputs}
     singles = sorted(b for b in state.buffers - grouped if graph.nodes[b].op != "input")
     kernels += [_kernel(state, {b}, (b,), orders, bounds) for b in singles]
-    return FusedGraph(graph, tuple(_in_order(kernels)), {b: orders[b] for b in state.buffers})
+    lie = {b: orders[b] for b in state.buffers}
+    return FusedGraph(graph, tuple(_in_order(kernels)), lie, tuple(dict.fromkeys(state.sites)))
+
+
+def _contraction(state: State, anchor: int) -> Group:
+    """A product or convolution and what follows it."""
+    group = with_epilogue(state, anchor, views=True)
+    plain = all(state.node(m).kind is OpKind.VIEW for m in group.members - {anchor})
+    if plain or not state.otherwise(APART, anchor):
+        return group
+    return Group({anchor}, (anchor,))
 
 
 def _add_group(state: State, group: Group) -> None:
@@ -184,7 +205,10 @@ def _choose_buffers(state: State) -> None:
             state.node(r).kind is OpKind.REDUCE for r in read_by
         )
         apart = node.op == "cat" and not _part_by_part(state, i, readers(state, i))
-        if anchors or shared or repeated or reduced or apart or size[i] > _MAX_INLINE:
+        needed = bool(anchors) or repeated or reduced or apart or size[i] > _MAX_INLINE
+        if not needed and len(read_by) > 1:
+            shared = shared != state.otherwise(AGAIN if shared else ONCE, i)
+        if needed or shared:
             state.buffers.add(i)
             size[i], heavy[i] = 0, False
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.ops import OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from torch_pruner.graph.ir import Graph, Shape
 
@@ -24,12 +24,21 @@ def channels_last(rank: int) -> Order:
     return (0, *range(2, rank), 1)
 
 
-def storage_orders(graph: Graph, fixed: Mapping[int, Order]) -> dict[int, Order]:
+def in_either_order(graph: Graph, fixed: Mapping[int, Order]) -> list[int]:
+    """The convolutions whose results lie channels last, unless they are to lie in planes."""
+    nodes = enumerate(graph.nodes)
+    return [i for i, n in nodes if n.op in ("conv", "conv_transpose") and i not in fixed]
+
+
+def storage_orders(
+    graph: Graph, fixed: Mapping[int, Order], planes: Collection[int] = ()
+) -> dict[int, Order]:
     """For each node the memory order of its dimensions, should it be given a buffer.
 
     ``fixed`` holds orders that callers demand (inputs and outputs). Convolution results lie
-    channels last, and so does what is computed from them elementwise or by pooling; a value that is
-    only ever read through one permutation lies in that order already.
+    channels last, but for those in ``planes``, and so does what is computed from them elementwise
+    or by pooling; a value that is only ever read through one permutation lies in that order
+    already.
     """
     users = graph.users()
     orders: dict[int, Order] = {}
@@ -41,6 +50,8 @@ def storage_orders(graph: Graph, fixed: Mapping[int, Order]) -> dict[int, Order]
             orders[i] = fixed[i]
         elif node.op in ("slice", "flip"):  # for what is computed from it: it has no buffer itself
             orders[i] = orders[node.inputs[0]]
+        elif i in planes:
+            orders[i] = identity(rank)
         elif node.op in ("conv", "conv_transpose") or (
             node.kind in (OpKind.POINTWISE, OpKind.WINDOW, OpKind.INJECTIVE)
             and rank >= 3

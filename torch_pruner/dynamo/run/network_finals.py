@@ -1,8 +1,9 @@
-"""The last stage of tuning: kernels are judged inside the network, by whole calls.
+"""The last stage of tuning: cuts and kernels are judged inside the network, by whole calls.
 
-After the first call of a graph that was just tuned at full effort, programs with other schedules
-take turns with the one that is there, on the inputs of that call. What makes the graph faster is
-kept and stored. Nothing else is: a program that wins has to win once more in the end.
+After the first call of a graph that was just tuned at full effort, programs that are cut into
+kernels otherwise, then programs with other schedules take turns with the one that is there, on the
+inputs of that call. What makes the graph faster is kept and stored. Nothing else is: a program that
+wins has to win once more in the end.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from torch_pruner.compiler.recut import Recut
 from torch_pruner.compiler.rivals import Rivals, settle
 from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion, joined, plain_call
@@ -49,6 +52,7 @@ LEAST = 4  # rounds before the slower one is sent home
 AHEAD = 0.99  # times the incumbent's: what gains less is not told from chance
 USUALLY = 0.75  # of the rounds
 ROUND = 4  # calls of a round, where one fills a turn
+THINKS = 0.4  # of the time for other cuts: to estimate what may be worth a race
 LINK_S, BUILD_S = 0.4, 0.1  # of a program, and of each kernel that is built for it
 
 
@@ -92,6 +96,29 @@ def _writes(gm: fx.GraphModule) -> bool:
     return any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in ops)
 
 
+@dataclass(slots=True, eq=False)
+class _Change:
+    """What makes a region faster: other cuts, other kernels, both or nothing."""
+
+    cuts: Recut | None = None
+    rivals: Rivals | None = None
+    choices: Choices = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        told = [f"{len(self.cuts.lowered.cuts)} sites cut otherwise"] if self.cuts else []
+        if self.rivals is not None:
+            told.append(f"{_differ(self.rivals.chosen, self.choices)} kernels changed")
+        return ", ".join(told)
+
+    def keep(self) -> CompiledGraph:
+        """The region's program, which later processes find. Raises ``CompileError``."""
+        made = self.cuts.keep() if self.cuts is not None else None
+        if self.rivals is not None:
+            made = self.rivals.keep(self.choices)
+        assert made is not None, "nothing changed"
+        return made
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkFinals:
     """A graph that was built and ran once, and what it takes to build it with other kernels."""
@@ -116,31 +143,80 @@ class NetworkFinals:
             round_s = ROUND * _turn(_run_of(now, args), 1, self.clock)
         # Most races are soon decided; the last one, of what won, takes all of its rounds.
         ends = begin + self.limit_s - round_s * (LEAST + ROUNDS)
-        changed: list[tuple[int, Rivals, Choices]] = []
+        changed: list[tuple[int, _Change]] = []
         for position, region in enumerate(self.program.regions):
-            rivals = self._rivals(position, region) if self.clock() < ends else None
-            if rivals is not None:
-                now, choices = self._settled(now, position, rivals, args, ends)
-                if choices != rivals.chosen:
-                    changed.append((position, rivals, choices))
+            if self.clock() >= ends:
+                break
+            now, change = self._changed(now, position, region, args, ends)
+            if change.cuts is not None or change.rivals is not None:
+                changed.append((position, change))
         # The best of several was lucky, too: it has to be faster at another moment.
         kept = bool(changed) and self._wins(now, self.built, args)
-        count = sum(_differ(rivals.chosen, choices) for _, rivals, choices in changed)
         seconds, verdict = self.clock() - begin, "kept" if kept else "not kept"
-        log.info("%s: %d kernels changed after %.1f s, %s", self.label, count, seconds, verdict)
+        told = "; ".join(str(change) for _, change in changed) or "nothing changed"
+        log.info("%s: %s after %.1f s, %s", self.label, told, seconds, verdict)
         if not kept:
             return None
         compared(now)
-        for position, rivals, choices in changed:
-            now = self._with(now, position, rivals.keep(choices))
+        for position, change in changed:
+            now = self._with(now, position, change.keep())
         return now
 
-    def _rivals(self, position: int, region: RegionStep) -> Rivals | None:
-        call = self.built.regions[position].call
+    def _changed(
+        self,
+        now: BuiltGraph,
+        position: int,
+        region: RegionStep,
+        args: Sequence[RuntimeValue],
+        ends: float,
+    ) -> tuple[BuiltGraph, _Change]:
+        """``now``, or the same with a region cut otherwise and other kernels in it; what changed.
+
+        No race begins after ``ends``, as far as can be told.
+        """
+        call, change = now.regions[position].call, _Change()
         if type(call) is not RegionCall:  # one of narrow copies is another graph
-            return None
-        orders = ([s.order for s in region.inputs], [s.order for s in region.outputs])
-        return Rivals.of(self.compiler, region.graph, *orders, call.compiled.choices)
+            return now, change
+        given = (region.graph, [s.order for s in region.inputs], [s.order for s in region.outputs])
+        recut = Recut.of(self.compiler, *given, call.compiled.choices)
+        if recut is None:
+            return now, change
+        now = self._recut(now, position, recut, args, self.clock() + (ends - self.clock()) / 2)
+        change.cuts = recut if recut.changed else None
+        compiler = replace(self.compiler, cuts=recut.lowered.cuts)
+        rivals = Rivals.of(compiler, *given, recut.choices)
+        if rivals is not None:
+            now, choices = self._settled(now, position, rivals, args, ends)
+            if choices != rivals.chosen:
+                change.rivals, change.choices = rivals, choices
+        return now, change
+
+    def _recut(
+        self,
+        now: BuiltGraph,
+        position: int,
+        recut: Recut,
+        args: Sequence[RuntimeValue],
+        ends: float,
+    ) -> BuiltGraph:
+        """``now``, or the same with the region at ``position`` cut otherwise."""
+        for joins in (True, False):
+            until = self.clock() + THINKS * (ends - self.clock())
+            for other in recut.promising(joins, partial(self._before, until)):
+                if self.clock() >= ends:
+                    return now
+                if recut.lowered.cuts != other.base:
+                    other = recut.with_sites(other.sites)
+                choices = recut.chosen(other)
+                rival = self._with(now, position, recut.compiled(other, choices))
+                log.debug("%s: %s, estimated %.2f", self.label, other.kind, other.ratio)
+                if self._wins(rival, now, args):
+                    now = rival
+                    recut.take(other, choices)
+        return now
+
+    def _before(self, until: float) -> bool:
+        return self.clock() < until
 
     def _settled(
         self,
