@@ -13,6 +13,7 @@ from torch import nn
 import torch_pruner
 from tests.fakes import FakeExecutor
 from torch_pruner import exc
+from torch_pruner.compiler import recut
 from torch_pruner.devices.cpu import CpuDevice
 from torch_pruner.dynamo.run import checked, network_finals
 from torch_pruner.task import MeasureResult, MeasureStatus
@@ -41,6 +42,12 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Level:
     by = Level()
     monkeypatch.setattr(CpuDevice, "executor", lambda self, config, threads: by)
     return by
+
+
+@pytest.fixture(autouse=True)
+def as_rules_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other cut is worth a race."""
+    monkeypatch.setattr(recut, "ABOUT", 0.0)
 
 
 @pytest.fixture
@@ -195,3 +202,59 @@ def test_quick_effort_ends_with_its_search(
     races = judged(monkeypatch, lambda n: True)
     called(net, {**options, "effort": "quick"})
     assert races == []
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(96, 64), nn.Linear(96, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * self.gate(x).relu()
+
+
+@pytest.fixture
+def any_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recut, "ABOUT", math.inf)
+
+
+def test_a_graph_is_cut_as_whole_calls_want_it(
+    monkeypatch: pytest.MonkeyPatch, executor: Level, options: dict[str, Any], any_cut: None
+) -> None:
+    """Also by processes that come later, and from a bundle."""
+    torch.manual_seed(0)
+    net = Gated().eval()
+    races = judged(monkeypatch, lambda n: n == 1)  # what is joined, and not once more in the end
+    usual = digests(called(net, options))
+    assert races
+    assert {**options, "trials": 24} == options
+    monkeypatch.setattr(network_finals, "wins", lambda *_: True)
+    other = {**options, "cache_dir": options["cache_dir"] + "/other"}
+    cut = digests(called(net, other))
+    assert not set(usual) & set(cut), "none of the two products is left"
+    measured = executor.n_measured
+    served = called(net, {**other, "on_miss": "error"})
+    assert digests(served) == cut
+    assert executor.n_measured == measured
+    bundle = f"{other['cache_dir']}.bundle"
+    torch_pruner.save_bundle(bundle, cache_dir=other["cache_dir"])
+    fresh = {**options, "cache_dir": options["cache_dir"] + "/fresh", "on_miss": "error"}
+    torch_pruner.load_bundle(bundle, cache_dir=fresh["cache_dir"])
+    assert digests(called(net, fresh)) == cut
+
+
+def test_a_cut_that_goes_wrong_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch, executor: Level, options: dict[str, Any], any_cut: None
+) -> None:
+    torch.manual_seed(0)
+    net = Gated().eval()
+    judged(monkeypatch, lambda n: True)
+    compiled = recut.Recut.compiled
+
+    def broken(self: Any, other: Any, choices: Any) -> Any:
+        compiled(self, other, choices)
+        raise exc.CompileError("gate", "no code")
+
+    monkeypatch.setattr(recut.Recut, "compiled", broken)
+    usual = digests(called(net, options))
+    assert digests(called(net, {**options, "on_miss": "error"})) == usual

@@ -59,12 +59,18 @@ def side_by_side(graph: Graph, firsts: Collection[int]) -> Graph:
 def _added(
     graph: Graph, users: Sequence[Sequence[int]], static: set[int], product: int
 ) -> tuple[int, int] | None:
-    """(the sum, the constants) where all that is made of a product is to add constants to rows."""
-    if product in graph.outputs or len(users[product]) != 1:
-        return None
-    at = users[product][0]
-    node = graph.nodes[at]
-    others = [j for j in node.inputs if j != product]
+    """(the sum, the constants) where all that is made of a product is to add constants to rows,
+    into whatever axes these are taken apart before."""
+    before = product
+    while True:
+        if before in graph.outputs or len(users[before]) != 1:
+            return None
+        at = users[before][0]
+        node = graph.nodes[at]
+        if node.op != "reshape" or node.shape[-1:] != graph.nodes[product].shape[-1:]:
+            break
+        before = at
+    others = [j for j in node.inputs if j != before]
     if node.op != "add" or len(others) != 1:
         return None
     row = graph.nodes[others[0]]
@@ -134,6 +140,6 @@ def _joined(
         part = b.slice(made, starts, (*b.shape(made)[:-1], width))
         found[i] = part
         if whole and row_ is not None:
-            found[row_[0]] = part
+            found[row_[0]] = b.reshape(part, graph.nodes[row_[0]].shape)
         start += width
     return found
