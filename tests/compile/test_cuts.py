@@ -28,7 +28,7 @@ class Mixed(nn.Module):
         self.second = nn.Conv2d(16, 32, 1)
         self.heads = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
         self.gate, self.up = nn.Linear(32, 48), nn.Linear(32, 48, bias=False)
-        self.down = nn.Linear(48, 32)
+        self.down, self.both = nn.Linear(48, 32), nn.Linear(32, 64)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = F.silu(self.first(x))
@@ -37,7 +37,8 @@ class Mixed(nn.Module):
         z = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 64, 32) + y
         shifted = z * 1.25 - 0.5
         gated = F.silu(self.gate(z)) * self.up(z)
-        return self.down(gated), shifted.relu(), shifted.abs()
+        left, right = self.both(z.tanh()).chunk(2, -1)
+        return self.down(gated), left * right.sigmoid(), shifted.relu(), shifted.abs()
 
 
 @pytest.fixture
@@ -90,5 +91,6 @@ def test_every_kind_of_cut(
         _, counts[kind], found = sites_of(net, x, options, cuts)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert counts["joined"] == usual - 2, "two products for five, and a gate of its own"
+    assert counts["split"] == usual, "two products, the second with what follows them"
     assert counts["apart"] > usual
     assert counts["parts"] > usual

@@ -25,11 +25,12 @@ from torch_pruner.compiler.libraries import Libraries
 from torch_pruner.compiler.lowered import Lowered, demanded
 from torch_pruner.compiler.one_kernel import gradient_is_cheaper, is_cheaper_as_one
 from torch_pruner.compiler.phases import turns_of
+from torch_pruner.compiler.products import with_products
 from torch_pruner.compiler.remembered.cuts import remembered_cuts
 from torch_pruner.compiler.spread import cheaply_spread
 from torch_pruner.graph.attention import no_attention
 from torch_pruner.graph.attention_gradient import no_gradient
-from torch_pruner.graph.cuts import JOINED, Site, of_kind, to_text
+from torch_pruner.graph.cuts import to_text
 from torch_pruner.graph.describe import name_of
 from torch_pruner.graph.fuse import FusedGraph, fuse
 from torch_pruner.graph.hoist import hoist_static, with_changing_inputs
@@ -41,7 +42,6 @@ from torch_pruner.graph.neighbours import calls_together
 from torch_pruner.graph.precision import allow_fast, allow_tf32
 from torch_pruner.graph.prepared import ordinary
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
-from torch_pruner.graph.side_by_side import joinable, side_by_side
 from torch_pruner.graph.simplify import simplify
 from torch_pruner.graph.streamed import past_caches
 from torch_pruner.log import PhaseTimer, logger
@@ -116,8 +116,8 @@ class Compiler:
                 small = keep_groups(small)
             small = cheaply_spread(ordinary(small), self.context.target, self.context.threads)
             cuts = remembered_cuts(self, graph, inputs, outputs) if self.cuts is None else self.cuts
-            joined = [] if self.context.target.card else joinable(small)
-            hoisted = hoist_static(side_by_side(small, of_kind(cuts, JOINED)))
+            products, small = with_products(small, cuts, self.context.target)
+            hoisted = hoist_static(small)
             main = allow_tf32(hoisted.graph, self.capabilities.tf32)
             if self.approximates:
                 main = allow_fast(main)
@@ -152,7 +152,7 @@ class Compiler:
                     )
                 tasks[workload] = replace(known, weight=known.weight + 1)
             past = past_caches(fused, workloads, target.l3_bytes)
-        sites = (*(Site(JOINED, products[0]) for products in joined), *fused.sites)
+        sites = (*products, *fused.sites)
         return Lowered(hoisted, fused, list(tasks.values()), workloads, past, cuts, sites)
 
     def _few_queries(self) -> Takes:

@@ -17,17 +17,17 @@ from torch_pruner.compiler import kernels
 from torch_pruner.compiler.building.kept import KeptKernels, Scratch
 from torch_pruner.compiler.one_kernel import draft_seconds
 from torch_pruner.compiler.remembered.cuts import remember_cuts
-from torch_pruner.graph.cuts import JOINED, Site
+from torch_pruner.graph.cuts import STAGES
 from torch_pruner.graph.fuse import Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch_pruner.compiler.choice import Choice
     from torch_pruner.compiler.compiled import CompiledGraph
     from torch_pruner.compiler.driver import Compiler
     from torch_pruner.compiler.lowered import Lowered
-    from torch_pruner.graph.cuts import Cuts
+    from torch_pruner.graph.cuts import Cuts, Site
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.layout import Order
     from torch_pruner.task import Task
@@ -91,15 +91,15 @@ class Recut:
             return None
         return Recut(compiler, graph, inputs, outputs, lowered, dict(choices))
 
-    def promising(self, joins: bool, goes_on: Callable[[], bool]) -> list[Alternative]:
-        """A few alternatives, those that are expected to take the least time first: joined products
-        (``joins``), or all else, which is named by its place in the graph that joining leaves.
+    def promising(self, kinds: Collection[str], goes_on: Callable[[], bool]) -> list[Alternative]:
+        """A few alternatives of these ``kinds``, of one stage (``graph.cuts.STAGES``): those that
+        are expected to take the least time, these first.
 
         None is thought of that has not been when ``goes_on`` says no.
         """
         found: list[Alternative] = []
         tried = {_kernels(self.lowered)}
-        for sites in self._alike(joins):
+        for sites in self._alike(kinds):
             if not goes_on():
                 break
             other = self.with_sites(sites)
@@ -130,21 +130,19 @@ class Recut:
             self._seconds[task.workload] = draft_seconds(kernel, context.target, context.threads)
         return self._seconds[task.workload]
 
-    def _alike(self, joins: bool) -> list[frozenset[Site]]:
-        """Sites that are decided together, as layers of a network are alike: the longest first.
-
-        A convolution whose input is another's result has its own order with that one's, too.
-        """
+    def _alike(self, kinds: Collection[str]) -> list[frozenset[Site]]:
+        """Sites that are decided together, as layers of a network are alike: the longest first."""
         whole, nodes = self.estimate_s(self.lowered), self.lowered.fused.graph.nodes
+        fused = set(kinds) <= set(STAGES[-1])  # named by nodes of the graph that kernels are of
         groups: dict[tuple[object, ...], set[Site]] = {}
         spent: dict[tuple[object, ...], float] = {}
-        at = {} if joins else self._kernel_of()
+        at = self._kernel_of() if fused else {}
         by_workload = {task.workload: task for task in self.lowered.tasks}
         for site in self.lowered.sites:
-            if (site.kind == JOINED) != joins:
+            if site.kind not in kinds:
                 continue
             key: tuple[object, ...] = (site.kind,)
-            if not joins:
+            if fused:
                 node, workload = nodes[site.node], at.get(site.node, "")
                 key = (site.kind, node.op, node.shape, workload)
                 seconds = self._kernel_s(by_workload[workload]) if workload else 0.0

@@ -27,7 +27,11 @@ PLANES: Final = "planes"
 """The result of a convolution in planes, in place of channels last."""
 JOINED: Final = "joined"
 """Products of one operand with several constant ones as one product."""
-KINDS: Final = (PARTS, APART, ONCE, AGAIN, PLANES, JOINED)
+SPLIT: Final = "split"
+"""A product whose result is read part by part as a product for each part."""
+KINDS: Final = (PARTS, APART, ONCE, AGAIN, PLANES, JOINED, SPLIT)
+STAGES: Final = ((SPLIT,), (JOINED,), (PARTS, APART, ONCE, AGAIN, PLANES))
+"""Kinds whose sites are named by nodes of one graph: what the first changes is the next one's."""
 
 MOST: Final = 1 << 14
 """Sites that are read from a text."""
@@ -35,10 +39,7 @@ MOST: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True, order=True)
 class Site:
-    """A decision about a node of a graph: of the graph that is cut, or before ``joined`` is done.
-
-    The latter holds for sites of that kind alone.
-    """
+    """A decision about a node of a graph: of the one that its stage (``STAGES``) begins with."""
 
     kind: str
     node: int

@@ -16,7 +16,7 @@ from torch_pruner.compiler.remembered import cuts as remembered
 from torch_pruner.compiler.remembered.cuts import remember_cuts, remembered_cuts
 from torch_pruner.config import Config
 from torch_pruner.devices.cpu import CpuDevice
-from torch_pruner.graph.cuts import APART, JOINED, NO_CUTS, PARTS, PLANES, Site
+from torch_pruner.graph.cuts import APART, JOINED, NO_CUTS, PARTS, PLANES, STAGES, Site
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.layout import identity
 
@@ -76,12 +76,12 @@ def test_joined_products_are_a_stage_of_their_own(
 ) -> None:
     monkeypatch.setattr(recut, "ABOUT", 10.0)
     made = recut_of(compiler, gated(layers=2))
-    (joined,) = made.promising(True, always)
+    (joined,) = made.promising([JOINED], always)
     assert joined.kind == JOINED
     assert len(joined.sites) == 2, "layers that are alike are decided together"
     products = [n for n in joined.lowered.hoisted.graph.nodes if n.op == "matmul"]
     assert [n.shape[-1] for n in products] == [256, 64, 256, 64]
-    others = made.promising(False, always)
+    others = made.promising(STAGES[-1], always)
     assert others
     assert JOINED not in {other.kind for other in others}
 
@@ -90,13 +90,13 @@ def test_the_most_promising_come_first_and_few(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recut_of(compiler, gated(layers=2))
-    assert all(other.ratio <= ABOUT for other in made.promising(False, always))
+    assert all(other.ratio <= ABOUT for other in made.promising(STAGES[-1], always))
     monkeypatch.setattr(recut, "ABOUT", 10.0)
-    found = made.promising(False, always)
+    found = made.promising(STAGES[-1], always)
     ratios = [other.ratio for other in found]
     assert ratios == sorted(ratios)
     assert len(found) <= FEW
-    assert made.promising(False, lambda: False) == []
+    assert made.promising(STAGES[-1], lambda: False) == []
 
 
 def test_what_brings_many_kernels_that_nobody_knows_is_left_out(
@@ -104,9 +104,9 @@ def test_what_brings_many_kernels_that_nobody_knows_is_left_out(
 ) -> None:
     monkeypatch.setattr(recut, "ABOUT", 10.0)
     made = recut_of(compiler, gated())
-    assert {other.kind for other in made.promising(False, always)} == {APART}
+    assert {other.kind for other in made.promising(STAGES[-1], always)} == {APART}
     monkeypatch.setattr(recut, "NEW", 0)
-    assert made.promising(False, always) == []
+    assert made.promising(STAGES[-1], always) == []
     assert NEW > 0
 
 

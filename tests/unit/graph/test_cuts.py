@@ -31,6 +31,7 @@ from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.layout import channels_last, identity
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.side_by_side import joinable, side_by_side
+from torch_pruner.graph.taken_apart import separable, taken_apart
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -184,6 +185,68 @@ def test_what_is_not_joined(graph: Graph) -> None:
 def test_groups_that_nobody_asked_for_stay() -> None:
     graph = heads(4, 3)
     assert side_by_side(graph, []) is graph
+
+
+def parts(way: str, bias: bool = True, whole: bool = False) -> Graph:
+    """A product of 24 columns whose result is taken apart as networks do it."""
+    b = GraphBuilder()
+    x = b.input(0, (6, 8), "float32")
+    y = b.matmul(x, b.permute(b.input(1, (24, 8), "float32", static=True), (1, 0)))
+    if way == "rows":
+        y = b.reshape(y, (2, 3, 24))
+    if bias:
+        y = b.pointwise("add", y, b.input(2, (24,), "float32", static=True))
+    found = []
+    if way == "heads":  # (batch, position, part, head, element), parts first
+        y = b.permute(b.reshape(y, (2, 3, 3, 2, 4)), (2, 0, 3, 1, 4))
+        found = [b.slice(y, (p, 0, 0, 0, 0), (1, 2, 2, 3, 4)) for p in range(3)]
+    elif way == "rows":
+        found = [b.slice(y, (0, 0, at), (2, 3, n)) for at, n in ((0, 12), (12, 8), (20, 4))]
+    elif way == "gate":
+        found = [b.slice(y, (0, 12 * p), (6, 12)) for p in range(2)]
+    elif way == "some":
+        found = [b.slice(y, (0, 4), (6, 4)), b.slice(y, (0, 20), (6, 4))]
+    elif way == "across":  # elements of a head: columns that do not lie together
+        y = b.reshape(y, (6, 3, 8))
+        found = [b.slice(y, (0, 0, 4 * p), (6, 3, 4)) for p in range(2)]
+    elif way == "every":
+        found = [b.slice(y, (0, p), (6, 12), (1, 2)) for p in range(2)]
+    elif way == "positions":
+        found = [b.slice(y, (3 * p, 0), (3, 24)) for p in range(2)]
+    results = [b.pointwise("relu" if k else "neg", f) for k, f in enumerate(found)]
+    return b.finish([*results, y] if whole else results)
+
+
+@pytest.mark.parametrize("way", ["heads", "rows", "gate", "some"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_part_by_part(way: str, bias: bool) -> None:
+    graph = parts(way, bias)
+    (product,) = separable(graph)
+    made = taken_apart(graph, [product])
+    products = [n for n in made.nodes if n.op == "matmul"]
+    columns = {"heads": [8, 8, 8], "rows": [12, 8, 4], "gate": [12, 12], "some": [4, 4]}[way]
+    assert [n.shape for n in products] == [(6, n) for n in columns]
+    assert not any(n.shape[-1:] == (24,) for n in made.nodes if n.op in ("add", "reshape"))
+    arrays = inputs_for(graph)
+    for got, wanted in zip(evaluate(made, arrays), evaluate(graph, arrays), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    assert len(fuse(made).kernels) == len(products), "what follows a part is in its kernel"
+    assert taken_apart(graph, []) is graph
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [parts("across"), parts("every"), parts("positions"), parts("gate", whole=True), layer(True)],
+)
+def test_what_is_not_taken_apart(graph: Graph) -> None:
+    assert separable(graph) == []
+    assert taken_apart(graph, range(len(graph.nodes))) == graph
+
+
+def test_what_was_joined_can_be_taken_apart() -> None:
+    graph = heads(4, 3, 5, bias=(True, True, True))
+    joined = side_by_side(graph, [joinable(graph)[0][0]])
+    assert len(separable(joined)) == 1
 
 
 def test_text_of_cuts() -> None:

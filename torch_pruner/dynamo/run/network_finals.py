@@ -23,6 +23,7 @@ from torch_pruner.dynamo.lower.program import RegionStep
 from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion, joined, plain_call
 from torch_pruner.dynamo.run.checked import may_draw
 from torch_pruner.dynamo.run.runtime import RegionCall
+from torch_pruner.graph.cuts import STAGES
 from torch_pruner.log import logger
 
 if TYPE_CHECKING:
@@ -200,9 +201,9 @@ class NetworkFinals:
         ends: float,
     ) -> BuiltGraph:
         """``now``, or the same with the region at ``position`` cut otherwise."""
-        for joins in (True, False):
+        for kinds in STAGES:
             until = self.clock() + THINKS * (ends - self.clock())
-            for other in recut.promising(joins, partial(self._before, until)):
+            for other in recut.promising(kinds, partial(self._before, until)):
                 if self.clock() >= ends:
                     return now
                 if recut.lowered.cuts != other.base:
