@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
+from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.quantize import static_nodes
 
 if TYPE_CHECKING:
@@ -18,14 +19,19 @@ if TYPE_CHECKING:
 
 
 def joinable(graph: Graph) -> list[tuple[int, ...]]:
-    """Positions of the products of each group of at least two that may become one."""
+    """Positions of the products of each group of at least two that may become one.
+
+    There are none in graphs of which parts are counted: rows behind are masked product by product.
+    """
+    if any(node.is_count for node in graph.nodes):
+        return []
     static = static_nodes(graph)
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, node in enumerate(graph.nodes):
         if node.op != "matmul" or node.inputs[1] not in static or node.inputs[0] in static:
             continue
         x, weight = (graph.nodes[j] for j in node.inputs)
-        if len(weight.shape) != 2 or node.dtype != weight.dtype:
+        if len(weight.shape) != 2 or node.dtype != weight.dtype or weight.dtype not in FLOATS:
             continue
         key = node.inputs[0], x.shape, weight.shape[0], weight.dtype, node.dtype
         groups.setdefault(key, []).append(i)

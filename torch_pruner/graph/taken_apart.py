@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.quantize import static_nodes
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ class _Parts:
 
 
 def separable(graph: Graph) -> list[int]:
-    """The products whose results are only read part by part, in columns that lie together."""
+    """The products whose results are only read part by part, in columns that lie together.
+
+    There are none in graphs of which parts are counted: rows behind are masked product by product.
+    """
     return [parts.product for parts in _found(graph)]
 
 
@@ -58,11 +62,16 @@ def taken_apart(graph: Graph, products: Collection[int]) -> Graph:
 
 
 def _found(graph: Graph) -> list[_Parts]:
+    if any(node.is_count for node in graph.nodes):
+        return []
     static, users = static_nodes(graph), graph.users()
     found = (
         _parts_of(graph, users, static, i)
         for i, node in enumerate(graph.nodes)
-        if node.op == "matmul" and node.inputs[1] in static and len(node.shape) == 2
+        if node.op == "matmul"
+        and node.inputs[1] in static
+        and len(node.shape) == 2
+        and graph.nodes[node.inputs[1]].dtype in FLOATS
     )
     return [parts for parts in found if parts is not None]
 

@@ -270,3 +270,14 @@ def test_text_of_cuts() -> None:
 def test_other_texts_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         from_text(text)
+
+
+@pytest.mark.parametrize("graph", [parts("gate"), heads(4, 3)])
+def test_products_of_graphs_that_count_stay(graph: Graph) -> None:
+    b = GraphBuilder()
+    for node in graph.nodes:
+        b.again(node, node.inputs)
+    b.append("input", (), (1,), "int64", index=99, static=False, counts=True)
+    counted = Graph(tuple(b.nodes), graph.outputs)
+    assert any(node.is_count for node in counted.nodes)
+    assert separable(counted) == joinable(counted) == []
