@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.quantize import static_nodes
+from torch_pruner.graph.taken_apart import row_added
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -76,15 +77,8 @@ def _added(
         if node.op != "reshape" or node.shape[-1:] != graph.nodes[product].shape[-1:]:
             break
         before = at
-    others = [j for j in node.inputs if j != before]
-    if node.op != "add" or len(others) != 1:
-        return None
-    row = graph.nodes[others[0]]
-    if row.op != "broadcast" or row.inputs[0] not in static:
-        return None
-    source = graph.nodes[row.inputs[0]]
-    alike = source.shape == node.shape[-1:] and source.dtype == node.dtype
-    return (at, row.inputs[0]) if alike else None
+    row = row_added(graph, static, at, before)
+    return None if row is None else (at, row)
 
 
 def _with_operands_first(

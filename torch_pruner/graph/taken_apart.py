@@ -99,8 +99,8 @@ def _parts_of(
             axis, apart = outermost, outermost != len(node.shape) - 1
         elif node.op == "permute":
             axis, apart = node.attr("perm").index(axis), True
-        elif node.op == "add" and not apart and row is None and _row(graph, static, u, at):
-            row = next(nodes[j].inputs[0] for j in node.inputs if j != at)
+        elif not apart and row is None and (added := row_added(graph, static, u, at)) is not None:
+            row = added
         else:
             return None
         steps.append(u)
@@ -119,13 +119,16 @@ def _is_run(graph: Graph, reader: int, axis: int) -> bool:
     )
 
 
-def _row(graph: Graph, static: set[int], total: int, other: int) -> bool:
-    """Whether a sum adds a row of constants to ``other``."""
+def row_added(graph: Graph, static: set[int], total: int, other: int) -> int | None:
+    """The row of constants that a sum adds to all rows of ``other``, if that is what it does."""
     node = graph.nodes[total]
     rest = [graph.nodes[j] for j in node.inputs if j != other]
-    if len(rest) != 1 or rest[0].op != "broadcast" or rest[0].inputs[0] not in static:
-        return False
-    return graph.nodes[rest[0].inputs[0]].shape == node.shape[-1:]
+    if node.op != "add" or len(rest) != 1 or rest[0].op != "broadcast":
+        return None
+    row = rest[0].inputs[0]
+    source = graph.nodes[row]
+    alike = source.shape == node.shape[-1:] and source.dtype == node.dtype
+    return row if alike and row in static else None
 
 
 def _part(b: GraphBuilder, graph: Graph, parts: _Parts, slice_: int, new: Sequence[int]) -> int:
