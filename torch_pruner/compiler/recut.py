@@ -131,7 +131,8 @@ class Recut:
         return self._seconds[task.workload]
 
     def _alike(self, kinds: Collection[str]) -> list[frozenset[Site]]:
-        """Sites that are decided together, as layers of a network are alike: the longest first."""
+        """Sites that are decided together, the longest first: as layers of a network are alike;
+        those of products that are split or joined all at once."""
         whole, nodes = self.estimate_s(self.lowered), self.lowered.fused.graph.nodes
         fused = set(kinds) <= set(STAGES[-1])  # named by nodes of the graph that kernels are of
         groups: dict[tuple[object, ...], set[Site]] = {}
@@ -173,11 +174,13 @@ class Recut:
         c = self.compiler
         known = {t.workload for t in other.lowered.tasks} & set(self.choices)
         new = [t for t in other.lowered.tasks if t.workload not in known]
-        config = c.config.replace(trials=TRIALS * len(new) or 1, time_budget_s=None)
+        if not new:
+            return {w: self.choices[w] for w in known}
+        config = c.config.replace(trials=TRIALS * len(new), time_budget_s=None)
         stored = kernels.look_up(other.lowered.tasks, config, c.store, c.context)
         beside = [t for t in other.lowered.tasks if t.workload in known & set(stored)]
         own = (config, c.store, c.context, c.vendor, c.timer)
-        found = kernels.choose([*new, *beside], *own, executor=c.executor) if new else {}
+        found = kernels.choose([*new, *beside], *own, executor=c.executor)
         return found | {w: self.choices[w] for w in known}
 
     def compiled(self, other: Alternative, choices: Mapping[str, Choice]) -> CompiledGraph:
