@@ -10,8 +10,8 @@ points that were measured; where it is, its own figure stands beside (**first ch
 * draft: the draft model, which alone decides at effort "none"
 * released: the learned model with the package's weights, as a search without trials would use it;
   it was trained on most of these records, so that is no figure for networks that are new
-* network, processor left out: the same network, trained here on the records of other networks, or
-  of other processors (or targets, or threads), and no others
+* network, processor, both left out: the same network, trained here on nothing but the records of
+  other networks, of other processors (or targets, or threads), or of what is other in both
 * random: a point drawn at random; once: the best by its first time, judged by its second
 
 Records of one file are compared with each other and with no others: times of two runs are not on
@@ -50,7 +50,11 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "data" / "records"
 SAMPLES = "-random"  # files of many points of few tasks, on which nothing is trained
 DRAFT, RELEASED, RANDOM, ONCE = "draft", "released", "random", "once"
-LEFT_OUT = {"network": "network left out", "processor": "processor left out"}
+LEFT_OUT = {
+    ("network",): "network left out",
+    ("processor",): "processor left out",
+    ("network", "processor"): "both left out",
+}
 WORST = 10
 DRAFTS = 3  # how often a first choice is made to say how long it takes
 
@@ -149,12 +153,14 @@ def judge(rows: Sequence[Row], pools: Sequence[Pool], steps: int, seed: int) -> 
     from benchmarks.train import train
 
     teaching = [SAMPLES not in r.file for r in rows]
-    for what, name in LEFT_OUT.items():
-        for value in dict.fromkeys(getattr(r, what) for r in rows):
-            out = [getattr(r, what) == value for r in rows]
-            learn = [p for p, o, t in zip(pools, out, teaching, strict=True) if t and not o]
+    for fields, name in LEFT_OUT.items():
+        values = [[getattr(r, f) for f in fields] for r in rows]
+        for own in dict.fromkeys(map(tuple, values)):
+            # Nothing is learned from what shares a value with those that are asked about.
+            other = [all(a != b for a, b in zip(own, value, strict=True)) for value in values]
+            some = [i for i, value in enumerate(values) if tuple(value) == own]
+            learn = [p for p, o, t in zip(pools, other, teaching, strict=True) if t and o]
             if learn:
-                some = [i for i, o in enumerate(out) if o]
                 weights = train(learn, steps, seed)
                 _rank([rows[i] for i in some], [pools[i] for i in some], name, weights)
 

@@ -126,6 +126,35 @@ def _network(row: zero.Row) -> str:
     return row.network
 
 
+def test_nothing_is_learned_of_what_is_left_out(measured, monkeypatch) -> None:
+    pool = regret.usable(measured).pool
+    assert pool is not None
+    kinds = [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]
+    row = zero.row_of(pool, "file", "a")
+    rows = [dataclasses.replace(row, network=n, processor=p, top={}, name=n + p) for n, p in kinds]
+    pools = [dataclasses.replace(pool, device=r.name) for r in rows]
+    learned: list[list[str]] = []
+    asked: dict[str, list[str]] = {}
+
+    def train(some, steps, seed):
+        learned.append([p.device for p in some])
+        return learned[-1]
+
+    def rank(some, pools, name, weights):
+        if name != zero.RELEASED:
+            asked.setdefault(name, []).extend(f"{r.name} of {'+'.join(weights)}" for r in some)
+
+    monkeypatch.setattr("benchmarks.train.train", train)
+    monkeypatch.setattr(zero, "_rank", rank)
+    zero.judge(rows, pools, steps=1, seed=0)
+    network, processor, both = zero.LEFT_OUT.values()
+    assert asked[network][:2] == ["aone of bone+btwo", "atwo of bone+btwo"]
+    assert asked[processor][:2] == ["aone of atwo+btwo", "bone of atwo+btwo"]
+    assert asked[both] == [
+        "aone of btwo", "atwo of bone", "bone of atwo", "btwo of aone",
+    ]  # fmt: skip
+
+
 def test_committed_networks_have_names() -> None:
     names = json.loads((zero.FOLDER / "networks.json").read_text())
     assert all(len(workload) == 16 for workload in names)
