@@ -7,6 +7,7 @@ modules have jobs of their own that are launched and answer in the same way.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass, field, fields
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -133,7 +135,8 @@ def launch(
             start_new_session=True,
         )
         try:
-            _, errors = process.communicate(timeout=time_limit_s)
+            with _stopped_by_signals():
+                _, errors = process.communicate(timeout=time_limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
@@ -141,10 +144,29 @@ def launch(
             outcome = _partial(answer) | late
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
             raise
         else:
             outcome = _outcome(process.returncode, answer, errors)
         return {"error": "", **outcome, "process_s": time.perf_counter() - start}
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM ends what runs in here as Ctrl-C does. Left behind, a job would be timed by nobody,
+    and disturb whatever is timed next."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def launch_cold(

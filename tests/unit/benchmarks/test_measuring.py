@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import threading
+import time
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -11,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import accuracy, arguments, networks, reports, tables, timing
-from benchmarks.job import Job, _outcome, run
+from benchmarks.job import Job, _outcome, launch, run
 
 
 @dataclass
@@ -216,3 +220,20 @@ def test_result_files_do_not_say_where_the_cache_was(tmp_path) -> None:
     given = {"options": {"effort": "none", "cache_dir": "/home/somebody"}, "rows": []}
     arguments.write_json(str(path), given)
     assert json.loads(path.read_text()) == {"options": {"effort": "none"}, "rows": []}
+
+
+def test_a_job_does_not_outlive_who_launched_it(tmp_path) -> None:
+    told = tmp_path / "pid"
+
+    def stop_once_it_runs() -> None:
+        while not (told.exists() and told.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_once_it_runs, daemon=True).start()
+    endless = SimpleNamespace(to_json=lambda: str(told))
+    with pytest.raises(SystemExit):
+        launch(endless, time_limit_s=30.0, module="tests.unit.benchmarks.endless")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
