@@ -5,14 +5,16 @@
 ``benchmarks.zero`` divides times of records, which were taken minutes apart, and of dozens of noisy
 times the least is a lucky one. Here the first choice and the ``--known`` fastest of each task's
 records run in turns, in several races. Each race judges the one that was the best known in the
-others, so luck does not count; a first choice that is faster than all of them has more than 1. Only
-tasks of this machine's target are timed; nothing else may run meanwhile.
+others, so luck does not count; a first choice that is faster than all of them has more than 1. Of
+the races the median counts: a processor that changes its speed within one spoils it. Only tasks of
+this machine's target are timed; nothing else may run meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +71,7 @@ def race(pool: Pool, some: Sequence[Candidate], executor: MeasureExecutor) -> li
 
 
 def reached(races: Sequence[Seconds]) -> float:
-    """The best known's seconds over the first choice's, in geometric mean over the races.
+    """The best known's seconds over the first choice's, in the median over the races.
 
     The best known is that of the other races. Raises ``ValueError`` where the first choice failed.
     """
@@ -80,7 +82,7 @@ def reached(races: Sequence[Seconds]) -> float:
         if not math.isfinite(judged[0]):
             raise ValueError("the first choice failed")
         ratios.append(judged[best] / judged[0])
-    return geometric_mean(ratios)
+    return statistics.median(ratios)
 
 
 def render(rows: dict[str, list[Seconds]]) -> str:

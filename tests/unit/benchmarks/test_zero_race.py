@@ -19,6 +19,10 @@ def test_the_best_known_is_that_of_the_other_races() -> None:
     assert zero_race.reached([[1.0, 2.0, 3.0]] * 3) == pytest.approx(2.0)
 
 
+def test_a_race_in_which_the_machine_changed_does_not_count() -> None:
+    assert zero_race.reached([[2.0, 1.0], [1.0, 1.0], [1.0, 1.0]]) == pytest.approx(1.0)
+
+
 def test_a_known_schedule_that_fails_is_not_the_best() -> None:
     assert zero_race.reached([[1.0, math.inf, 2.0]] * 3) == pytest.approx(2.0)
 
