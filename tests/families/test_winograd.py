@@ -76,6 +76,17 @@ def input_gradient(
     return b.finish([b.permute(y, (0, 2, 3, 1))])
 
 
+def test_single_elements_of_planes_cost_time() -> None:
+    target = TargetSpec.resolve('{"kind": "llvm", "mcpu": "znver4"}', 2)
+    last = K.conv(128, 28, 128, 3, 1, 1, groups=4)
+    first = K.planar(128, (28, 28), 128, (3, 3), 1, 1, groups=4)
+    seconds = []
+    for spec in (last, first):
+        sketch = Winograd(Task("t", spec, target, 2))
+        seconds.append(float(sketch.symbols(sketch.default()[None]).latency_s[0]))
+    assert seconds[1] > 1.5 * seconds[0]
+
+
 @pytest.mark.parametrize(
     ("spec", "changes"),
     [

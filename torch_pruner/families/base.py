@@ -7,6 +7,7 @@ kernel with its decisions taken wants from its caller (``parameters``) and how i
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from torch_pruner.graph.signature import BufferSpec
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Candidate, Task
+
+
+_LINE = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +155,7 @@ class Family(ABC):
         def emit() -> Emitted:
             return self.emit(spec, decisions, signature, host=host)
 
-        return as_kernel(spec, signature, emit, past_caches=past_caches)
+        # Elsewhere a vector is not a whole line.
+        lines = target.is_x86 and target.vector_bytes == _LINE
+        cache_bytes = target.l3_bytes if lines else math.inf
+        return as_kernel(spec, signature, emit, past_caches=past_caches, cache_bytes=cache_bytes)

@@ -14,6 +14,7 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.contraction.sizes import at_half_size
+from torch_pruner.families.kinds import in_planes
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.families.winograd.form import WinogradDecisions, additions, winograd_of
 from torch_pruner.families.winograd.matrices import MORE_RESULTS, RESULTS
@@ -135,6 +136,8 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         alike = (c.par == 0) | ((c.nc == 1) & (chunks % threads == 0))
         foreign = np.where(alike, 0.0, 1 - 1 / threads) * a_bytes
         seconds = seconds + foreign / machine.foreign_bytes_per_s(target)
+        cores = np.where(c.par == 1, threads, 1)
+        seconds = seconds + self._scattered / cores / target.frequency_hz
         seconds = seconds + self._preparation(c, weights)
         ones = np.ones(len(decisions))
         return Symbols(
@@ -150,6 +153,17 @@ class WinogradSketch(Sketch[WinogradDecisions[Array]]):
         if self.constant:
             return machine.memory_bytes_per_cycle(self.task.target)
         return float(machine.bytes_per_cycle(np.array(size), self.task.target))
+
+    @cached_property
+    def _scattered(self) -> float:
+        """Cycles that vectors of channels take more whose positions lie together: tiles overlap, so
+        most elements are read several times, each alone."""
+        if not in_planes(self.task.spec):
+            return 0.0
+        plan, con = self.plan, self.plan.con
+        read = plan.groups * plan.channels * plan.tiles * plan.positions
+        stored = machine.scattered_cycles(self.task.spec, con.anchor, self.task.target)
+        return machine.SCATTERED_CYCLES * read + stored * plan.groups * con.rows * con.n
 
     def _preparation(self, c: WinogradDecisions[Array], size: float) -> Array:
         """Seconds in which weights that are not constant, ``size`` bytes then, are transformed."""
