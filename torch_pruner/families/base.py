@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.signature import Signature, signature_of
 
 if TYPE_CHECKING:
@@ -155,7 +156,16 @@ class Family(ABC):
         def emit() -> Emitted:
             return self.emit(spec, decisions, signature, host=host)
 
-        # Elsewhere a vector is not a whole line.
-        lines = target.is_x86 and target.vector_bytes == _LINE
-        cache_bytes = target.l3_bytes if lines else math.inf
+        cache_bytes = _kept_bytes(spec, target)
         return as_kernel(spec, signature, emit, past_caches=past_caches, cache_bytes=cache_bytes)
+
+
+def _kept_bytes(spec: Graph, target: TargetSpec) -> float:
+    """How large a result may be that stays in the caches for those who read it.
+
+    Elsewhere than with AVX-512 a vector is not a whole line. Who updates a buffer writes little of
+    it.
+    """
+    updates = any(node.kind is OpKind.UPDATE for node in spec.nodes)
+    lines = target.is_x86 and target.vector_bytes == _LINE
+    return target.l3_bytes if lines and not updates else math.inf
