@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import tvm_ffi
 
 from torch_pruner.codegen.tir.builders import (
-    PARALLEL,
     Buffer,
     Expr,
     PrimFunc,
     S,
     Stmt,
     T,
+    Visitor,
     importing,
     intrinsic,
+    is_const,
+    parallel_inside,
     seq,
     tvm,
 )
@@ -45,7 +47,7 @@ def streamed(body: Stmt, results: Sequence[Buffer]) -> Stmt:
     nothing of."""
     read: set[str] = set()
 
-    def load(found: Any, visitor: Any) -> object:
+    def load(found: Any, visitor: Visitor) -> object:
         read.add(found.source.name)
         return visitor.default_visit(found)
 
@@ -76,7 +78,8 @@ def _marked(around: S.AttrStmt) -> Stmt:
         return S.Evaluate(T.call_extern("int32", _NAME, at, store.value))
 
     body: Stmt = tvm_ffi.structural_map(around.body, (S.BufferStore, stored))
-    if not count or _shares_work(body):
+    # Threads that begin inside would end without the fence.
+    if not count or parallel_inside(body):
         return around.body
     # Such stores are not in order with others: whoever is told of this task's end has to see them.
     return importing(_IR, seq([body, intrinsic("llvm.x86.sse.sfence")]))
@@ -85,21 +88,12 @@ def _marked(around: S.AttrStmt) -> Stmt:
 def _line_of(store: S.BufferStore) -> Expr | None:
     """The first element of the line that a store writes, None where it may write anything else."""
     (index,) = store.indices
-    if not isinstance(index, T.Ramp) or int(index.lanes) != _LANES or int(index.stride) != 1:
+    if not (isinstance(index, T.Ramp) and is_const(index.lanes, _LANES)):
+        return None
+    if not is_const(index.stride, 1):
         return None
     known = tvm.sym.Analyzer().modular_set(index.base)
     return index.base if known.coeff % _LANES == 0 == known.base % _LANES else None
-
-
-def _shares_work(body: Stmt) -> bool:
-    """Whether threads begin inside: what one of them does at the end the others do not."""
-
-    def visit(loop: S.For, visitor: Any) -> object:
-        if loop.kind == PARALLEL:
-            return tvm_ffi.VisitInterrupt(1)
-        return visitor.default_visit(loop)
-
-    return tvm_ffi.structural_visit(body, [(S.For, visit)]) is not None
 
 
 StreamedStores = tvm.tirx.transform.prim_func_pass(
