@@ -7,12 +7,10 @@ kernel with its decisions taken wants from its caller (``parameters``) and how i
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.signature import Signature, signature_of
 
 if TYPE_CHECKING:
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from torch_pruner.graph.signature import BufferSpec
     from torch_pruner.target import TargetSpec
     from torch_pruner.task import Candidate, Task
-
-
-_LINE = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +151,4 @@ class Family(ABC):
         def emit() -> Emitted:
             return self.emit(spec, decisions, signature, host=host)
 
-        cache_bytes = _kept_bytes(spec, target)
-        return as_kernel(spec, signature, emit, past_caches=past_caches, cache_bytes=cache_bytes)
-
-
-def _kept_bytes(spec: Graph, target: TargetSpec) -> float:
-    """How large a result may be that stays in the caches for those who read it.
-
-    Elsewhere than with AVX-512 a vector is not a whole line. Who updates a buffer writes little of
-    it.
-    """
-    updates = any(node.kind is OpKind.UPDATE for node in spec.nodes)
-    lines = target.is_x86 and target.vector_bytes == _LINE
-    return target.l3_bytes if lines and not updates else math.inf
+        return as_kernel(spec, signature, emit, past_caches=past_caches)

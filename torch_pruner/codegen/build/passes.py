@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch_pruner.codegen.tir.builders import tvm
-from torch_pruner.codegen.tir.streamed import StreamedStores
 
 PLAIN = "torch_pruner.plain"
 """The name by which ``tvm.tirx.build`` knows these passes."""
@@ -28,7 +27,6 @@ def _plain() -> tuple[Any, Any, Any]:
         transform.BF16ComputeLegalize(),
         transform.NarrowDataType(32),
         transform.VectorizeLoop(True),
-        StreamedStores,
         transform.UnrollLoop(),
         scheduled.RenormalizeSplitPattern(),
         transform.StmtSimplify(),

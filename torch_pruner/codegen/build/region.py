@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import tvm_ffi
 
 from torch_pruner.codegen.build.kernel_object import Division
 from torch_pruner.codegen.tir.builders import (
@@ -25,7 +27,6 @@ from torch_pruner.codegen.tir.builders import (
     Stmt,
     T,
     Var,
-    parallel_inside,
     pointer,
     seq,
     tvm,
@@ -76,7 +77,7 @@ def _pieces(body: Stmt, wrap: Callable[[Stmt], Stmt]) -> list[_Piece] | None:
             found.append((wrap(stmt.body), (stmt,)))
         elif (steps := _steps(stmt)) is not None:
             found.append((wrap(steps[0].body), steps))
-        elif parallel_inside(stmt):
+        elif _parallel_inside(stmt):
             return None
         else:
             found.append((wrap(stmt), ()))
@@ -92,13 +93,28 @@ def _steps(stmt: Stmt) -> tuple[S.For, S.For] | None:
     if not isinstance(stmt, S.For) or stmt.kind != SERIAL or str(stmt.loop_var.ty.dtype) != "int32":
         return None
     inner = stmt.body
-    if not isinstance(inner, S.For) or inner.kind != PARALLEL or parallel_inside(inner.body):
+    if not isinstance(inner, S.For) or inner.kind != PARALLEL or _parallel_inside(inner.body):
         return None
     return inner, stmt
 
 
 def _again(around: S.AttrStmt, body: Stmt) -> Stmt:
     return S.AttrStmt(around.node, around.attr_key, around.value, body)
+
+
+class _Visitor(Protocol):
+    """What goes through a statement; it hands over its nodes and itself."""
+
+    def default_visit(self, node: Stmt) -> object: ...
+
+
+def _parallel_inside(stmt: Stmt) -> bool:
+    def visit(loop: S.For, visitor: _Visitor) -> object:
+        if loop.kind == PARALLEL:
+            return tvm_ffi.VisitInterrupt(1)
+        return visitor.default_visit(loop)
+
+    return tvm_ffi.structural_visit(stmt, [(S.For, visit)]) is not None
 
 
 def _function(kernel: ScheduledKernel, body: Stmt, *numbers: Var) -> PrimFunc:

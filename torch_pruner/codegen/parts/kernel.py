@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import Buffer, PrimFunc, Stmt, T, buffer, indexing, streaming
 from torch_pruner.codegen.tir.indices import remembering
-from torch_pruner.codegen.tir.streamed import streamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,28 +58,16 @@ def flat(spec: BufferSpec, name: str) -> Buffer:
 
 
 def as_kernel(
-    spec: Graph,
-    signature: Signature,
-    emit: Callable[[], Emitted],
-    *,
-    past_caches: bool = False,
-    cache_bytes: float = math.inf,
+    spec: Graph, signature: Signature, emit: Callable[[], Emitted], *, past_caches: bool = False
 ) -> ScheduledKernel:
-    """What ``emit`` returns as a function, its indices as wide as ``spec`` needs them.
-
-    Results that are more than ``cache_bytes`` are written past the caches.
-    """
+    """What ``emit`` returns as a function, its indices as wide as ``spec`` needs them."""
     width = index_dtype_of(spec, signature)
     with indexing(width), streaming(past_caches=past_caches), remembering():
         emitted = emit()
     buffers = [*emitted.inputs, *emitted.outputs, *emitted.scratch]
-    large = [
-        given
-        for given, spec_of in zip(emitted.outputs, signature.outputs, strict=True)
-        if spec_of.nbytes > cache_bytes
-    ]
-    body = streamed(emitted.body, large) if large else emitted.body
-    func = T.PrimFunc(buffers, body).with_attr({"global_symbol": "kernel", "tirx.noalias": True})
+    func = T.PrimFunc(buffers, emitted.body).with_attr(
+        {"global_symbol": "kernel", "tirx.noalias": True}
+    )
     return ScheduledKernel(
         func, signature.inputs, signature.outputs, signature.scratch, signature.packs
     )

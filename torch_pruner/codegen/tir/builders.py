@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch_pruner.versions import check_tvm_versions
 
@@ -12,7 +12,6 @@ from torch_pruner.versions import check_tvm_versions
 check_tvm_versions()
 
 import tvm  # noqa: E402
-import tvm_ffi  # noqa: E402
 
 if TYPE_CHECKING:  # what stands in `tirx.pyi`; see there
     from collections.abc import Callable, Iterator, Sequence
@@ -41,11 +40,10 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 
 __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind",
-    "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "Var", "Visitor", "as_pointer",
-    "buffer", "imm", "importing", "index_dtype", "index_var", "indexing", "intrinsic",
-    "is_const", "loop", "on_cpu", "parallel_inside", "pointer", "prefetch", "seq",
-    "simplified", "stack", "stepped", "streaming", "tvm", "vector", "when", "widened",
-    "workspace",
+    "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "Var", "as_pointer", "buffer", "imm",
+    "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu", "pointer",
+    "prefetch", "seq", "simplified", "stack", "stepped", "streaming", "tvm", "vector", "when",
+    "widened", "workspace",
 ]  # fmt: skip
 
 _index_dtype: ContextVar[str] = ContextVar("index_dtype", default="int32")
@@ -200,23 +198,6 @@ def vector(at: Expr, lanes: int) -> Expr:
 def intrinsic(name: str, *args: Expr) -> Stmt:
     """An instruction of LLVM's that returns nothing."""
     return S.Evaluate(T.call_llvm_intrin("void", name, *args))
-
-
-class Visitor(Protocol):
-    """What goes through a statement; it hands over its nodes and itself."""
-
-    def default_visit(self, node: object) -> object: ...
-
-
-def parallel_inside(stmt: Stmt) -> bool:
-    """Whether threads begin somewhere in ``stmt``."""
-
-    def visit(found: S.For, visitor: Visitor) -> object:
-        if found.kind == PARALLEL:
-            return tvm_ffi.VisitInterrupt(1)
-        return visitor.default_visit(found)
-
-    return tvm_ffi.structural_visit(stmt, [(S.For, visit)]) is not None
 
 
 def importing(llvm_ir: str, body: Stmt) -> Stmt:
