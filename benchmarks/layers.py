@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Timings = dict[str, dict[str, Any]]
 
 PEERS = "eager,onnxruntime,openvino,inductor"
+SHAPES = "1234"
 BOUND = 1e-3  # of the largest magnitude, from eager's
 LONG_S = 0.3  # a call that takes longer takes shorter turns
 SHORT_TURNS = {"wake": 1, "per_turn": 2}
@@ -115,16 +116,17 @@ def render(rows: dict[str, Timings]) -> str:
 
     In brackets by least times.
     """
-    groups: dict[tuple[str, str], list[Timings]] = {}
+    groups: dict[tuple[str, str], dict[str, Timings]] = {}
     for key, row in rows.items():
         name, _, batch = key.partition("/")
-        groups.setdefault((name.rpartition("_")[0], batch), []).append(row)
+        operator, _, shape = name.rpartition("_")
+        groups.setdefault((operator, batch), {})[shape] = row
     lines = []
     for (name, batch), of in groups.items():
-        cells = [_cell(row) for row in of]
-        lines.append([name, batch, *cells, *[""] * (4 - len(cells)), _mean(of)])
+        cells = [_cell(of[shape]) if shape in of else "" for shape in SHAPES]
+        lines.append([name, batch, *cells, _mean(of.values())])
     lines.append(["all", "", *[""] * 4, _mean(rows.values())])
-    return tables.markdown(["operator", "batch", *"1234", "geometric mean"], lines)
+    return tables.markdown(["operator", "batch", *SHAPES, "geometric mean"], lines)
 
 
 def _cell(row: Timings) -> str:

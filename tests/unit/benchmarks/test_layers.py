@@ -26,3 +26,8 @@ def test_a_row_that_ours_has_no_time_for_is_not_in_the_mean():
     rows = {"nrm_1/1": row(eager=1.0), "nrm_2/1": row(eager=2.0, pruner=1.0)}
     assert "| nrm | 1 | - | 2.00 (2.00) |" in render(rows)
     assert render(rows).splitlines()[-1].endswith("| 2.00 (2.00) |")
+
+
+def test_a_shape_that_was_not_measured_leaves_its_own_column_empty():
+    rows = {"c3d_3/1": row(eager=2.0, pruner=1.0), "c3d_2/1": row(eager=1.0, pruner=1.0)}
+    assert "| c3d | 1 |  | 1.00 (1.00) | 2.00 (2.00) |  |" in render(rows)
