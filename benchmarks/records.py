@@ -13,10 +13,11 @@ import json
 import lzma
 import math
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_pruner import cpus
 from torch_pruner.graph.ir import Graph
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
@@ -131,7 +132,7 @@ def pack(path: Path) -> Path:
 
 def _take(line: dict[str, Any], found: dict[str, Measured]) -> None:
     if line["kind"] == "task":
-        spec, target = Graph.from_json(line["spec"]), TargetSpec.from_json(line["target"])
+        spec, target = Graph.from_json(line["spec"]), _as_known(TargetSpec.from_json(line["target"]))
         task = Task(str(line["name"]), spec, target, int(line["threads"]))
         if task.workload != line["workload"]:
             raise ValueError("the kernel graph is not the one that was measured")
@@ -144,6 +145,12 @@ def _take(line: dict[str, Any], found: dict[str, Measured]) -> None:
     key = f"{line['workload']}/{line['threads']}/{line['mcpu']}/{line['device']}"
     candidate, status = Candidate.from_json(line["candidate"]), MeasureStatus(line["status"])
     found[key].results.append(MeasureResult(candidate, status, run_secs, str(line["error"])))
+
+
+def _as_known(target: TargetSpec) -> TargetSpec:
+    """With what was learned of its processor after the record was made."""
+    model = cpus.BY_NAME.get(target.mcpu)
+    return target if model is None else replace(target, reads_ahead=model.reads_ahead)
 
 
 def split(measured: Sequence[Measured], folds: int, fold: int) -> tuple[list[Any], list[Any]]:

@@ -47,7 +47,7 @@ AMD = (
         CpuModel("znver5", 64, 2, 3.9e9, ZEN4 | {"avx_vnni"}, core_bytes_per_s=33e9, dot_fmas=1.0),
     ),
     # Two 256-bit pipes make one 512-bit FMA.
-    (0x19, CpuModel("znver4", 64, 1, 3.6e9, ZEN4, dot_fmas=1.0)),
+    (0x19, CpuModel("znver4", 64, 1, 3.6e9, ZEN4, dot_fmas=1.0, reads_ahead=True)),
     (0x19, CpuModel("znver3", 32, 2, 3.4e9, V3 | {"vaes", "vpclmulqdq"}, reads_ahead=True)),
     (0x17, CpuModel("znver2", 32, 2, 3.2e9, V3 | {"clwb"})),
     (0x17, CpuModel("znver1", 32, 1, 3.0e9, V3)),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import records, rows
 from tests import fakes
 from torch_pruner.fingerprint import DeviceFingerprint
+from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus
 
 DEVICE = DeviceFingerprint.detect()
@@ -28,6 +31,15 @@ def test_records_survive_a_file(tmp_path) -> None:
     assert [m.task.spec for m in found] == [t.spec for t in tasks]
     assert [m.task.target for m in found] == [t.target for t in tasks]
     assert found[0].results == [result(1, 2e-6), result(2)]
+
+
+def test_constants_of_a_processor_are_those_known_today(tmp_path) -> None:
+    zen4 = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver4"}, 2)
+    assert zen4.reads_ahead
+    task = replace(fakes.make_task(8), target=replace(zen4, reads_ahead=False, l3_bytes=1 << 25))
+    records.append(tmp_path / "old.jsonl", [records.task_line(task, DEVICE)])
+    [found] = records.read([tmp_path / "old.jsonl"])[0]
+    assert found.task.target == replace(zen4, l3_bytes=1 << 25)
 
 
 def test_packed_records_are_read_like_the_file_itself(tmp_path, monkeypatch) -> None:

@@ -416,6 +416,14 @@ def test_floats_are_not_fetched_where_the_processor_reads_ahead() -> None:
     assert drafted(asked, "float32", 4) == ("contraction", 1)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_a_zen_4_is_not_asked_for_floats_either(rows: int) -> None:
+    zen4 = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver4"}, 2)
+    task = Task("kernel", few_rows(rows, 768, 3072, "float32"), zen4, 2)
+    found = min(sketches_for(task), key=lambda s: s.symbols(s.default()[None]).latency_s[0])
+    assert found.named(found.default())["ahead"] == 0
+
+
 def test_tiles_of_a_short_line_leave_registers_for_it() -> None:
     """What neighbouring rows share of it was spilled by tiles of twelve sums."""
     b = GraphBuilder()

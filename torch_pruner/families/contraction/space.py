@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 _FEW, _LONG = 8, 256  # rows; positions of a reduction
+_WIDE_PANEL = 0.05  # for each vector of a row beyond two (Zen 4)
 _SHORT_LINE = 12  # elements of a line of a kernel, all channels: LLVM unrolls as many
 _TAKEN_BY_LINE, _SPILLING = 7, 0.15  # registers; time that each beyond those left adds
 WIDEN_CYCLES = 1.5  # to make float32 of a vector of narrower elements, into a near cache
@@ -233,7 +234,8 @@ class ContractionSketch(Sketch[ContractionDecisions[Array]]):
         if self.task.target.reads_ahead and self.stored == self.itemsize:
             # Floats that pass once: see ``in_place``, whose measurements these are, too.
             once = self._by_rows.tiles[c.tm.astype(np.int64)] == 1
-            exposed = np.where(once, np.where(c.ahead == 1, 0.2, 0.1), exposed)
+            floats = np.where(c.ahead == 1, 0.2, 0.1) + _WIDE_PANEL * np.maximum(0, c.nv - 2)
+            exposed = np.where(once, floats, exposed)
         return exposed
 
     def _last(self, c: ContractionDecisions[Array]) -> Array:
