@@ -132,8 +132,8 @@ def pack(path: Path) -> Path:
 
 def _take(line: dict[str, Any], found: dict[str, Measured]) -> None:
     if line["kind"] == "task":
-        spec, target = Graph.from_json(line["spec"]), _as_known(TargetSpec.from_json(line["target"]))
-        task = Task(str(line["name"]), spec, target, int(line["threads"]))
+        spec, target = Graph.from_json(line["spec"]), TargetSpec.from_json(line["target"])
+        task = Task(str(line["name"]), spec, _as_known(target), int(line["threads"]))
         if task.workload != line["workload"]:
             raise ValueError("the kernel graph is not the one that was measured")
         measured = Measured(task, str(line["device"]), device_name=str(line["device_name"]))
