@@ -244,6 +244,26 @@ def test_cuda_graphs(cold, caplog) -> None:
     assert "not recorded" not in caplog.text
 
 
+def test_cuda_graphs_of_training(cold, caplog) -> None:
+    """Forward and backward are recorded once; every step sees what the optimizer wrote."""
+    net, (x, at) = mixed()
+    reference, _ = mixed()
+    compiled = torch.compile(net, backend="pruner", options=cold.options(cuda_graphs=True, **ASKED))
+    both = [(compiled, net), (reference, reference)]
+    optimizers = [torch.optim.SGD(n.parameters(), lr=0.01) for _, n in both]
+    for k in range(6):
+        found = []
+        for (model, own), optimizer in zip(both, optimizers, strict=True):
+            hidden, shares = model(x + k, at)
+            (hidden.square().sum() + shares[:, 0].sum()).backward()
+            found.append([hidden.detach().clone(), *(p.grad.clone() for p in own.parameters())])
+            optimizer.step()
+            optimizer.zero_grad()
+        for mine, theirs in zip(*found, strict=True):
+            assert_close(mine, theirs, ROUNDED)
+    assert "not recorded" not in caplog.text
+
+
 @torch.no_grad()
 def test_renewed_weights_wait_for_kernels_on_other_streams(cold) -> None:
     """What a stream still reads is not handed to others when the weights are packed anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -185,6 +186,95 @@ def test_what_was_captured_before_is_recorded_like_what_is_captured_now(
     agree(compiled(*given), net(*given))
 
 
+class Replayed:
+    """Stands in for torch's trees: arguments that do not last are copied to where they were."""
+
+    def __init__(self) -> None:
+        self.kinds: list[tuple[bool, bool]] = []
+        self.lasting: list[set[int]] = []
+
+    def __call__(self, model, inputs, static, *, is_backward, is_inference, **_):
+        own = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        at = {k: inputs[k].data_ptr() for k in static}
+        self.kinds.append((is_backward, is_inference))
+        self.lasting.append(set(at.values()))
+
+        def replay(args):
+            given = list(args)
+            args.clear()
+            for k, value in enumerate(given):
+                if k in at:
+                    assert value.data_ptr() == at[k]
+                elif isinstance(value, torch.Tensor):
+                    own[k].copy_(value)
+            return model([given[k] if k in at else own[k] for k in range(len(given))])
+
+        return replay
+
+
+@pytest.fixture
+def replaying(monkeypatch, card) -> Replayed:
+    trees = Replayed()
+    monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", trees)
+    monkeypatch.setattr(cuda_graphs, "obstacle", lambda _: "")
+    monkeypatch.setattr(pretend_gpu.PretendDevice, "replays", True)
+    monkeypatch.setattr(pretend_gpu.PretendDevice, "device", torch.device("cpu", 0))
+    return trees
+
+
+def step(model, net, optimizer, given) -> tuple[torch.Tensor, ...]:
+    hidden, shares = model(*given)
+    (hidden.square().sum() + shares[:, 0].sum()).backward()
+    grads = [p.grad.clone() for p in net.parameters()]
+    optimizer.step()
+    optimizer.zero_grad()
+    return (hidden.detach().clone(), *grads)
+
+
+def test_steps_of_training_are_recorded(cold, replaying) -> None:
+    """The forward and the backward; of both the parameters are read where they lie."""
+    net, reference = Mixed(), Mixed()
+    compiled = cold.compile(net, cuda_graphs=True)
+    own, theirs = (torch.optim.SGD(n.parameters(), lr=0.1) for n in (net, reference))
+    for _ in range(4):
+        given = inputs()
+        agree(step(compiled, net, own, given), step(reference, reference, theirs, given))
+    agree(tuple(net.buffers()), tuple(reference.buffers()))
+    assert replaying.kinds == [(False, False), (True, False)]
+    parameters = {p.data_ptr() for p in net.parameters()}
+    forward, backward = replaying.lasting
+    assert parameters <= forward
+    assert backward
+    assert backward <= parameters
+
+
+def test_a_backward_of_eagers_ends_the_step(cold, card, replaying, monkeypatch) -> None:
+    """Torch's trees would wait for it for ever, and let nothing go."""
+    manager = Mock()
+    monkeypatch.setattr(cudagraph_trees, "get_manager", lambda *_, **__: manager)
+    net, reference = Mixed(), Mixed()
+    compiled = cold.compile(net, cuda_graphs=True)
+    own, theirs = (torch.optim.SGD(n.parameters(), lr=0.1) for n in (net, reference))
+    monkeypatch.setattr(cuda_graphs, "replayed", not_backward(cuda_graphs.replayed))
+    for k in range(1, 4):
+        given = inputs()
+        agree(step(compiled, net, own, given), step(reference, reference, theirs, given))
+        assert manager.set_to_running_backward.call_count == k
+    assert replaying.kinds == [(False, False)]
+    with torch.no_grad():
+        compiled(*given)
+    assert manager.set_to_running_backward.call_count == 3
+
+
+def not_backward(replayed):
+    def call(built, kind, device):
+        if kind == "backward":
+            raise cuda_graphs.NotRecordableError("a backward")
+        return replayed(built, kind, device)
+
+    return call
+
+
 def test_what_keeps_a_graph_from_being_recorded() -> None:
     def writes(x: torch.Tensor) -> torch.Tensor:
         return x.add_(1)
@@ -197,7 +287,7 @@ def test_what_keeps_a_graph_from_being_recorded() -> None:
 def test_another_version_of_torch_runs_without_graphs(monkeypatch) -> None:
     monkeypatch.setattr(cudagraph_utils, "PlaceholderInfo", lambda: None)  # takes nothing of ours
     with pytest.raises(cuda_graphs.NotRecordableError, match="version of torch"):
-        cuda_graphs._recorder(None, None)
+        cuda_graphs._recorder(None, "inference", None)
 
 
 @torch.no_grad()

@@ -307,7 +307,7 @@ def _explain_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[RuntimeValue], config: Config, name: str
 ) -> GraphExplanation:
     device = device_for(torch_device_of(gm), config)
-    static = aot_metadata.static_inputs(example_inputs)
+    static = aot_metadata.static_inputs(len(example_inputs))
     dtypes = device.dtypes
     parts = partition(gm, static_inputs=static, dtypes=dtypes, device=device.device)
     compiler = device.compiler(config)

@@ -17,14 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_pruner import exc, log
 from torch_pruner.compiler.remembered import captured
-from torch_pruner.devices import device_for
+from torch_pruner.devices import device_for, torch_device_of
 from torch_pruner.dynamo.capture import capture_key, recompiles, torch_cache
 from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.lower import serialization
 from torch_pruner.dynamo.lower.inplace import writes_as_results
-from torch_pruner.dynamo.run import distributed, graphs, narrow_weights, reports
+from torch_pruner.dynamo.run import cuda_graphs, distributed, graphs, narrow_weights, reports
 from torch_pruner.dynamo.run.checked import run_eager
 from torch_pruner.dynamo.run.failures import Fallback
 from torch_pruner.dynamo.run.finishing import AtenGraph
@@ -152,9 +152,13 @@ class GraphCompilation:
     ) -> SavedCall:
         """The call of one ATen graph, which is "forward", "backward" or for "inference"."""
         gm, written = (gm, ()) if kind == "backward" else writes_as_results(gm)
-        metadata = AotMetadata.of(example_inputs, kind, len(outputs(gm)), written)
+        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        metadata = AotMetadata.of(example_inputs, kind, len(outputs(gm)), written, names)
         saved = self._lowered(gm, example_inputs, metadata, timer)
         assert saved.call is not None
+        if self._config.cuda_graphs:
+            device = device_for(torch_device_of(gm), self._config)
+            saved.call = cuda_graphs.closing(saved.call, kind, device)
         saved.call, saved.written = written_back(saved.call, written), written
         if self._key and metadata.plain and saved.blob is not None:
             # As for what was captured before: AOTAutograd would only pass arguments on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ class AotMetadata:
     """What there is to know of one graph beside its operators.
 
     Its kind ("forward", "backward" or "inference"), which inputs rarely change, which it writes,
-    whether nothing is to be done around it (``are_plain``), and which outputs only its backward
-    reads.
+    whether nothing is to be done around it (``are_plain``), which outputs only its backward reads,
+    and which inputs are parameters, whose memory is the same in every step of training.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class AotMetadata:
     mutated: Sequence[int]
     plain: bool = False
     loose: range = range(0)
+    lasting: frozenset[int] = frozenset()
 
     @staticmethod
     def of(
@@ -36,17 +38,23 @@ class AotMetadata:
         kind: str,
         outputs: int,
         written: Sequence[int] = (),
+        names: Sequence[str] = (),
     ) -> AotMetadata:
-        """``written``: positions of inputs whose new values are results before all others."""
+        """``written``: positions of inputs whose new values are results before all others.
+
+        ``names``: of the inputs in the graph, by which a backward knows what it has of its forward.
+        """
         if kind == "forward":
             kept = kept_for_backward(outputs - len(written))
             loose = range(kept.start + len(written), outputs)
-            return AotMetadata(kind, frozenset(), written, loose=loose)
+            lasting = static_inputs(len(example_inputs))
+            return AotMetadata(kind, frozenset(), written, loose=loose, lasting=lasting)
         if kind != "inference":
-            return AotMetadata(kind, frozenset(), ())
+            return AotMetadata(kind, frozenset(), (), lasting=parameters_among(names))
         plain = are_plain(len(example_inputs))
         mutated = (*written, *mutated_inputs())
-        return AotMetadata(kind, static_inputs(example_inputs), mutated, plain)
+        static = static_inputs(len(example_inputs))
+        return AotMetadata(kind, static, mutated, plain, lasting=static)
 
 
 def _metadata() -> ViewAndMutationMeta | None:
@@ -60,15 +68,22 @@ def kept_for_backward(outputs: int) -> range:
     return range(outputs if first is None else first, outputs)
 
 
-def static_inputs(example_inputs: Sequence[RuntimeValue]) -> frozenset[int]:
-    """Positions of parameters and buffers that the graph itself does not change."""
+def parameters_among(names: Sequence[str]) -> frozenset[int]:
+    """Positions of ``names``, those of a backward's inputs, that the forward's parameters have.
+
+    AOTAutograd calls the forward's inputs ``primals_1`` and so on, in both graphs.
+    """
+    forward = {f"primals_{i + 1}" for i in static_inputs(sys.maxsize)}
+    return frozenset(k for k, name in enumerate(names) if name in forward)
+
+
+def static_inputs(inputs: int) -> frozenset[int]:
+    """Positions, of so many ``inputs``, of parameters and buffers that the graph leaves alone."""
     metadata = _metadata()
     if metadata is None:
         return frozenset()
     mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
-    return frozenset(
-        i for i in metadata.static_input_indices if i not in mutated and i < len(example_inputs)
-    )
+    return frozenset(i for i in metadata.static_input_indices if i not in mutated and i < inputs)
 
 
 def mutated_inputs() -> Sequence[int]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.calls import Json
 
-FORMAT = 5
+FORMAT = 6
 _KINDS: Mapping[str, type] = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -73,6 +73,7 @@ def dumps(program: Program, source: str) -> bytes:
         "device": str(program.device),
         "static": list(program.static),
         "unrecordable": program.unrecordable,
+        "lasting": list(program.lasting),
         "refused": [[r.node, r.kind, r.detail] for r in program.refused],
     }
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -105,6 +106,7 @@ def loads(data: bytes) -> Program:
             torch.device(str(given["device"])),
             _numbers(given["static"]),
             str(given["unrecordable"]),
+            _numbers(given["lasting"]),
         )
     except (TypeError, KeyError, AttributeError, IndexError, RuntimeError) as err:
         raise ValueError(f"not a saved program: {err!r}") from err

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import BoxedCall, RuntimeValue
-    from torch_pruner.dynamo.run.build import BuiltGraph
+    from torch_pruner.dynamo.run.build import BuiltGraph, BuiltRegion
 
     _Plain = torch.Tensor | torch.SymInt | int | None  # what torch records
 
@@ -45,19 +45,20 @@ def replayed(built: BuiltGraph, kind: str, device: Device) -> BoxedCall:
     """``built.call``, recorded at its second call and replayed from then on.
 
     Replaying runs no Python, so parameters that changed are packed anew before it, into the memory
-    that was recorded. ``kind``: "forward", "backward" or "inference".
+    that was recorded. ``kind``: "forward", "backward" or "inference". What a forward keeps for its
+    backward lies in the memory of the recordings, where torch's trees find it; a parameter of
+    training is read where it lies. Other arguments are copied.
 
     Raises ``NotRecordableError``.
     """
     if not device.replays:
         raise NotRecordableError(f"CUDA graphs are for GPUs, and the graph runs on {device.device}")
-    if kind != "inference":
-        raise NotRecordableError("graphs of training are not recorded yet")
     if built.program.unrecordable:
         raise NotRecordableError(built.program.unrecordable)
-    record = _recorder(built, device)
+    record = _recorder(built, kind, device)
     for region in built.regions:
         region.call.packed.stay()
+    renewed = [region for region in built.regions if region.call.packed.indices]
     recorded: BoxedCall | None = None
 
     def call(args: list[RuntimeValue]) -> list[RuntimeValue]:
@@ -65,16 +66,23 @@ def replayed(built: BuiltGraph, kind: str, device: Device) -> BoxedCall:
         replay = recorded
         if replay is None:  # two threads may come here at once; either's will do
             recorded = replay = record(args)
-        for region in built.regions:
-            values = [args[k] if k < len(args) else None for k in region.reads]
-            region.call.packed.current(cast("list[torch.Tensor]", values))
+        for region in renewed:
+            _renew(region, args)
         return replay(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
 
-def _recorder(built: BuiltGraph, device: Device) -> Callable[[list[RuntimeValue]], BoxedCall]:
+def _renew(region: BuiltRegion, args: list[RuntimeValue]) -> None:
+    """Packs parameters that changed, and keeps no argument alive: who replays counts who does."""
+    values = [args[k] if k < len(args) else None for k in region.reads]
+    region.call.packed.current(cast("list[torch.Tensor]", values))
+
+
+def _recorder(
+    built: BuiltGraph, kind: str, device: Device
+) -> Callable[[list[RuntimeValue]], BoxedCall]:
     """What makes a call that records, given the arguments of the first."""
     try:
         from torch._inductor.cudagraph_trees import cudagraphify_impl
@@ -92,10 +100,10 @@ def _recorder(built: BuiltGraph, device: Device) -> Callable[[list[RuntimeValue]
         recorded = cudagraphify_impl(
             cast("Callable[[list[_Plain]], list[torch.Tensor | int | None]]", built.call),
             list(cast("list[_Plain]", args)),
-            sorted(program.static),
+            sorted({*program.static, *program.lasting}),
             device_index=device.device.index,
-            is_backward=False,
-            is_inference=True,
+            is_backward=kind == "backward",
+            is_inference=kind == "inference",
             stack_traces=[None] * len(program.outputs),
             placeholders=[argument] * len(args),
             mutated_input_idxs=set(),
@@ -112,3 +120,29 @@ def recorded_or_not(built: BuiltGraph, kind: str, device: Device, name: str) -> 
     except NotRecordableError as why:
         _log.info("%s is not recorded as a CUDA graph: %s", name, why)
         return built.call
+
+
+def closing(call: BoxedCall, kind: str, device: Device) -> BoxedCall:
+    """``call``, after which the next step may begin where it is a backward.
+
+    Once a forward was replayed torch's trees keep what it gave until a backward has run. One that
+    was recorded says so itself; one that eager runs, for whatever reason, would never.
+    """
+    if kind != "backward" or not device.replays:
+        return call
+    try:
+        from torch._inductor.cudagraph_trees import get_manager
+    except ImportError:  # another version of torch: nothing is recorded
+        return call
+    index = device.device.index
+
+    def closed(args: list[RuntimeValue]) -> list[RuntimeValue]:
+        try:
+            return call(args)
+        finally:
+            manager = get_manager(index, create_if_none_exists=False)
+            if manager is not None:
+                manager.set_to_running_backward()
+
+    closed._boxed_call = True  # type: ignore[attr-defined]
+    return closed

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import json
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
@@ -88,6 +89,7 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
             device=device.device, dtypes=device.dtypes,
             unrecordable=cuda_graphs.obstacle(gm) if device.replays else "",
         )  # fmt: skip
+        program = replace(program, lasting=tuple(sorted(metadata.lasting)))
     result = SavedCall(kind=kind, settings=json.dumps(_settings(config)))
     try:
         result.blob = serialization.dumps(program, _identity(gm))
@@ -151,6 +153,7 @@ def restored(
     call: BoxedCall = built.call
     if config.cuda_graphs:
         call = cuda_graphs.recorded_or_not(built, given.kind, device, label)
+        call = cuda_graphs.closing(call, given.kind, device)
     return written_back(call, given.written)
 
 
