@@ -29,7 +29,7 @@ def tasks_of(network: str, precision: str, card: Card, layers: int | None) -> li
 
     def look(gm: Any, inputs: Any, _: str) -> None:
         for step in partition(
-            gm, static_inputs=aot_metadata.static_inputs(inputs), dtypes=device.dtypes
+            gm, static_inputs=aot_metadata.static_inputs(len(inputs)), dtypes=device.dtypes
         ).steps:
             if isinstance(step, Region):
                 orders = [
