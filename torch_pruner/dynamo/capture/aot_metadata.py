@@ -22,7 +22,7 @@ class AotMetadata:
 
     Its kind ("forward", "backward" or "inference"), which inputs rarely change, which it writes,
     whether nothing is to be done around it (``are_plain``), which outputs only its backward reads,
-    and which inputs are parameters, whose memory is the same in every step of training.
+    and which inputs of training, where none is rarely changed, have the same memory in every step.
     """
 
     kind: str
@@ -53,8 +53,7 @@ class AotMetadata:
             return AotMetadata(kind, frozenset(), (), lasting=parameters_among(names))
         plain = are_plain(len(example_inputs))
         mutated = (*written, *mutated_inputs())
-        static = static_inputs(len(example_inputs))
-        return AotMetadata(kind, static, mutated, plain, lasting=static)
+        return AotMetadata(kind, static_inputs(len(example_inputs)), mutated, plain)
 
 
 def _metadata() -> ViewAndMutationMeta | None:

@@ -75,7 +75,7 @@ class Program:
     device: torch.device = CPU  # of all regions
     static: tuple[int, ...] = ()  # positions of arguments that rarely change
     unrecordable: str = ""  # what keeps it from being recorded as a CUDA graph
-    lasting: tuple[int, ...] = ()  # positions of arguments that lie where they lay before
+    lasting: tuple[int, ...] = ()  # of others that lie where they lay before
 
     @property
     def regions(self) -> tuple[RegionStep, ...]:
