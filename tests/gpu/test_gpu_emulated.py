@@ -146,8 +146,9 @@ def test_every_order(turns: str, arch: str) -> None:
 
 
 FIRST = "griddepcontrol.wait"
-WEIGHTS, SCORES = "warpgroups", "warpgroups, scores"
+WEIGHTS, SCORES, CLUSTER = "warpgroups", "warpgroups, scores", "warpgroups, a cluster"
 HALF, TF32, ROWS = "weighted values", "tf32, scores", "softmax in a warp"
+MEET = "  torch_pruner_cluster_meet();\n"
 SHOWN = 'asm volatile("fence.proxy.async.shared::cta;\\n" ::: "memory");'
 MADE = SHOWN.replace("proxy.async.shared::cta", "mbarrier_init.release.cluster")
 # Name of a mistake: a case, what its text has, what it has then, and what is said about it; nothing
@@ -213,6 +214,15 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
     "bytes that never come": (
         WEIGHTS, '"n"(BYTES) : "memory"', '"n"(BYTES + 16) : "memory"', "nothing goes on",
     ),
+    "sums that others have not left": (
+        CLUSTER, f"{MEET}  torch_pruner_cluster_add", "  torch_pruner_cluster_add",
+        "written since blocks met|which has",
+    ),
+    "a block that does not stay": (
+        CLUSTER, f"{MEET}  asm", "  asm", "has ended",
+    ),
+    "sums of another thread": (CLUSTER, "four * THREADS + threadIdx.x", "four * THREADS", ""),
+    "a block too many": (CLUSTER, "block < BLOCKS", "block <= BLOCKS", "reads from block 4 of 4"),
     "barriers that tensor cores do not see": (
         WEIGHTS, f"  {SHOWN}\n  {MADE}\n", "", "without a fence",
     ),

@@ -76,9 +76,15 @@ def kept(n: int, width: int = 0) -> Graph:
     return b.finish([b.pointwise("where", mask, x, b.const(1.0, "float32"))])
 
 
-def softmax(rows: int, width: int) -> Graph:
+def softmax(rows: int, width: int, dtype: str = "float32") -> Graph:
     b = GraphBuilder()
-    x = b.input(0, (rows, width), "float32")
+    x = b.input(0, (rows, width), dtype)
+    if dtype != "float32":  # as torch computes it
+        y = b.cast(x, "float32")
+        top = b.reduce("max", y, [1], keepdim=True)
+        powers = b.pointwise("exp", b.pointwise("sub", y, top))
+        total = b.reduce("sum", powers, [1], keepdim=True)
+        return b.finish([b.cast(b.pointwise("div", powers, total), dtype)])
     top = b.reduce("max", x, [1], keepdim=True)
     powers = b.pointwise("exp", b.pointwise("sub", x, top))
     return b.finish([b.pointwise("div", powers, b.reduce("sum", powers, [1], keepdim=True))])
@@ -94,6 +100,33 @@ def mean_and_square(rows: int, width: int) -> Graph:
     centred = b.pointwise("sub", x, mean)
     square = b.reduce("sum", b.pointwise("mul", centred, centred), [1])
     return b.finish([centred, square])
+
+
+def down(rows: int, columns: int, dtype: str = "float32") -> Graph:
+    """Sums over the rows, two of them, as the gradients of a norm's weights and biases are."""
+    b = GraphBuilder()
+    x, y = (b.input(i, (rows, columns), dtype) for i in range(2))
+    return b.finish([b.reduce("sum", v, [0]) for v in (x, b.pointwise("mul", x, y))])
+
+
+def normed(batch: int, side: int, channels: int) -> Graph:
+    """What is left of each channel's mean over a batch and positions, channels last, and squares of
+    that."""
+    b = GraphBuilder()
+    x = b.input(0, (batch, side, channels), "float32")
+    count = b.const(float(batch * side), "float32")
+    mean = b.pointwise("div", b.reduce("sum", x, [0, 1], keepdim=True), count)
+    centred = b.pointwise("sub", x, mean)
+    square = b.reduce("sum", b.pointwise("mul", centred, centred), [0, 1])
+    return b.finish([centred, square])
+
+
+def seen(op: str, rows: int, width: int) -> Graph:
+    """Whether any, or all, of a row holds."""
+    b = GraphBuilder()
+    x = b.input(0, (rows, width), "float32")
+    bound = b.const(3.0 if op == "any" else -1.5, "float32")
+    return b.finish([b.reduce(op, b.pointwise("gt", x, bound), [1])])
 
 
 def arg(op: str, rows: int, width: int) -> Graph:
@@ -193,6 +226,24 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "argmin": (arg("argmin", 5, 30), "gpu_rows", {"threads": 32}),
     "both ends": (ends(5, 300), "gpu_rows", {"threads": 64}),
     "softmax, turned": (turned(5, 100), "gpu_rows", {"threads": 64}),
+    "softmax, turned in a warp": (turned(5, 100), "gpu_rows", {"threads": 32}),
+    "softmax in vectors": (softmax(7, 196), "gpu_rows", {"threads": 64, "vl": 4}),
+    "softmax of halves": (softmax(5, 392, "float16"), "gpu_rows", {"threads": 96, "vl": 4}),
+    "softmax of bfloat16": (softmax(6, 132, "bfloat16"), "gpu_rows", {"threads": 32, "vl": 4}),
+    "a warp each": (softmax(13, 64), "gpu_rows", {"threads": 32, "vl": 2, "rows": 4}),
+    "variance, a warp each": (
+        mean_and_square(6, 100), "gpu_rows", {"threads": 32, "vl": 4, "rows": 2},
+    ),
+    "argmax in vectors": (arg("argmax", 5, 300), "gpu_rows", {"threads": 64, "vl": 4}),
+    "any": (seen("any", 5, 300), "gpu_rows", {"threads": 64}),
+    "all, a warp each": (seen("all", 7, 20), "gpu_rows", {"threads": 32, "rows": 2}),
+    "sums down": (down(100, 70), "gpu_rows", {"threads": 8, "rows": 32, "abreast": 1}),
+    "sums down of halves": (
+        down(37, 64, "float16"), "gpu_rows", {"threads": 32, "rows": 32, "abreast": 1},
+    ),
+    "norm over a batch": (
+        normed(4, 9, 40), "gpu_rows", {"threads": 4, "rows": 32, "abreast": 1},
+    ),
     "pool": (pool(), "gpu_columns", {"threads": 64}),
     "pool with positions": (located_pool(), "gpu_columns", {"threads": 64}),
     "depthwise": (K.conv(8, 14, 8, 3, 2, 1, 8), "gpu_direct", {"threads": 64}),
@@ -310,6 +361,14 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "warpgroups, split": (
         K.linear(70, 96, 512, dtype="float16"), "gpu_warpgroup",
         WARPGROUP | {"bn": 32, "split": 4, "stages": 3},
+    ),
+    "warpgroups, a cluster": (
+        K.linear(70, 96, 512, dtype="float16"), "gpu_warpgroup",
+        WARPGROUP | {"bn": 32, "split": 4, "stages": 3, "cluster": 1},
+    ),
+    "warpgroups, a cluster of eight": (
+        K.linear(130, 40, 512, dtype="bfloat16"), "gpu_warpgroup",
+        WARPGROUP | {"bm": 128, "bn": 32, "warpgroups": 2, "split": 8, "cluster": 1},
     ),
     "attention": (attention(Case(dtype="float16")), "gpu_attention", ATTENTION),
     "attention, several turns": (

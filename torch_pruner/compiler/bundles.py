@@ -127,7 +127,9 @@ def _untuned(store: KernelStore, here: Origin, workloads: set[str] | None) -> tu
 def origin(device: BundleDevice | None = None) -> Origin:
     """A device (this CPU) and this version."""
     fingerprint = (device or BundleDevice.cpu()).fingerprint
-    return bundle.Origin(fingerprint.to_json(), fingerprint.digest(), codegen_version())
+    return bundle.Origin(
+        fingerprint.to_json(), fingerprint.digest(), codegen_version(fingerprint.kind)
+    )
 
 
 def store_at(cache_dir: str | os.PathLike[str] | None, *, reads: bool = False) -> KernelStore:

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 # caches may hold it: 44 comes next.
 CODEGEN_VERSION = 42
 SPACE_VERSION = 33  # raise it whenever the sketches' options change
+GPU_VERSION = 1  # raise it for either of them where kernels of GPUs alone change
 
 
-def codegen_version() -> str:
-    """The versions of what generates code, as keys have them."""
+def codegen_version(kind: str = "cpu") -> str:
+    """The versions of what generates code, as keys have them. ``kind``: of device, cpu or gpu."""
     tvm = installed_version("apache-tvm")
-    return f"tvm {tvm} + codegen {CODEGEN_VERSION} + space {SPACE_VERSION}"
+    version = f"tvm {tvm} + codegen {CODEGEN_VERSION} + space {SPACE_VERSION}"
+    return f"{version} + gpu {GPU_VERSION}" if kind == "gpu" else version
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Context:
 
     @property
     def codegen(self) -> str:
-        return codegen_version()
+        return codegen_version(self.device.kind)
 
     def kernel_key(self, workload: str) -> KernelKey:
         return KernelKey(

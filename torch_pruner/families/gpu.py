@@ -9,6 +9,7 @@ and takes the slower of the two, since copies and products overlap.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,9 @@ MMA_SHARE = 0.59  # of the peak that wgmma reaches and mma.sync can
 QUARTERS = 4  # of a multiprocessor, each with tensor cores of its own
 SPLIT_S = 2.9e-6  # the launch that adds parts of sums up, which waits for the one before
 ELEMENT_S = 17e-9  # a pass of a thread over its elements of a row, each
+NEIGHBOUR_S = 4e-9  # one more neighbour of it in a vector; not measured
 COMBINED_S = 9e-9  # a value of shared memory, where threads combine what each has summed up
+EXCHANGE_S = 15e-9  # between the threads of a warp, each time; not measured
 THREAD_S = 0.6e-9  # of a block, to start it
 WARPS_TO_HIDE = 8.0  # a multiprocessor needs to keep its pipelines busy
 QUERIES = 16  # of attention, for each warp
@@ -123,3 +126,10 @@ class GpuSweep(GpuSketch[C]):
             registers, operations / (blocks * threads), full * 0.0, threads, full * moved, each,
             full * contiguous, full * operations, np.maximum(compute, memory) + LAUNCH_S,
         )  # fmt: skip
+
+    def _waiting(self, found: Symbols, threads: Array, seconds: Array | float) -> Symbols:
+        """The same, where a thread of blocks of ``threads`` waits for ``seconds`` in all."""
+        held = np.minimum(self.card.threads // threads, self.card.blocks)
+        rounds = np.ceil(found.s6_rounds / np.maximum(held, 1.0))
+        waits = rounds * (seconds + threads * THREAD_S)
+        return replace(found, latency_s=found.latency_s + waits)

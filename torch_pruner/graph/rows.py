@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.graph.ops import EXPENSIVE, OpKind
+from torch_pruner.graph.ops import EXPENSIVE, ITEMSIZE, OpKind
+from torch_pruner.graph.strided import dense, strided
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph, Shape
@@ -66,6 +67,53 @@ def passes(spec: Graph) -> list[tuple[int, ...]]:
         if node.kind is OpKind.REDUCE:
             found.setdefault(depth[i], []).append(i)
     return [tuple(found[k]) for k in sorted(found)]
+
+
+def meet_others(spec: Graph, domain: RowDomain) -> bool:
+    """Whether a value that is kept may be read at another place of its row than where it was
+    computed."""
+    above = set(domain.kept_values)
+    for i, node in enumerate(spec.nodes):
+        if node.kind is OpKind.REDUCE or not above.intersection(node.inputs):
+            continue
+        if node.kind is not OpKind.POINTWISE:
+            return True
+        above.add(i)
+    return False
+
+
+def steps_along(spec: Graph, domain: RowDomain, axis: int) -> list[tuple[int, int, int]]:
+    """Of every full value that lies in memory: how many elements it has, the bytes of one, and how
+    many elements apart neighbours along ``axis`` are; 0 where they are the same element."""
+    found = []
+    for i, node in enumerate(spec.nodes):
+        if node.shape != domain.shape or not (node.op == "input" or node.kind is OpKind.VIEW):
+            continue
+        users = (n.kind for n in spec.nodes if i in n.inputs)
+        if any(kind in (OpKind.POINTWISE, OpKind.REDUCE) for kind in users):
+            place = strided(spec, i)
+            steps = dense(node.shape) if place is None else place.strides
+            whole = math.prod(e for e, s in zip(node.shape, steps, strict=True) if s)
+            found.append((whole, ITEMSIZE[node.dtype], abs(steps[axis])))
+    for o in spec.outputs:
+        if full_node(spec, o, domain.shape) is not None:
+            node = spec.nodes[o]
+            step = _written(spec, o, domain.shape)[axis]
+            found.append((node.numel, ITEMSIZE[node.dtype], step))
+    return found
+
+
+def _written(spec: Graph, node: int, shape: Shape) -> tuple[int, ...]:
+    """The strides of a full output along the axes of what it is a reordering of."""
+    _, chain = viewed(spec, node)
+    steps = dense(spec.nodes[node].shape)
+    for after in reversed(chain):
+        n = spec.nodes[after]
+        if n.op != "permute":  # neighbours stay neighbours, but for the ends of axes
+            return dense(shape)
+        perm = n.attr("perm")
+        steps = tuple(steps[perm.index(axis)] for axis in range(len(perm)))
+    return steps
 
 
 def full_node(spec: Graph, node: int, shape: Shape) -> int | None:

@@ -62,7 +62,7 @@ class _Partly:
 def _partly(graph: Graph, at: int) -> _Partly | None:
     node = graph.nodes[at]
     if node.op == "input":
-        return _Partly(at, 0, _dense(node.shape))
+        return _Partly(at, 0, dense(node.shape))
     if node.kind is not OpKind.VIEW:
         return None
     inner = _partly(graph, node.inputs[0])
@@ -92,7 +92,8 @@ def _viewed(node: Node, shape: Shape, inner: _Partly) -> _Partly | None:
     return None
 
 
-def _dense(shape: Shape) -> tuple[int, ...]:
+def dense(shape: Shape) -> tuple[int, ...]:
+    """The strides of elements in row order."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
@@ -106,7 +107,7 @@ def _reshaped(shape: Shape, strides: Sequence[int | None], target: Shape) -> tup
     The inner part of an axis lies as that does, whatever its outer part was merged with.
     """
     if 0 in shape:
-        return _dense(target)
+        return dense(target)
     old = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
     new = [k for k, d in enumerate(target) if d != 1]
     result: list[int | None] = [0] * len(target)

@@ -139,8 +139,8 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
         ("gpu_direct", "threads"),
         ("gpu_elementwise", "vl threads"),
         ("gpu_product", "bm bn bk tm tn stages tensor ahead split"),
-        ("gpu_rows", "threads"),
-        ("gpu_warpgroup", "bm bn bk stages warpgroups split"),
+        ("gpu_rows", "threads vl rows abreast"),
+        ("gpu_warpgroup", "bm bn bk stages warpgroups split cluster"),
     ],
 )
 def test_stored_schedules_know_decisions_by_these_names(name: str, decisions: str) -> None:
@@ -170,3 +170,64 @@ def test_keys_of_few_queries_are_shared_by_a_cards_blocks() -> None:
     whole = attention(replace(case, queries=4096, kv=32))
     filled = families.named("gpu_attention").space()(replace(task, spec=whole))
     assert filled.domains[-2].tolist() == [1]
+
+
+def rows_of(spec: Graph, card: str = "h200") -> dict[str, int]:
+    """The choice among kernels of rows, without measuring."""
+    task = Task("t", spec, TargetSpec.cuda(CARDS[card]), 1)
+    (sketch,) = (s for s in sketches_for(task) if s.name == "gpu_rows")
+    return dict(sketch.named(sketch.default()))
+
+
+def squares(shape: tuple[int, ...], axes: list[int], dtype: str = "float16") -> Graph:
+    b = GraphBuilder()
+    x = b.cast(b.input(0, shape, dtype), "float32")
+    return b.finish([b.reduce("sum", b.pointwise("mul", x, x), axes)])
+
+
+def test_long_rows_are_read_in_vectors() -> None:
+    assert rows_of(squares((4096, 4096), [1]))["vl"] == 4
+    assert rows_of(squares((4096, 4098), [1]))["vl"] == 2
+    assert rows_of(squares((4096, 4097), [1]))["vl"] == 1
+
+
+def test_short_rows_share_a_block() -> None:
+    chosen = rows_of(squares((100_000, 64), [1]))
+    assert (chosen["threads"], chosen["abreast"]) == (32, 0)
+    assert chosen["rows"] > 1
+
+
+def test_sums_over_tokens_lie_abreast() -> None:
+    """Of neighbours in memory each is of another sum: a warp has one thread of each."""
+    spec = squares((4096, 768), [0])
+    chosen = rows_of(spec)
+    assert (chosen["rows"], chosen["abreast"]) == (32, 1)
+    task = Task("t", spec, TargetSpec.cuda(CARDS["h200"]), 1)
+    seconds = {s.name: float(s.symbols(s.default()[None]).latency_s[0]) for s in sketches_for(task)}
+    assert seconds["gpu_rows"] < seconds["gpu_columns"] / 4  # which has a thread for each sum
+
+
+def test_rows_that_lie_across_memory_are_read_abreast() -> None:
+    """A norm of channels, which torch sees last and memory has first."""
+    b = GraphBuilder()
+    x = b.permute(b.input(0, (8, 96, 3136), "float16"), (0, 2, 1))
+    wide = b.cast(x, "float32")
+    spec = b.finish([b.reduce("sum", b.pointwise("mul", wide, wide), [2])])
+    assert rows_of(spec)["abreast"] == 1
+
+
+def test_parts_of_a_sum_stay_in_shared_memory() -> None:
+    """A second launch costs more than blocks that read each other's shared memory."""
+    task = Task("t", matmul(128, 768, 3072, "float16"), TargetSpec.cuda(CARDS["h200"]), 1)
+    (sketch,) = (s for s in sketches_for(task) if s.name == "gpu_warpgroup")
+    points = points_of(sketch, 20_000)
+    split, cluster = points[:, sketch.names.index("split")], points[:, -1]
+    assert (split[cluster == 1] > 1).all()
+    chosen = sketch.named(sketch.default())
+    assert chosen["split"] == 1 or chosen["cluster"] == 1
+
+
+def test_stored_rows_and_products_by_warpgroups_that_say_less() -> None:
+    assert families.named("gpu_rows").typed({"threads": 64}) == (64, 1, 1, 0)
+    stored = {"bm": 64, "bn": 64, "bk": 64, "stages": 4, "warpgroups": 1, "split": 2}
+    assert families.named("gpu_warpgroup").typed(stored).cluster == 0

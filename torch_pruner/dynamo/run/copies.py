@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_pruner.devices.dtypes import DTYPES
 from torch_pruner.dynamo.run.arrays import to_numpy
+from torch_pruner.dynamo.run.device_packing import pack_there, packs_there
 from torch_pruner.dynamo.run.huge_pages import ask_for
 from torch_pruner.dynamo.run.optimizer_steps import steps, storage_key
 from torch_pruner.dynamo.run.weight_checks import Contents, read_contents, span_of
@@ -112,7 +113,10 @@ def all_packed(
     unique = {(id(w[0]), w[1], w[2]): w for w in wanted}
     order = sorted(unique.values(), key=lambda w: -w[1].nbytes)
     pack = functools.partial(_packed, held=held)
-    results = shared_out(pack, order, [w[1].nbytes for w in order])
+    if all(w[0].device.type == "cpu" for w in order):
+        results = shared_out(pack, order, [w[1].nbytes for w in order])
+    else:  # a device's queue is that of this thread
+        results = [pack(w) for w in order]
     made = {(id(w[0]), w[1], w[2]): packed for w, packed in zip(order, results, strict=True)}
     return (made[id(w[0]), w[1], w[2]] for w in wanted)
 
@@ -135,6 +139,10 @@ def _packed(wanted: Wanted, held: Mapping[int, Held]) -> torch.Tensor:
     if (known := copies.get((layout, order))) is not None:
         return known
     dense = tensor if order is None else tensor.detach().permute(order)
+    if dense.device.type != "cpu" and packs_there(layout):
+        packed = copies[layout, order] = pack_there(layout, dense.detach())
+        torch.accelerator.synchronize(packed.device)  # other streams read it, too
+        return packed
     packed = ask_for(torch.empty(layout.shape, dtype=DTYPES[layout.dtype]))
     used = layout.used(layout.pack(to_numpy(dense), to_numpy(packed)))
     if used < packed.numel():

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torch_pruner.families.gpu import (
-    WARP,
-    GpuSweep,
-)
+from torch_pruner.families.gpu import ELEMENT_S, WARP, GpuSweep
 from torch_pruner.families.gpu_columns.form import GpuColumnsDecisions
 from torch_pruner.families.space import Array
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
@@ -28,12 +25,12 @@ class GpuColumnsSketch(GpuSweep[GpuColumnsDecisions[Array]]):
     def symbols(self, decisions: Decisions) -> Symbols:
         c, spec = self.columns(decisions), self.task.spec
         numel, item = spec.nodes[spec.outputs[0]].numel, ITEMSIZE[spec.nodes[spec.outputs[0]].dtype]
-        depth = 0
+        depth, summed = 0, 0
         for node in spec.nodes:
             if node.kind is OpKind.WINDOW:
                 depth += math.prod(node.attr("kernel"))
             elif node.kind is OpKind.REDUCE:
-                depth += spec.nodes[node.inputs[0]].numel // max(node.numel, 1)
-        return self._estimate(
-            c.threads, np.ceil(numel / c.threads), float(numel * depth), WARP * item
-        )
+                summed += spec.nodes[node.inputs[0]].numel // max(node.numel, 1)
+        work = float(numel * (depth + summed))
+        found = self._estimate(c.threads, np.ceil(numel / c.threads), work, WARP * item)
+        return self._waiting(found, c.threads, summed * ELEMENT_S) if summed else found

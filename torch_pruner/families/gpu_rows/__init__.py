@@ -1,4 +1,4 @@
-"""Rows on a GPU: a block of threads each."""
+"""Rows on a GPU: threads of a block for each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,15 @@
-"""Row kernels: a block of threads per row, every reduction over the row shared out among them.
+"""Row kernels: threads for each row, every reduction over the row shared out among them.
 
-A value that several passes read is computed again, unless it costs much and a row of it fits the
-block's memory. Threads take neighbouring elements; what each has summed is combined in two steps
-through shared memory, after which every thread has the result.
+A row has the threads of a block, or one warp of a block that has several rows. Threads take
+neighbouring elements, several at once where the row can be cut so. What each has found is exchanged
+within its warp; what warps have found goes through shared memory, half of which each reduction
+takes in turn: so one barrier is enough, after which every thread has the result.
+
+Where neighbours in memory are of different rows, as in a sum over tokens, a block's rows lie
+abreast: a warp has one thread of each, and what threads have found all goes through shared memory.
+
+A value that several passes read is computed again, unless it costs much and its rows fit the
+block's memory.
 """
 
 from __future__ import annotations
@@ -10,14 +17,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, Unshared, spread
+from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Unshared, in_blocks, spread
+from torch_pruner.codegen.parts.gpu.lanes import exchanged
+from torch_pruner.codegen.parts.gpu.sweeps import together
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.reductions import combine, identity, merge, sum_dtype
+from torch_pruner.codegen.parts.reductions import merge
 from torch_pruner.codegen.parts.row_passes import forward, newly_kept, row_index
 from torch_pruner.codegen.tir.builders import (
     SERIAL,
+    UNROLLED,
     Buffer,
     Expr,
+    ForKind,
     S,
     Stmt,
     T,
@@ -25,12 +36,13 @@ from torch_pruner.codegen.tir.builders import (
     loop,
     seq,
     stack,
+    when,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
-from torch_pruner.codegen.tir.scalar import apply
 from torch_pruner.codegen.tir.values import store, value_dtype
-from torch_pruner.graph.ops import FLOATS, ITEMSIZE
-from torch_pruner.graph.rows import RowDomain, full_node, row_domain
+from torch_pruner.families.gpu_rows.form import kept_in_memory
+from torch_pruner.families.gpu_rows.found import Found, bound, found_of
+from torch_pruner.graph.rows import RowDomain, full_node, meet_others, passes, row_domain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,29 +51,79 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
-KEPT_BYTES = 32 << 10  # of shared memory for values that several passes read
+    Phase = Callable[[Expr], Stmt]
 
 
 @dataclass(slots=True)
-class _Row:
+class _Rows:
+    """What is known of a kernel while it is emitted; ``tid`` is a thread of the block."""
+
     spec: Graph
     domain: RowDomain
+    decisions: GpuRowsDecisions[int]
     reader: Reader
     grid: Grid
     outputs: dict[int, Buffer]
-    kept: dict[int, Buffer]  # a row of each value worth keeping
-    results: dict[int, Registers]
-    partial: dict[str, Buffer] = field(default_factory=dict)  # shared, by what is combined
+    found: dict[int, Found]
+    kept: dict[int, Buffer]  # the block's rows of each value worth keeping
+    neighbours: ForKind
+    block: Expr = field(default_factory=lambda: imm(0))
+    shared: dict[str, Buffer] = field(default_factory=dict)  # by what meets in it
     ready: set[int] = field(default_factory=set)
+    met: int = 0  # how many times warps have met
 
     @property
-    def width_shape(self) -> tuple[int, ...]:
-        return tuple(self.domain.shape[a] for a in self.domain.axes)
+    def apart(self) -> bool:
+        """Whether threads of a row exchange nothing in registers."""
+        return bool(self.grid.host or self.decisions.abreast)
 
-    def index(self, row: Index, position: Expr) -> Index:
-        """The full index of the row's element at a position along it."""
-        along = unlinear(position, self.width_shape)
-        return merge(row, along, self.domain.axes, len(self.domain.shape))
+    @property
+    def units(self) -> int:
+        """Of a row: threads, or warps, which have exchanged what they found."""
+        threads = self.decisions.threads
+        return threads if self.apart else threads // WARP
+
+    def lane(self, tid: Expr) -> Expr:
+        """Among the threads of a row."""
+        threads, rows, abreast = self.decisions.threads, self.decisions.rows, self.decisions.abreast
+        if rows == 1:
+            return tid
+        return T.floordiv(tid, rows) if abreast else T.floormod(tid, threads)
+
+    def which(self, tid: Expr) -> Expr:
+        """Among the rows of the block."""
+        threads, rows, abreast = self.decisions.threads, self.decisions.rows, self.decisions.abreast
+        if rows == 1:
+            return imm(0)
+        return T.floormod(tid, rows) if abreast else T.floordiv(tid, threads)
+
+    def kept_at(self, tid: Expr, position: Expr) -> Expr:
+        """Where values are kept that lie at a position of the thread's row."""
+        which = self.which(tid)
+        if self.decisions.abreast:
+            return position * self.decisions.rows + which
+        return which * self.domain.width + position
+
+    def row(self, tid: Expr) -> Expr:
+        """Among all."""
+        return self.block * self.decisions.rows + self.which(tid)
+
+    def row_at(self, tid: Expr) -> Index:
+        return unlinear(self.row(tid), tuple(self.domain.shape[a] for a in self.domain.kept))
+
+    def index(self, tid: Expr, position: Expr) -> Index:
+        """The full index of the element of the thread's row at a position along it."""
+        domain = self.domain
+        along = unlinear(position, tuple(domain.shape[a] for a in domain.axes))
+        return merge(self.row_at(tid), along, domain.axes, len(domain.shape))
+
+    def meeting(self, name: str, dtype: str) -> Buffer:
+        """Shared memory for one value of every unit, twice."""
+        key = f"{name}_{dtype}"
+        if key not in self.shared:
+            count = 2 * self.decisions.rows * self.units
+            self.shared[key] = self.grid.shared(count, dtype, f"partial{key}")
+        return self.shared[key]
 
 
 def emit(
@@ -71,224 +133,200 @@ def emit(
     *,
     host: bool = False,
 ) -> Emitted:
-    """Decisions: ``threads`` per row."""
+    """See the module, and ``GpuRowsDecisions``."""
     inputs, outputs, scratch = parameters(signature)
-    domain, threads = row_domain(spec), decisions.threads
-    grid = Grid(domain.rows, threads, host)
-    kept: dict[int, Buffer] = {}
-    room = KEPT_BYTES
-    for k in domain.kept_values:
-        dtype = value_dtype(spec.nodes[k].dtype)
-        if domain.width * ITEMSIZE[dtype] <= room:
-            room -= domain.width * ITEMSIZE[dtype]
-            kept[k] = grid.shared(domain.width, dtype, f"kept{k}")
-    state = _Row(
+    domain, rows = row_domain(spec), decisions.rows
+    grid = Grid(in_blocks(domain.rows, rows), rows * decisions.threads, host)
+    kept = {
+        k: grid.shared(rows * domain.width, value_dtype(spec.nodes[k].dtype), f"kept{k}")
+        for k in kept_in_memory(spec, domain, rows)
+    }
+    flags = any(str(buf.dtype) == "bool" for buf in kept.values())
+    state = _Rows(
         spec,
         domain,
+        decisions,
         Reader(spec, dict(zip(spec.inputs, inputs, strict=True))),
         grid,
         dict(zip(spec.outputs, outputs, strict=True)),
+        {r: found_of(spec, r, grid) for r in domain.reductions},
         kept,
-        {r: grid.registers(1, sum_dtype(spec.nodes[r]), f"r{r}") for r in domain.reductions},
+        UNROLLED if flags else together(spec),
     )
-    for r in domain.reductions:
-        for name, dtype in _combined(spec, r).items():
-            key = f"{name}:{dtype}"
-            if key not in state.partial:
-                state.partial[key] = grid.shared(2 * threads, dtype, f"partial_{name}_{dtype}")
 
-    def row(b: Expr) -> Stmt:
-        kept_shape = tuple(domain.shape[a] for a in domain.kept)
-        return _emit(state, unlinear(b, kept_shape))
+    def body(b: Expr) -> Stmt:
+        state.block = b
+        return grid.phases(*(_in_rows(state, phase) for phase in _phases(state)))
 
-    return Emitted(grid.launch(row), inputs, outputs, scratch)
+    return Emitted(grid.launch(body), inputs, outputs, scratch)
 
 
-def _combined(spec: Graph, r: int) -> dict[str, str]:
-    """What of a reduction travels between threads: name and dtype."""
-    node = spec.nodes[r]
-    if node.op in ("argmax", "argmin"):
-        return {"best": value_dtype(spec.nodes[node.inputs[0]].dtype), "place": "int64"}
-    return {"sum": sum_dtype(node)}
+def _in_rows(state: _Rows, phase: Phase) -> Phase:
+    """The phase, where the last block has a row for the thread."""
+    rows = state.domain.rows
+    if rows % state.decisions.rows == 0:
+        return phase
+    inside = Unshared(lambda tid: when(state.row(tid) < rows, phase(tid), None))
+    return inside if isinstance(phase, Unshared) else inside.do
 
 
-def _emit(state: _Row, row: Index) -> Stmt:
-    phases: list[Callable[[Expr], Stmt]] = []
-    before = False  # whether the reduction before looked for a place
-    for r in state.domain.reductions:
-        arg = state.spec.nodes[r].op in ("argmax", "argmin")
-        sweep, *rest = _arg_reduce(state, r, row) if arg else _reduce(state, r, row)
-        # What threads combine they write in a sweep, and other threads read it in the phases that
-        # follow: after a sum, in the last of them, the second half, which no sweep writes. What a
-        # sweep keeps of the row is read after those phases.
-        phases += [sweep if before and arg else Unshared(sweep), *rest]
-        before = arg
-    phases += [Unshared(phase) for phase in _finish(state, row)]  # shares nothing
-    return state.grid.phases(*phases)
+def _phases(state: _Rows) -> list[Phase]:
+    phases: list[Phase] = []
+    waits = False
+    # In a warp alone nobody waits for others, unless they read what a pass has kept.
+    crossing = state.units == 1 and not state.apart and meet_others(state.spec, state.domain)
+    for group in passes(state.spec):
+        kept = len(state.ready)
+        sweep, *joined = _reduced(state, group)
+        phases += [sweep if waits else Unshared(sweep), *joined]
+        waits = crossing and len(state.ready) > kept
+    first, *rest = _finish(state)
+    return [*phases, first if waits else Unshared(first), *map(Unshared, rest)]
 
 
-def _scope(state: _Row, tid: Expr, emit: Callable[[], Sequence[Stmt]]) -> Stmt:
+def _scope(state: _Rows, tid: Expr, emitted: Callable[[], Sequence[Stmt]]) -> Stmt:
     """Statements that may read what earlier passes have found, each thread its own copy."""
     reader = state.reader
-    for r, registers in state.results.items():
-        dtype = state.spec.nodes[r].dtype
+    for r, found in state.found.items():
+        registers, dtype = found.result, state.spec.nodes[r].dtype
         reader.overrides[r] = held(registers.buffer, registers.at(tid, 0), dtype)
-    return reader.scope(emit)
+    return reader.scope(emitted)
 
 
 def _pass(
-    state: _Row,
-    row: Index,
+    state: _Rows,
     roots: Sequence[int],
-    before: Callable[[Expr], Stmt | None],
-    body: Callable[[Expr, Expr, Index], Sequence[Stmt]],
-    after: Callable[[Expr], Stmt | None],
-) -> list[Callable[[Expr], Stmt]]:
-    """One phase over the row: ``body(tid, position, index)`` for each of a thread's elements."""
-    fresh, known = (
-        newly_kept(state.spec, state.domain, state.kept, state.ready, roots),
-        dict(state.reader.overrides),
-    )
+    element: Callable[[Expr, Index], Sequence[Stmt]],
+    around: Callable[[Expr, Expr, Stmt], Stmt] | None = None,
+) -> Phase:
+    """A pass over the row. ``element(v, index)``: what is done with number ``v`` of neighbours;
+    ``around(tid, first, all_of_them)`` adds to what is done with the neighbours from ``first``."""
+    fresh = newly_kept(state.spec, state.domain, state.kept, state.ready, roots)
+    known, width, vl = dict(state.reader.overrides), state.domain.width, state.decisions.vl
 
-    def element(tid: Expr, position: Expr) -> Stmt:
-        index = state.index(row, position)
+    def each(tid: Expr, position: Expr, v: Expr) -> Stmt:
+        index, place = state.index(tid, position), state.kept_at(tid, position)
 
-        def emit() -> list[Stmt]:
+        def emitted() -> list[Stmt]:
             saved = [
-                S.BufferStore(state.kept[k], state.reader.at(k, index), [position]) for k in fresh
+                S.BufferStore(state.kept[k], state.reader.at(k, index), [place]) for k in fresh
             ]
-            return [*saved, *body(tid, position, index)]
+            return [*saved, *element(v, index)]
 
-        return _scope(state, tid, emit)
+        return _scope(state, tid, emitted)
 
-    def each(tid: Expr) -> Stmt:
-        state.reader.overrides = dict(known)
-        sweep = spread(state.grid, tid, state.domain.width, lambda at: element(tid, at))
-        return seq([before(tid), sweep, after(tid)])
+    def neighbours(tid: Expr, first: Expr) -> Stmt:
+        body = loop(vl, lambda v: each(tid, first + v, v), state.neighbours, "v")
+        return around(tid, first, body) if around else body
 
-    for k in fresh:
-        state.ready.add(k)
-        state.reader.overrides[k] = _from_row(state, state.kept[k])
-    return [each]
+    def swept(tid: Expr) -> Stmt:
+        state.reader.overrides = {**known, **{k: _from_row(state, k, tid) for k in earlier}}
+        lane, threads = state.lane(tid), state.decisions.threads
+        return spread(threads, lane, width, lambda at: neighbours(tid, at), width=vl)
 
-
-def _from_row(state: _Row, buf: Buffer) -> Callable[[Index], Expr]:
-    """Reads a value that is kept for a whole row."""
-    axes, shape = state.domain.axes, state.width_shape
-    return lambda index: buf[linear(tuple(index[a] for a in axes), shape)]
+    earlier = sorted(state.ready)
+    state.ready.update(fresh)
+    return swept
 
 
-def _reduce(state: _Row, r: int, row: Index) -> list[Callable[[Expr], Stmt]]:
-    node, dtype = state.spec.nodes[r], sum_dtype(state.spec.nodes[r])
-    result, partial = state.results[r], state.partial[f"sum:{dtype}"]
-    source = node.inputs[0]
-
-    def body(tid: Expr, _: Expr, index: Index) -> list[Stmt]:
-        at = result.at(tid, 0)
-        value = state.reader.at(source, index).astype(dtype)
-        return [store(result.buffer, at, combine(node, result.buffer[at], value, dtype))]
-
-    def begin(tid: Expr) -> Stmt:
-        return store(result.buffer, result.at(tid, 0), identity(node, dtype))
-
-    def end(tid: Expr) -> Stmt:
-        return store(partial, tid, result.buffer[result.at(tid, 0)])
-
-    def joined(into: Buffer, at: Expr | int, first: Expr, stride: int, count: int) -> Stmt:
-        def add(i: Expr) -> Stmt:
-            return store(into, at, combine(node, into[at], partial[first + i * stride], dtype))
-
-        return seq([store(into, at, identity(node, dtype)), loop(count, add, name="i")])
-
-    phases = _pass(state, row, [source], begin, body, end)
-    return [*phases, *_tree(state.grid, partial, result, joined)]
+def _from_row(state: _Rows, node: int, tid: Expr) -> Callable[[Index], Expr]:
+    """Reads a value that is kept for whole rows."""
+    domain, buf = state.domain, state.kept[node]
+    shape = tuple(domain.shape[a] for a in domain.axes)
+    return lambda index: buf[
+        state.kept_at(tid, linear(tuple(index[a] for a in domain.axes), shape))
+    ]
 
 
-def _tree(
-    grid: Grid,
-    partial: Buffer,
-    result: Registers,
-    joined: Callable[[Buffer, Expr | int, Expr, int, int], Stmt],
-) -> list[Callable[[Expr], Stmt]]:
-    """From a value per thread in the first half of ``partial`` to one that every thread has.
+def _reduced(state: _Rows, group: Sequence[int]) -> list[Phase]:
+    """Reductions that need one pass: it, and what threads do to have all of it."""
+    founds = [state.found[r] for r in group]
+    sources = [state.spec.nodes[r].inputs[0] for r in group]
+    vl = state.decisions.vl
+    taken = [buffer(vl, f.dtypes[0], "taken", scope="local") for f in founds]
 
-    Some threads each combine as many values as a warp has threads, into the second half; then all
-    threads read these. Neighbouring threads read neighbouring values.
-    """
-    threads = grid.threads
-    each = min(WARP, threads)
-    few = threads // each
+    def element(v: Expr, index: Index) -> list[Stmt]:
+        return [
+            store(buf, v, found.as_held(state.reader.at(source, index)))
+            for found, source, buf in zip(founds, sources, taken, strict=True)
+        ]
 
-    def some(tid: Expr) -> Stmt:
-        into = joined(partial, imm(threads) + tid, tid, few, each)
-        return S.IfThenElse(tid < few, into, None) if few < threads else into
+    def around(tid: Expr, first: Expr, gathered: Stmt) -> Stmt:
+        def into(v: Expr) -> Stmt:
+            pairs = zip(founds, taken, strict=True)
+            return seq([f.take_element(tid, buf[v], first + v) for f, buf in pairs])
+
+        return seq([*map(stack, taken), gathered, loop(vl, into, UNROLLED, "v")])
+
+    swept = _pass(state, sources, element, around)
+    together_at_last, *rest = _joined(state, founds)
+
+    def whole(tid: Expr) -> Stmt:
+        begun = [f.begin(tid) for f in founds]
+        return seq([*begun, swept(tid), together_at_last(tid)])
+
+    return [whole, *rest]
+
+
+def _joined(state: _Rows, founds: Sequence[Found]) -> list[Phase]:
+    """From what each thread has found to what all threads of a row have: the end of one phase, and
+    those that follow."""
+    units, rows = state.units, state.decisions.rows
+    half, alone = state.met % 2 * rows * units, units == 1
+    buffers = [
+        [] if alone else [state.meeting(f"{n}_{k}", d) for k, d in enumerate(found.dtypes)]
+        for n, found in enumerate(founds)
+    ]
+    state.met += not alone
+
+    def at(tid: Expr, unit: Expr) -> Expr:
+        return imm(half) + unit * rows + state.which(tid)
+
+    def exchange(tid: Expr) -> Stmt:
+        if state.apart:
+            return handed_over(tid, state.lane(tid))
+        stmts: list[Stmt] = []
+        for distance in (16, 8, 4, 2, 1):
+            stmts += [_from_lane(found, tid, distance) for found in founds]
+        if not alone:
+            first = T.EQ(T.floormod(tid, WARP), imm(0))
+            stmts.append(when(first, handed_over(tid, T.floordiv(state.lane(tid), WARP)), None))
+        return seq(stmts)
+
+    def handed_over(tid: Expr, unit: Expr) -> Stmt:
+        return seq(
+            [
+                store(buf, at(tid, unit), value)
+                for found, own in zip(founds, buffers, strict=True)
+                for buf, value in zip(own, found.held(tid), strict=True)
+            ]
+        )
 
     def all_of_them(tid: Expr) -> Stmt:
-        return joined(result.buffer, result.at(tid, 0), imm(threads), 1, few)
+        def one(unit: Expr) -> Stmt:
+            stmts: list[Stmt] = []
+            for found, own in zip(founds, buffers, strict=True):
+                binds, values = bound([buf[at(tid, unit)] for buf in own], found.dtypes)
+                stmts += [*binds, found.take(tid, values)]
+            return seq(stmts)
 
-    return [some, all_of_them]
+        return seq([*(f.begin(tid) for f in founds), loop(units, one, SERIAL, "unit")])
 
-
-def _arg_reduce(state: _Row, r: int, row: Index) -> list[Callable[[Expr], Stmt]]:
-    """Position of the first extreme element along the one axis; NaN is the most extreme."""
-    node = state.spec.nodes[r]
-    source = state.spec.nodes[node.inputs[0]]
-    names = _combined(state.spec, r)
-    kind = names["best"]
-    values = state.partial[f"best:{kind}"]
-    places, result, grid = state.partial["place:int64"], state.results[r], state.grid
-    best = grid.registers(1, kind, f"best{r}")
-    none = T.const(-1, "int64")
-
-    def wins(value: Expr, place: Expr, tid: Expr) -> Expr:
-        """Whether a value at a place comes before what the thread has."""
-        held, at = best.buffer[best.at(tid, 0)], result.buffer[result.at(tid, 0)]
-        better = apply("gt" if node.op == "argmax" else "lt", (value, held), "bool")
-        same = apply("eq", (value, held), "bool")
-        if source.dtype in FLOATS:
-            nan, held_nan = (apply("isnan", (v,), "bool") for v in (value, held))
-            better = T.any(T.all(better, T.Not(held_nan)), T.all(nan, T.Not(held_nan)))
-            same = T.any(same, T.all(nan, held_nan))
-        return T.any(at < T.const(0, "int64"), better, T.all(same, place < at))
-
-    def take(value: Expr, place: Expr, tid: Expr) -> Stmt:
-        v = buffer(1, kind, "candidate", scope="local")
-        both = seq(
-            [
-                store(best.buffer, best.at(tid, 0), v[imm(0)]),
-                store(result.buffer, result.at(tid, 0), place),
-            ]
-        )
-        known = T.all(place >= T.const(0, "int64"), wins(v[imm(0)], place, tid))
-        return seq([stack(v), store(v, imm(0), value), S.IfThenElse(known, both, None)])
-
-    def begin(tid: Expr) -> Stmt:
-        return seq(
-            [
-                store(best.buffer, best.at(tid, 0), T.const(0, kind)),
-                store(result.buffer, result.at(tid, 0), none),
-            ]
-        )
-
-    def body(tid: Expr, position: Expr, index: Index) -> list[Stmt]:
-        return [take(state.reader.at(node.inputs[0], index), position.astype("int64"), tid)]
-
-    def end(tid: Expr) -> Stmt:
-        return seq(
-            [
-                store(values, tid, best.buffer[best.at(tid, 0)]),
-                store(places, tid, result.buffer[result.at(tid, 0)]),
-            ]
-        )
-
-    def every(tid: Expr) -> Stmt:
-        compare = loop(grid.threads, lambda i: take(values[i], places[i], tid), SERIAL, "i")
-        return seq([begin(tid), compare])
-
-    return [*_pass(state, row, [node.inputs[0]], begin, body, end), every]
+    return [exchange] if alone else [exchange, all_of_them]
 
 
-def _finish(state: _Row, row: Index) -> list[Callable[[Expr], Stmt]]:
+def _from_lane(found: Found, tid: Expr, distance: int) -> Stmt:
+    """Take in what the thread at a distance in the warp has found, while it takes in this one's."""
+    stmts: list[Stmt] = []
+    others: list[Expr] = []
+    for value, dtype in zip(found.held(tid), found.dtypes, strict=True):
+        binds, _, other = exchanged(value, dtype, distance)
+        stmts += binds
+        others.append(other)
+    return seq([*stmts, found.take(tid, others)])
+
+
+def _finish(state: _Rows) -> list[Phase]:
     """Per-row outputs by one thread; one more pass for the outputs that have the row's width."""
     spec, domain = state.spec, state.domain
     wide = [o for o in spec.outputs if full_node(spec, o, domain.shape) is not None]
@@ -299,18 +337,14 @@ def _finish(state: _Row, row: Index) -> list[Callable[[Expr], Stmt]]:
         return store(state.outputs[o], at, state.reader.at(o, index))
 
     def lone(tid: Expr) -> Stmt:
+        row = state.row_at(tid)
         stores = _scope(
             state, tid, lambda: [value_at(o, row_index(spec, o, domain, row)) for o in narrow]
         )
-        return S.IfThenElse(T.EQ(tid, imm(0)), stores, None)
+        return S.IfThenElse(T.EQ(state.lane(tid), imm(0)), stores, None)
 
-    def body(_: Expr, __: Expr, index: Index) -> list[Stmt]:
+    def element(_: Expr, index: Index) -> list[Stmt]:
         return [value_at(o, forward(spec, o, index)) for o in wide]
 
-    def nothing(_: Expr) -> None:
-        return None
-
-    phases: list[Callable[[Expr], Stmt]] = [lone] if narrow else []
-    if wide:
-        phases += _pass(state, row, wide, nothing, body, nothing)
-    return phases
+    phases: list[Phase] = [lone] if narrow else []
+    return [*phases, _pass(state, wide, element)] if wide else phases

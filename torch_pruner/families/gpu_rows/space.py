@@ -1,48 +1,103 @@
-"""The space of rows on a GPU, a block each."""
+"""The space of rows on a GPU: a block each, a warp of a block each, or abreast."""
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torch_pruner.families.gpu import (
     COMBINED_S,
     ELEMENT_S,
-    THREAD_S,
+    EXCHANGE_S,
+    NEIGHBOUR_S,
+    TRANSACTION,
     WARP,
     GpuSweep,
     column,
 )
-from torch_pruner.families.gpu_rows.form import GpuRowsDecisions
-from torch_pruner.families.space import Array, Decisions, Symbols
-from torch_pruner.graph.ops import ITEMSIZE
-from torch_pruner.graph.rows import row_domain
+from torch_pruner.families.gpu_rows.form import GpuRowsDecisions, kept_in_memory
+from torch_pruner.families.space import Array, Decisions, Mask, Symbols
+from torch_pruner.graph.rows import full_node, meet_others, passes, row_domain, steps_along
+
+if TYPE_CHECKING:
+    from torch_pruner.graph.rows import RowDomain
+
+_VECTORS = (1, 2, 4)
+_ROWS = (1, 2, 4, 8)
+ABREAST = 32  # rows of a block that lie abreast
+_EXCHANGES = 5  # until all threads of a warp have what each of them had
 
 
 class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
-    """A block per row."""
+    """Threads for each row."""
 
     name = "gpu_rows"
     decisions = GpuRowsDecisions
 
     @cached_property
+    def _domain(self) -> RowDomain:
+        return row_domain(self.task.spec)
+
+    @cached_property
     def domains(self) -> tuple[Decisions, ...]:
-        return (column([32, 64, 128, 256, 512, 1024]),)
+        threads = [2, 4, 8, 16, *(WARP * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))]
+        vectors = [vl for vl in _VECTORS if vl == 1 or self._divides(vl)]
+        several = [n for n in _ROWS if n == 1 or self._fits(n)]
+        abreast = [0, 1] if self._domain.rows > 1 else [0]
+        rows = sorted({*several, *(ABREAST for _ in abreast[1:])})
+        return (column(threads), column(vectors), column(rows), column(abreast))
+
+    def _divides(self, vl: int) -> bool:
+        """Whether rows can be read in vectors of ``vl``: TVM prints none of booleans in memory."""
+        spec, domain = self.task.spec, self._domain
+        ends = (*spec.inputs, *spec.outputs, *domain.reductions, *domain.kept_values)
+        flags = any(spec.nodes[i].dtype == "bool" for i in ends)
+        last = len(domain.shape) - 1
+        return last in domain.axes and domain.shape[last] % vl == 0 and not flags
+
+    def _fits(self, rows: int) -> bool:
+        """Whether a block can have several rows, each of which a warp finishes by itself."""
+        spec, domain = self.task.spec, self._domain
+        all_kept = kept_in_memory(spec, domain, rows) == kept_in_memory(spec, domain, 1)
+        return all_kept and not meet_others(spec, domain)
+
+    def valid(self, decisions: Decisions) -> Mask:
+        c, width = self.columns(decisions), self._domain.width
+        warps = (c.abreast == 0) & (c.threads >= WARP) & np.isin(c.rows, _ROWS)
+        warps &= (c.threads == WARP) | ((c.rows == 1) & ((c.threads - WARP) * c.vl < width))
+        abreast = (c.abreast == 1) & (c.rows == ABREAST) & (c.vl == 1)
+        abreast &= c.threads <= min(WARP, max(width, 2))
+        result: Mask = warps | abreast
+        return result
+
+    def _useful(self, c: GpuRowsDecisions[Array]) -> Array:
+        """The share of what memory brings that is asked for."""
+        domain = self._domain
+        axes = [a for a, extent in enumerate(domain.shape) if extent > 1]
+        total, lines = 0.0, np.zeros(len(c.threads))
+        ways = [[a for a in axes if a in group] for group in (domain.axes, domain.kept)]
+        along, across = (steps_along(self.task.spec, domain, w[-1] if w else 0) for w in ways)
+        for (count, item, step), (_, _, beside) in zip(along, across, strict=True):
+            near = np.where(c.abreast > 0, beside, step)
+            ends = min(ABREAST, domain.rows), np.minimum(WARP * c.vl, domain.width)
+            reach = np.where(c.abreast > 0, *ends)
+            lines += count * item / self.aligned(item * np.where(near <= 1, reach, 1.0))
+            total += count * item
+        return total / lines if total else np.ones(len(c.threads))
 
     def symbols(self, decisions: Decisions) -> Symbols:
-        c, domain = self.columns(decisions), row_domain(self.task.spec)
-        blocks = np.full(len(decisions), float(domain.rows))
-        passes = len(domain.reductions) + 1
-        turns = np.ceil(domain.width / c.threads)
-        item = ITEMSIZE[self.task.spec.nodes[domain.reductions[0]].dtype]
-        work = float(domain.rows * domain.width * len(self.task.spec.nodes))
-        found = self._estimate(c.threads, blocks, work, np.minimum(WARP, domain.width) * item)
-        rounds = np.ceil(found.s6_rounds / np.maximum(self.card.threads / c.threads, 1.0))
-        combined = len(domain.reductions) * (WARP + c.threads / WARP)
-        waits = rounds * (passes * turns * ELEMENT_S + combined * COMBINED_S + c.threads * THREAD_S)
-        return Symbols(
-            found.s1_registers, found.s2_tile_ops, found.s3_cache_bytes, found.s4_tasks,
-            found.s5_traffic_bytes, found.s6_rounds, found.s7_contiguous_bytes, found.s8_ops,
-            found.latency_s + waits,
-        )  # fmt: skip
+        spec, domain = self.task.spec, self._domain
+        c, groups = self.columns(decisions), passes(spec)
+        threads, blocks = c.threads * c.rows, np.ceil(domain.rows / c.rows)
+        wide = any(full_node(spec, o, domain.shape) is not None for o in spec.outputs)
+        turns = np.ceil(domain.width / (c.threads * c.vl)) * (len(groups) + wide)
+        work = float(domain.rows * domain.width * len(spec.nodes))
+        found = self._estimate(threads, blocks, work, TRANSACTION * self._useful(c))
+        warps = np.where(c.threads > WARP, c.threads / WARP, 0.0)
+        read = np.where(c.abreast > 0, c.threads, warps)  # of shared memory
+        exchanges = np.where(c.abreast > 0, 0.0, _EXCHANGES)
+        joined = len(groups) * exchanges * EXCHANGE_S + len(domain.reductions) * read * COMBINED_S
+        turn = ELEMENT_S + (c.vl - 1) * NEIGHBOUR_S
+        return self._waiting(found, threads, turns * turn + joined)

@@ -4,7 +4,8 @@ A block computes ``bm`` rows by ``bn`` columns of one group, ``bk`` positions of
 time. Its ``warpgroups`` share the rows. Each turn begins its products and copies the tiles of a
 later turn while tensor cores work; products of two turns are on their way at once, so tiles of
 ``stages`` - 2 turns are copied ahead. Packed operands arrive whole, asked for by one thread.
-Convolutions, epilogues and parts of a reduction (``split``) are those of ``gpu_product``.
+Convolutions, epilogues and parts of a reduction (``split``) are those of ``gpu_product``; parts may
+also be added up in shared memory, by the blocks that have summed them up.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.gpu import asynchronous, product_tile, warpgroup
+from torch_pruner.codegen.parts.gpu import asynchronous, cluster, product_tile, warpgroup
 from torch_pruner.codegen.parts.gpu.bulk import Arrivals
 from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, in_blocks
 from torch_pruner.codegen.parts.gpu.product_tile import Copies, Tile
@@ -26,6 +27,8 @@ from torch_pruner.families.gpu_warpgroup.form import kinds
 from torch_pruner.graph.contraction import Contraction, contraction_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch_pruner.families.gpu_warpgroup.form import GpuWarpgroupDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
@@ -49,6 +52,8 @@ class _Block:
     a: Buffer = field(init=False)  # of all stages
     b: Buffer = field(init=False)
     arrivals: Arrivals | None = field(init=False)
+    left: Buffer | None = field(init=False)  # sums, for other blocks of a cluster
+    whole: Registers = field(init=False)  # of all blocks: four at a time, where there are several
 
     def __post_init__(self) -> None:
         d, grid, dtype = self.decisions, self.grid, self.nest.spec.nodes[self.con.a].dtype
@@ -56,6 +61,10 @@ class _Block:
         self.a = grid.shared(d.stages * d.bm * d.bk, dtype, "tile_a")
         self.b = grid.shared(d.stages * d.bn * d.bk, dtype, "tile_b")
         self.arrivals = Arrivals(grid, d.stages) if self.kinds[1] == PIECES else None
+        self.left, self.whole = None, self.sums
+        if d.cluster:
+            self.left = grid.shared(d.bm * d.bn, self.con.acc_dtype, "left")
+            self.whole = grid.registers(cluster.FOUR, self.con.acc_dtype, "whole")
 
     @property
     def turns(self) -> int:
@@ -87,6 +96,8 @@ def emit(
 ) -> Emitted:
     """TIR for a product."""
     con = contraction_of(spec)
+    if host and decisions.cluster:  # there one block runs after the other
+        decisions = decisions._replace(split=1, cluster=0)
     inputs, (out,), scratch = parameters(signature)
     constant = next((k for k, p in enumerate(signature.packs) if p is not None), None)
     panel = None if constant is None else inputs[constant]
@@ -181,12 +192,49 @@ class _Place:
             return self.g, self.down * d.bm + first + row, self.across * d.bn + column
 
         into = None if block.parts is None else (block.parts, self.part)
+        if block.left is not None:
+            written = self._shared_out(tid, block.left, place)
+        else:
+            written = product_tile.write(
+                block.nest, sums, tid, place, tile, into, together=TOGETHER
+            )
         return seq(
             [
                 warpgroup.wait(0, host=host),
                 warpgroup.hold(sums, tid, host=host),
                 warpgroup.gather(sums, tid, host=host),
-                product_tile.write(block.nest, sums, tid, place, tile, into, together=TOGETHER),
+                written,
+            ]
+        )
+
+    def _shared_out(self, tid: Expr, left: Buffer, place: Callable[[Expr], Index]) -> Stmt:
+        """The sums of all blocks of the cluster, each of which adds up and writes its share."""
+        block, d = self.block, self.block.decisions
+        sums, whole, threads = block.sums, block.whole, block.grid.threads
+        fours = sums.count // cluster.FOUR
+
+        def share(j: Expr) -> Stmt:
+            four = j * d.split + self.part
+
+            def at(i: Expr) -> Index:
+                return place(four * cluster.FOUR + i)
+
+            body = seq(
+                [
+                    cluster.add(whole.buffer, left, four, d.split, threads),
+                    product_tile.write(
+                        block.nest, whole, tid, at, (d.bm, d.bn), None, together=TOGETHER
+                    ),
+                ]
+            )
+            return S.IfThenElse(four < fours, body, None) if fours % d.split else body
+
+        return seq(
+            [
+                cluster.leave(sums, left, threads, tid),
+                cluster.meet(),
+                loop(in_blocks(fours, d.split), share, name="share"),
+                cluster.meet(),
             ]
         )
 

@@ -27,6 +27,7 @@ class GpuWarpgroupDecisions(NamedTuple, Generic[N]):
     stages: N  # turns whose tiles shared memory holds at once
     warpgroups: N  # that share the rows of a block
     split: N  # blocks that share the turns of a tile; divides them
+    cluster: N = 0  # type: ignore[assignment]  # 1: these read each other's sums in shared memory
 
 
 def kinds(spec: Graph) -> tuple[int, int]:
@@ -41,7 +42,7 @@ def kinds(spec: Graph) -> tuple[int, int]:
 def parameters(spec: Graph, decisions: GpuWarpgroupDecisions[int]) -> Parameters:
     """Panels as wide as a block's columns; operands that change are read where they lie.
 
-    Scratch: what each part of a split reduction sums up.
+    Scratch: what each part of a split reduction sums up, unless that stays in shared memory.
     """
     packs: dict[int, PackLayout] = {}
     con = contraction_of(spec)
@@ -52,4 +53,5 @@ def parameters(spec: Graph, decisions: GpuWarpgroupDecisions[int]) -> Parameters
         shape = (con.groups, -(-con.n // block), deep // PIECE, block * PIECE)
         packs[index] = PackLayout(view, form, con.groups, block, shape, PIECE)
     sums = BufferSpec((decisions.split, con.groups, con.rows, con.n), con.acc_dtype)
-    return Parameters(packs, (sums,) if decisions.split > 1 else ())
+    apart = decisions.split > 1 and not decisions.cluster
+    return Parameters(packs, (sums,) if apart else ())

@@ -18,6 +18,7 @@ from torch_pruner.families.gpu import (
     L2_SPEED,
     LAUNCH_S,
     OWN,
+    SHARED_BYTES_A_CYCLE,
     SPLIT_S,
     SUMS,
     GpuSketch,
@@ -29,7 +30,7 @@ from torch_pruner.graph.contraction import contraction_of, traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
 
 BARRIER_BYTES = 1024  # of shared memory for the barriers of what arrives whole, and alignment
-ITEM = 2  # bytes of an element
+ITEM, SUM_BYTES = 2, 4  # bytes of an element, and of a sum
 # Fitted to products of 128 to 4096 rows in float16 on an H100, weights and activations in its
 # second cache where they fit (docs/gpu.md), in cycles of its clock.
 MMA_SHARE = 0.77  # of the peak
@@ -39,6 +40,8 @@ WAIT_CYCLES = 1500.0  # for tiles that were asked for a turn before; a quarter o
 ASKED_CYCLES = 6.0  # for a thread to ask for sixteen bytes
 EDGE_CYCLES = 1800.0  # of a block before its first product and after its last
 SUM_CYCLES = 4.0  # to write one of a thread's
+MEETING_CYCLES = 1000.0  # of blocks of a cluster that wait for each other twice; not measured
+REMOTE_BYTES = 14.0  # that a multiprocessor reads in a cycle of others' shared memory; not measured
 AT_ONCE = 3.0  # a multiprocessor may take so many times its share of what memory hands out
 
 
@@ -51,12 +54,13 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
         rows, stages = [M, 2 * M, 4 * M], [3, 4, 5, 6, 7, 8]
-        options = (rows, list(COLUMNS), [64, 128], stages, [1, 2], [1, 2, 4, 8])
+        options = (rows, list(COLUMNS), [64, 128], stages, [1, 2], [1, 2, 4, 8], [0, 1])
         return tuple(column(o) for o in options)
 
     def _shared(self, c: GpuWarpgroupDecisions[Array]) -> Array:
         barriers = BARRIER_BYTES if kinds(self.task.spec)[1] == PIECES else 0
-        result: Array = c.stages * (c.bm + c.bn) * c.bk * ITEM + barriers
+        left = c.cluster * c.bm * c.bn * SUM_BYTES
+        result: Array = c.stages * (c.bm + c.bn) * c.bk * ITEM + barriers + left
         return result
 
     def _registers(self, c: GpuWarpgroupDecisions[Array]) -> Array:
@@ -71,6 +75,7 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         room = self._shared(c) <= self.card.shared_bytes_per_block
         even = np.ceil(con.depth / c.bk) % c.split == 0
         even &= (c.split == 1) | (con.groups * con.rows * con.n * c.split < 2**31)
+        even &= (c.cluster == 0) | (c.split > 1)
         result: Mask = kept & shares & room & even & (sums <= SUMS)
         return result
 
@@ -84,6 +89,13 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         asked = asked * c.bk / 8 / (c.warpgroups * THREADS) * ASKED_CYCLES
         alone = TURN_CYCLES + asked + WAIT_CYCLES / (c.stages - 2.0) ** 2
         result: Array = np.maximum(together * np.maximum(products, filled), alone)
+        return result
+
+    def _meeting_cycles(self, c: GpuWarpgroupDecisions[Array]) -> Array:
+        """Of a block that leaves its sums and adds up its share of all blocks'."""
+        left = c.bm * c.bn * SUM_BYTES
+        others = left * (c.split - 1) / c.split / REMOTE_BYTES
+        result: Array = MEETING_CYCLES + left / SHARED_BYTES_A_CYCLE + others
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -111,6 +123,9 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         # Parts of sums are written, read again and added by a launch of their own.
         parts = 2.0 * calls * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
         adding = parts / (card.dram_bytes_per_s * L2_SPEED) + SPLIT_S
+        adding = np.where(
+            c.cluster > 0, waves * self._meeting_cycles(c) / card.frequency_hz, adding
+        )
         latency = latency + np.where(c.split > 1, adding, 0.0)
         return Symbols(
             registers, 2.0 * sums * depth, shared, threads, traffic, each, contiguous, operations,

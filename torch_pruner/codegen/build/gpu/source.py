@@ -15,7 +15,14 @@ from torch_pruner import exc
 from torch_pruner.codegen.build.gpu import dependent, together
 from torch_pruner.codegen.build.gpu.image import Launch, launches_of
 from torch_pruner.codegen.build.spill import spill
-from torch_pruner.codegen.parts.gpu import asynchronous, bulk, tensor_core, tf32, warpgroup
+from torch_pruner.codegen.parts.gpu import (
+    asynchronous,
+    bulk,
+    cluster,
+    tensor_core,
+    tf32,
+    warpgroup,
+)
 from torch_pruner.codegen.tir.builders import (
     GlobalVar,
     IRModule,
@@ -124,7 +131,7 @@ def cuda_source(
     code = _preamble(code) + together.with_copies(_roomy(code), wanted)
     if dependent.allowed(arch):
         code = dependent.waiting(code, {launch.symbol for launch in launches.values()})
-    return code, launches
+    return cluster.launched_together(code), launches
 
 
 @contextlib.contextmanager
@@ -202,7 +209,9 @@ def _preamble(code: str) -> str:
     if "half" in code or tensor_core.HELD_NAME in code:
         parts.append(_HALVES)
     parts += [
-        h.SOURCE for h in (tensor_core, tf32, asynchronous, bulk, warpgroup) if h.NAME in code
+        h.SOURCE
+        for h in (tensor_core, tf32, asynchronous, bulk, warpgroup, cluster)
+        if h.NAME in code
     ]
     if tensor_core.HELD_NAME in code:
         parts.append(tensor_core.HELD_SOURCE)

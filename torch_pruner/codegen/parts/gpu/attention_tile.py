@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu import asynchronous
 from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, spread
+from torch_pruner.codegen.parts.gpu.lanes import exchanged
 from torch_pruner.codegen.parts.gpu.operands import Moved, common_width
 from torch_pruner.codegen.parts.operands import Nest
-from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, seq
+from torch_pruner.codegen.tir.builders import Buffer, Expr, Stmt, T, seq
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.graph.contraction import contraction_at
 
@@ -23,7 +24,6 @@ QUERIES = 16  # of a warp
 QUAD = 4  # threads of a warp that share two rows of its scores: see tensor_core
 PAD = 8  # elements after a line that tensor cores read: the next begins in other banks
 F32 = "float32"
-ALL_LANES = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,8 @@ class Block:
         found = held.buffer[held.at(tid, half)]
         stmts: list[Stmt] = []
         for distance in (1, 2):
-            own, other = T.Var("own", F32), T.Var("other", F32)
-            stmts.append(S.Bind(own, found))
-            everyone = T.const(ALL_LANES, "uint32")
-            shuffled = T.call_extern(F32, "__shfl_xor_sync", everyone, own, distance)
-            stmts.append(S.Bind(other, shuffled))
+            binds, own, other = exchanged(found, F32, distance)
+            stmts += binds
             found = join(own, other)
         return stmts, found
 
@@ -170,7 +167,7 @@ def _copy(
             return asynchronous.copy((buf, to), value, width, guards, block.grid.host)
         return moved.lanes(width, put, value, guards)
 
-    return spread(block.grid, tid, lines * length, piece, width=width)
+    return spread(block.grid.threads, tid, lines * length, piece, width=width)
 
 
 def copy_queries(block: Block, group: Expr, first: Expr, tid: Expr) -> Stmt:

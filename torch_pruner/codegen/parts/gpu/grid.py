@@ -137,18 +137,18 @@ def in_blocks(total: int, per_block: int) -> int:
 
 
 def spread(
-    grid: Grid, tid: Expr, total: int, body: Callable[[Expr], Stmt], *, width: int = 1
+    threads: int, tid: Expr, total: int, body: Callable[[Expr], Stmt], *, width: int = 1
 ) -> Stmt:
-    """``total`` items among the threads, ``width`` neighbours at a time, neighbours to neighbours.
+    """``total`` items among ``threads``, ``width`` neighbours at a time, neighbours to neighbours.
 
     ``body`` gets the first of ``width`` items; ``width`` divides ``total``.
     """
     groups = total // width
-    rounds = in_blocks(groups, grid.threads)
+    rounds = in_blocks(groups, threads)
 
     def one(r: Expr) -> Stmt:
-        item = r * grid.threads + tid
-        if groups % grid.threads == 0:
+        item = r * threads + tid
+        if groups % threads == 0:
             return body(item * width)
         return S.IfThenElse(item < groups, body(item * width), None)
 

@@ -104,7 +104,7 @@ class Copies:
                 return asynchronous.copy((tile.buffer, at), value, width, guards, self.grid.host)
             return moved.lanes(width, put, value, guards)
 
-        return spread(self.grid, tid, bm * bk, piece, width=width)
+        return spread(self.grid.threads, tid, bm * bk, piece, width=width)
 
     def columns(self, tile: Tile, g: Expr, block: Expr, tid: Expr, turn: Expr) -> Stmt:
         """Of the second operand: panel ``block``, where it is packed, else columns as above."""
@@ -142,7 +142,7 @@ class Copies:
                 return asynchronous.copy((tile.buffer, at), value, width, guards, self.grid.host)
             return moved.lanes(width, put, value, guards)
 
-        return spread(self.grid, tid, bk * bn, piece, width=width)
+        return spread(self.grid.threads, tid, bk * bn, piece, width=width)
 
     def panel(self, tile: Tile, g: Expr, block: Expr, tid: Expr, turn: Expr) -> Stmt:
         """Of a packed second operand of whole turns: they lie in it as the tile keeps them."""
@@ -166,7 +166,7 @@ class Copies:
                 width, lambda v, value: moved.put(tile.buffer, first + item + v, value), value, []
             )
 
-        return spread(self.grid, tid, count, piece, width=width)
+        return spread(self.grid.threads, tid, count, piece, width=width)
 
 
 def write(
