@@ -40,8 +40,8 @@ step timeline "$python" -m benchmarks.gpu.timeline --cache-dir "$out/cache" --ou
 # What numbers do not show: reads past a buffer's end, and shared memory without a barrier between.
 # NVIDIA's compute-sanitizer comes with the CUDA toolkit; where it is missing these steps fail.
 checked=()
-for name in softmax argmax pool product split tensor-cores attention \
-  attention,-keys-shared attention,-heads-of-the-same-keys,-shared warpgroups; do
+for name in softmax sums-down parts-of-a-row product split tensor-cores attention \
+  attention,-heads-of-the-same-keys,-shared warpgroups warpgroups,-a-cluster; do
   checked+=("tests/gpu/test_gpu_kernels.py::test_numbers_on_the_card[$name]")
 done
 for tool in memcheck racecheck; do

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from tests import emitting as gpu_kernel
+from tests.gpu import loops
 from tests.gpu.emulator import machine
 from torch_pruner import devices, families
 from torch_pruner.cards import CARDS, Card
@@ -78,10 +79,11 @@ def compiled(
         for n in (1, *copies.get(name, ()))
     }
     # The loops of a kernel's first launch do what all of its launches do, with all it takes.
-    for key in [key for key in launches if key.endswith("/1")]:
-        kernel, first = scheduled[key[:-2].partition("*")[0]], launches[key[:-2]]
+    for key in [key for key in launches if "/" in key]:
+        name, _, _ = key.partition("/")
+        kernel, first = scheduled[name.partition("*")[0]], launches[name]
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-        launches[key[:-2]] = replace(first, parameters=tuple(range(count * first.copies)))
+        launches[name] = replace(first, parameters=tuple(range(count * first.copies)))
         text[launches[key].symbol] = []
     return json.dumps(text).encode(), launches
 
@@ -117,7 +119,7 @@ class HostDriver(TimingDriver):
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
         call = KernelCall("k", tuple(Place(i) for i in range(count)))
         code = compile_module(
-            program_module({"k": kernel}, {"main": [call]}, count), TargetSpec.detect(1)
+            program_module({"k": kernel}, {"main": [call]}, count), loops.target()
         )
         return symbol, code, count
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.emitting import schedule
 from tests.families import kernels as K
+from tests.gpu import loops
 from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.codegen.build.gpu import nvrtc
 from torch_pruner.codegen.build.gpu.driver import CudaDriver
@@ -27,7 +28,6 @@ from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import Place
 from torch_pruner.graph.precision import allow_tf32, is_tf32
 from torch_pruner.graph.reference import evaluate
-from torch_pruner.target import TargetSpec
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
@@ -45,7 +45,7 @@ def error(spec: Graph, sketch: str, decisions: dict[str, int]) -> float:
     expected = evaluate(spec, arrays)
     assert any(np.abs(e.astype(np.float64)).max() > 0 for e in expected), "nothing is compared"
     kernel = schedule(spec, sketch, decisions, host=True)
-    built = compile_kernel(kernel, TargetSpec.detect(1))
+    built = compile_kernel(kernel, loops.target())
     given = []
     for array, pack in zip(arrays, kernel.packs, strict=True):
         if pack is not None:
@@ -243,6 +243,15 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     ),
     "norm over a batch": (
         normed(4, 9, 40), "gpu_rows", {"threads": 4, "rows": 32, "abreast": 1},
+    ),
+    "parts of a row": (softmax(2, 1000), "gpu_rows", {"threads": 64, "vl": 4, "split": 4}),
+    "parts of a row, its place": (ends(3, 301), "gpu_rows", {"threads": 32, "split": 2}),
+    "parts of sums down": (
+        down(100, 70, "bfloat16"), "gpu_rows",
+        {"threads": 4, "rows": 32, "abreast": 1, "split": 8},
+    ),
+    "parts of a norm over a batch": (
+        normed(4, 9, 40), "gpu_rows", {"threads": 4, "rows": 32, "abreast": 1, "split": 2},
     ),
     "pool": (pool(), "gpu_columns", {"threads": 64}),
     "pool with positions": (located_pool(), "gpu_columns", {"threads": 64}),
@@ -465,7 +474,7 @@ def test_nan_and_ties_of_argmax() -> None:
     kernel = schedule(spec, "gpu_rows", {"threads": 64}, host=True)
     given, out = aligned((3, 100), "float32"), aligned((3,), "int64")
     given[...] = x
-    compile_kernel(kernel, TargetSpec.detect(1)).bind([given, out])()
+    compile_kernel(kernel, loops.target()).bind([given, out])()
     assert out.tolist() == [40, 10, 0]
 
 

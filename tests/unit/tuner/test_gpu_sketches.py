@@ -139,7 +139,7 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
         ("gpu_direct", "threads"),
         ("gpu_elementwise", "vl threads"),
         ("gpu_product", "bm bn bk tm tn stages tensor ahead split"),
-        ("gpu_rows", "threads vl rows abreast"),
+        ("gpu_rows", "threads vl rows abreast split"),
         ("gpu_warpgroup", "bm bn bk stages warpgroups split cluster"),
     ],
 )
@@ -207,6 +207,13 @@ def test_sums_over_tokens_lie_abreast() -> None:
     assert seconds["gpu_rows"] < seconds["gpu_columns"] / 4  # which has a thread for each sum
 
 
+def test_few_long_rows_are_shared_by_blocks() -> None:
+    """One row of all elements of a loss, and few channels of a batch."""
+    for spec in (squares((1 << 22,), [0], "float32"), squares((32, 3136, 64), [0, 1])):
+        assert rows_of(spec)["split"] > 1
+    assert rows_of(squares((4096, 4096), [1]))["split"] == 1
+
+
 def test_rows_that_lie_across_memory_are_read_abreast() -> None:
     """A norm of channels, which torch sees last and memory has first."""
     b = GraphBuilder()
@@ -228,6 +235,6 @@ def test_parts_of_a_sum_stay_in_shared_memory() -> None:
 
 
 def test_stored_rows_and_products_by_warpgroups_that_say_less() -> None:
-    assert families.named("gpu_rows").typed({"threads": 64}) == (64, 1, 1, 0)
+    assert families.named("gpu_rows").typed({"threads": 64}) == (64, 1, 1, 0, 1)
     stored = {"bm": 64, "bn": 64, "bk": 64, "stages": 4, "warpgroups": 1, "split": 2}
     assert families.named("gpu_warpgroup").typed(stored).cluster == 0

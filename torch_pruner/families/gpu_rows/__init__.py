@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.families.base import Family
+from torch_pruner.families.base import Family, Parameters
+from torch_pruner.families.gpu_rows import form
 from torch_pruner.families.gpu_rows.form import GpuRowsDecisions
 from torch_pruner.families.kinds import is_reduction
 
@@ -30,6 +31,9 @@ class GpuRowsFamily(Family):
         from torch_pruner.families.gpu_rows.space import GpuRowsSketch
 
         return GpuRowsSketch
+
+    def parameters(self, spec: Graph, decisions: GpuRowsDecisions[int]) -> Parameters:
+        return form.parameters(spec, decisions)
 
     def emit(
         self,

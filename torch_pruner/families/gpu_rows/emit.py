@@ -8,27 +8,28 @@ takes in turn: so one barrier is enough, after which every thread has the result
 Where neighbours in memory are of different rows, as in a sum over tokens, a block's rows lie
 abreast: a warp has one thread of each, and what threads have found all goes through shared memory.
 
+Where there are few rows, several blocks share each (``split``): a launch for each pass leaves what
+they gave in memory, and the next one's threads begin with it.
+
 A value that several passes read is computed again, unless it costs much and its rows fit the
 block's memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Unshared, in_blocks, spread
 from torch_pruner.codegen.parts.gpu.lanes import exchanged
 from torch_pruner.codegen.parts.gpu.sweeps import together
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.reductions import merge
 from torch_pruner.codegen.parts.row_passes import forward, newly_kept, row_index
 from torch_pruner.codegen.tir.builders import (
     SERIAL,
     UNROLLED,
     Buffer,
     Expr,
-    ForKind,
     S,
     Stmt,
     T,
@@ -38,11 +39,12 @@ from torch_pruner.codegen.tir.builders import (
     stack,
     when,
 )
-from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
+from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear
 from torch_pruner.codegen.tir.values import store, value_dtype
-from torch_pruner.families.gpu_rows.form import kept_in_memory
+from torch_pruner.families.gpu_rows.form import held_dtypes, kept_in_memory
 from torch_pruner.families.gpu_rows.found import Found, bound, found_of
-from torch_pruner.graph.rows import RowDomain, full_node, meet_others, passes, row_domain
+from torch_pruner.families.gpu_rows.state import Rows
+from torch_pruner.graph.rows import full_node, meet_others, passes, row_domain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,78 +56,6 @@ if TYPE_CHECKING:
     Phase = Callable[[Expr], Stmt]
 
 
-@dataclass(slots=True)
-class _Rows:
-    """What is known of a kernel while it is emitted; ``tid`` is a thread of the block."""
-
-    spec: Graph
-    domain: RowDomain
-    decisions: GpuRowsDecisions[int]
-    reader: Reader
-    grid: Grid
-    outputs: dict[int, Buffer]
-    found: dict[int, Found]
-    kept: dict[int, Buffer]  # the block's rows of each value worth keeping
-    neighbours: ForKind
-    block: Expr = field(default_factory=lambda: imm(0))
-    shared: dict[str, Buffer] = field(default_factory=dict)  # by what meets in it
-    ready: set[int] = field(default_factory=set)
-    met: int = 0  # how many times warps have met
-
-    @property
-    def apart(self) -> bool:
-        """Whether threads of a row exchange nothing in registers."""
-        return bool(self.grid.host or self.decisions.abreast)
-
-    @property
-    def units(self) -> int:
-        """Of a row: threads, or warps, which have exchanged what they found."""
-        threads = self.decisions.threads
-        return threads if self.apart else threads // WARP
-
-    def lane(self, tid: Expr) -> Expr:
-        """Among the threads of a row."""
-        threads, rows, abreast = self.decisions.threads, self.decisions.rows, self.decisions.abreast
-        if rows == 1:
-            return tid
-        return T.floordiv(tid, rows) if abreast else T.floormod(tid, threads)
-
-    def which(self, tid: Expr) -> Expr:
-        """Among the rows of the block."""
-        threads, rows, abreast = self.decisions.threads, self.decisions.rows, self.decisions.abreast
-        if rows == 1:
-            return imm(0)
-        return T.floormod(tid, rows) if abreast else T.floordiv(tid, threads)
-
-    def kept_at(self, tid: Expr, position: Expr) -> Expr:
-        """Where values are kept that lie at a position of the thread's row."""
-        which = self.which(tid)
-        if self.decisions.abreast:
-            return position * self.decisions.rows + which
-        return which * self.domain.width + position
-
-    def row(self, tid: Expr) -> Expr:
-        """Among all."""
-        return self.block * self.decisions.rows + self.which(tid)
-
-    def row_at(self, tid: Expr) -> Index:
-        return unlinear(self.row(tid), tuple(self.domain.shape[a] for a in self.domain.kept))
-
-    def index(self, tid: Expr, position: Expr) -> Index:
-        """The full index of the element of the thread's row at a position along it."""
-        domain = self.domain
-        along = unlinear(position, tuple(domain.shape[a] for a in domain.axes))
-        return merge(self.row_at(tid), along, domain.axes, len(domain.shape))
-
-    def meeting(self, name: str, dtype: str) -> Buffer:
-        """Shared memory for one value of every unit, twice."""
-        key = f"{name}_{dtype}"
-        if key not in self.shared:
-            count = 2 * self.decisions.rows * self.units
-            self.shared[key] = self.grid.shared(count, dtype, f"partial{key}")
-        return self.shared[key]
-
-
 def emit(
     spec: Graph,
     decisions: GpuRowsDecisions[int],
@@ -135,14 +65,48 @@ def emit(
 ) -> Emitted:
     """See the module, and ``GpuRowsDecisions``."""
     inputs, outputs, scratch = parameters(signature)
+    own = iter(scratch)
+    left = {}
+    if decisions.split > 1:
+        left = {r: [next(own) for _ in held_dtypes(spec, r)] for r in row_domain(spec).reductions}
+
+    def launched(phases: Callable[[Rows], list[Phase]]) -> Stmt:
+        state = _state(spec, decisions, inputs, outputs, left, host=host)
+
+        def body(b: Expr) -> Stmt:
+            split = decisions.split
+            state.block = T.floordiv(b, split) if split > 1 else b
+            state.part = T.floormod(b, split) if split > 1 else imm(0)
+            return state.grid.phases(*(_in_rows(state, phase) for phase in phases(state)))
+
+        return state.grid.launch(body)
+
+    launches = [_phases]
+    if decisions.split > 1:
+        groups = passes(spec)
+        launches = [partial(_part, done=groups[:n], group=g) for n, g in enumerate(groups)]
+        launches.append(partial(_finish_parts, done=groups))
+    return Emitted(seq([launched(phases) for phases in launches]), inputs, outputs, scratch)
+
+
+def _state(
+    spec: Graph,
+    decisions: GpuRowsDecisions[int],
+    inputs: Sequence[Buffer],
+    outputs: Sequence[Buffer],
+    left: dict[int, list[Buffer]],
+    *,
+    host: bool,
+) -> Rows:
     domain, rows = row_domain(spec), decisions.rows
-    grid = Grid(in_blocks(domain.rows, rows), rows * decisions.threads, host)
+    blocks = in_blocks(domain.rows, rows) * decisions.split
+    grid = Grid(blocks, rows * decisions.threads, host)
     kept = {
         k: grid.shared(rows * domain.width, value_dtype(spec.nodes[k].dtype), f"kept{k}")
-        for k in kept_in_memory(spec, domain, rows)
+        for k in (kept_in_memory(spec, domain, rows) if decisions.split == 1 else ())
     }
     flags = any(str(buf.dtype) == "bool" for buf in kept.values())
-    state = _Rows(
+    return Rows(
         spec,
         domain,
         decisions,
@@ -152,16 +116,11 @@ def emit(
         {r: found_of(spec, r, grid) for r in domain.reductions},
         kept,
         UNROLLED if flags else together(spec),
+        left,
     )
 
-    def body(b: Expr) -> Stmt:
-        state.block = b
-        return grid.phases(*(_in_rows(state, phase) for phase in _phases(state)))
 
-    return Emitted(grid.launch(body), inputs, outputs, scratch)
-
-
-def _in_rows(state: _Rows, phase: Phase) -> Phase:
+def _in_rows(state: Rows, phase: Phase) -> Phase:
     """The phase, where the last block has a row for the thread."""
     rows = state.domain.rows
     if rows % state.decisions.rows == 0:
@@ -170,7 +129,7 @@ def _in_rows(state: _Rows, phase: Phase) -> Phase:
     return inside if isinstance(phase, Unshared) else inside.do
 
 
-def _phases(state: _Rows) -> list[Phase]:
+def _phases(state: Rows) -> list[Phase]:
     phases: list[Phase] = []
     waits = False
     # In a warp alone nobody waits for others, unless they read what a pass has kept.
@@ -184,7 +143,47 @@ def _phases(state: _Rows) -> list[Phase]:
     return [*phases, first if waits else Unshared(first), *map(Unshared, rest)]
 
 
-def _scope(state: _Rows, tid: Expr, emitted: Callable[[], Sequence[Stmt]]) -> Stmt:
+def _part(state: Rows, *, done: Sequence[Sequence[int]], group: Sequence[int]) -> list[Phase]:
+    """A part of each row for the reductions of a pass, which need those of the passes ``done``."""
+    sweep, *joined = _reduced(state, group)
+
+    def leave(tid: Expr) -> Stmt:
+        at = state.left_at(tid, state.part)
+        stores = [
+            store(buf, at, value)
+            for r in group
+            for buf, value in zip(state.scratch[r], state.found[r].held(tid), strict=True)
+        ]
+        return when(T.EQ(state.lane(tid), imm(0)), seq(stores), None)
+
+    return [*_whole(state, done), Unshared(sweep), *joined, Unshared(leave)]
+
+
+def _finish_parts(state: Rows, *, done: Sequence[Sequence[int]]) -> list[Phase]:
+    """The outputs of a part of each row, when all parts of all reductions are there."""
+    return [*_whole(state, done), *map(Unshared, _finish(state))]
+
+
+def _whole(state: Rows, done: Sequence[Sequence[int]]) -> list[Phase]:
+    """Every thread adds up what all parts of its row gave for the reductions of some passes."""
+    reductions = [r for group in done for r in group]
+
+    def phase(tid: Expr) -> Stmt:
+        def one(part: Expr) -> Stmt:
+            stmts: list[Stmt] = []
+            for r in reductions:
+                at, found = state.left_at(tid, part), state.found[r]
+                binds, values = bound([buf[at] for buf in state.scratch[r]], found.dtypes)
+                stmts += [*binds, found.take(tid, values)]
+            return seq(stmts)
+
+        begun = [state.found[r].begin(tid) for r in reductions]
+        return seq([*begun, loop(state.decisions.split, one, SERIAL, "part")])
+
+    return [Unshared(phase)] if reductions else []
+
+
+def _scope(state: Rows, tid: Expr, emitted: Callable[[], Sequence[Stmt]]) -> Stmt:
     """Statements that may read what earlier passes have found, each thread its own copy."""
     reader = state.reader
     for r, found in state.found.items():
@@ -194,7 +193,7 @@ def _scope(state: _Rows, tid: Expr, emitted: Callable[[], Sequence[Stmt]]) -> St
 
 
 def _pass(
-    state: _Rows,
+    state: Rows,
     roots: Sequence[int],
     element: Callable[[Expr, Index], Sequence[Stmt]],
     around: Callable[[Expr, Expr, Stmt], Stmt] | None = None,
@@ -202,7 +201,8 @@ def _pass(
     """A pass over the row. ``element(v, index)``: what is done with number ``v`` of neighbours;
     ``around(tid, first, all_of_them)`` adds to what is done with the neighbours from ``first``."""
     fresh = newly_kept(state.spec, state.domain, state.kept, state.ready, roots)
-    known, width, vl = dict(state.reader.overrides), state.domain.width, state.decisions.vl
+    known, width, span = dict(state.reader.overrides), state.domain.width, state.span
+    vl = state.decisions.vl
 
     def each(tid: Expr, position: Expr, v: Expr) -> Stmt:
         index, place = state.index(tid, position), state.kept_at(tid, position)
@@ -221,15 +221,20 @@ def _pass(
 
     def swept(tid: Expr) -> Stmt:
         state.reader.overrides = {**known, **{k: _from_row(state, k, tid) for k in earlier}}
-        lane, threads = state.lane(tid), state.decisions.threads
-        return spread(threads, lane, width, lambda at: neighbours(tid, at), width=vl)
+        begin, parts = state.part * span, state.decisions.split
+
+        def some(at: Expr) -> Stmt:
+            body = neighbours(tid, begin + at)
+            return when(begin + at < width, body, None) if span * parts != width else body
+
+        return spread(state.decisions.threads, state.lane(tid), span, some, width=vl)
 
     earlier = sorted(state.ready)
     state.ready.update(fresh)
     return swept
 
 
-def _from_row(state: _Rows, node: int, tid: Expr) -> Callable[[Index], Expr]:
+def _from_row(state: Rows, node: int, tid: Expr) -> Callable[[Index], Expr]:
     """Reads a value that is kept for whole rows."""
     domain, buf = state.domain, state.kept[node]
     shape = tuple(domain.shape[a] for a in domain.axes)
@@ -238,7 +243,7 @@ def _from_row(state: _Rows, node: int, tid: Expr) -> Callable[[Index], Expr]:
     ]
 
 
-def _reduced(state: _Rows, group: Sequence[int]) -> list[Phase]:
+def _reduced(state: Rows, group: Sequence[int]) -> list[Phase]:
     """Reductions that need one pass: it, and what threads do to have all of it."""
     founds = [state.found[r] for r in group]
     sources = [state.spec.nodes[r].inputs[0] for r in group]
@@ -268,7 +273,7 @@ def _reduced(state: _Rows, group: Sequence[int]) -> list[Phase]:
     return [whole, *rest]
 
 
-def _joined(state: _Rows, founds: Sequence[Found]) -> list[Phase]:
+def _joined(state: Rows, founds: Sequence[Found]) -> list[Phase]:
     """From what each thread has found to what all threads of a row have: the end of one phase, and
     those that follow."""
     units, rows = state.units, state.decisions.rows
@@ -326,7 +331,7 @@ def _from_lane(found: Found, tid: Expr, distance: int) -> Stmt:
     return seq([*stmts, found.take(tid, others)])
 
 
-def _finish(state: _Rows) -> list[Phase]:
+def _finish(state: Rows) -> list[Phase]:
     """Per-row outputs by one thread; one more pass for the outputs that have the row's width."""
     spec, domain = state.spec, state.domain
     wide = [o for o in spec.outputs if full_node(spec, o, domain.shape) is not None]
@@ -341,7 +346,9 @@ def _finish(state: _Rows) -> list[Phase]:
         stores = _scope(
             state, tid, lambda: [value_at(o, row_index(spec, o, domain, row)) for o in narrow]
         )
-        return S.IfThenElse(T.EQ(state.lane(tid), imm(0)), stores, None)
+        first = [T.EQ(state.lane(tid), imm(0))]
+        first += [T.EQ(state.part, imm(0))] if state.decisions.split > 1 else []
+        return when(T.all(*first), stores, None)
 
     def element(_: Expr, index: Index) -> list[Stmt]:
         return [value_at(o, forward(spec, o, index)) for o in wide]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.reductions import combine, identity, sum_dtype
+from torch_pruner.codegen.parts.reductions import combine, identity
 from torch_pruner.codegen.tir.builders import Expr, S, Stmt, T, seq
 from torch_pruner.codegen.tir.scalar import apply
-from torch_pruner.codegen.tir.values import store, value_dtype
+from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.gpu_rows.form import held_dtypes
 from torch_pruner.graph.ops import FLOATS
 
 if TYPE_CHECKING:
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.parts.gpu.grid import Grid, Registers
     from torch_pruner.graph.ir import Graph
-
-# Threads exchange numbers of four or eight bytes; these have room for every value of those.
-_ROOMY = {
-    "float16": "float32", "bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32",
-}  # fmt: skip
-
-
-def _roomy(dtype: str) -> str:
-    return _ROOMY.get(dtype, dtype)
 
 
 class Found(ABC):
@@ -76,9 +68,9 @@ class Sum(Found):
 
     def __init__(self, spec: Graph, reduction: int, grid: Grid) -> None:
         self._node = spec.nodes[reduction]
-        dtype = sum_dtype(self._node)
-        self._kind = "bool" if dtype == "bool" else _roomy(dtype)  # what is computed in
-        super().__init__([grid.registers(1, _roomy(dtype), f"r{reduction}")])
+        (dtype,) = held_dtypes(spec, reduction)
+        self._kind = "bool" if self._node.dtype == "bool" else dtype  # what is computed in
+        super().__init__([grid.registers(1, dtype, f"r{reduction}")])
 
     @property
     def result(self) -> Registers:
@@ -104,8 +96,9 @@ class Place(Found):
         self._node = spec.nodes[reduction]
         source = spec.nodes[self._node.inputs[0]].dtype
         self._floats = source in FLOATS
-        best = grid.registers(1, _roomy(value_dtype(source)), f"best{reduction}")
-        super().__init__([best, grid.registers(1, "int64", f"r{reduction}")])
+        names = f"best{reduction}", f"r{reduction}"
+        dtypes = held_dtypes(spec, reduction)
+        super().__init__([grid.registers(1, d, n) for d, n in zip(dtypes, names, strict=True)])
 
     @property
     def result(self) -> Registers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from torch_pruner.families.gpu import (
     ELEMENT_S,
     EXCHANGE_S,
     NEIGHBOUR_S,
+    SPLIT_S,
     TRANSACTION,
     WARP,
     GpuSweep,
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 _VECTORS = (1, 2, 4)
 _ROWS = (1, 2, 4, 8)
 ABREAST = 32  # rows of a block that lie abreast
+_PARTS = (1, 2, 4, 8, 16, 32, 64)
+AT_ONCE = 4  # blocks of a multiprocessor: where there are more, no row needs several
+PART_S = 30e-9  # of a thread, to read what one part gave; not measured
 _EXCHANGES = 5  # until all threads of a warp have what each of them had
 
 
@@ -47,7 +52,13 @@ class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
         several = [n for n in _ROWS if n == 1 or self._fits(n)]
         abreast = [0, 1] if self._domain.rows > 1 else [0]
         rows = sorted({*several, *(ABREAST for _ in abreast[1:])})
-        return (column(threads), column(vectors), column(rows), column(abreast))
+        parts = [n for n in _PARTS if n == 1 or self._few(n)]
+        return tuple(column(d) for d in (threads, vectors, rows, abreast, parts))
+
+    def _few(self, parts: int) -> bool:
+        """Whether there may be so few rows that ``parts`` blocks share each."""
+        blocks = -(-self._domain.rows // ABREAST)
+        return parts * blocks <= AT_ONCE * self.card.multiprocessors
 
     def _divides(self, vl: int) -> bool:
         """Whether rows can be read in vectors of ``vl``: TVM prints none of booleans in memory."""
@@ -69,7 +80,10 @@ class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
         warps &= (c.threads == WARP) | ((c.rows == 1) & ((c.threads - WARP) * c.vl < width))
         abreast = (c.abreast == 1) & (c.rows == ABREAST) & (c.vl == 1)
         abreast &= c.threads <= min(WARP, max(width, 2))
-        result: Mask = warps | abreast
+        blocks, part = np.ceil(self._domain.rows / c.rows) * c.split, c.threads * c.vl * c.split
+        shared = ((c.rows == 1) | (c.abreast == 1)) & (part <= width)
+        shared &= blocks <= AT_ONCE * self.card.multiprocessors
+        result: Mask = (warps | abreast) & ((c.split == 1) | shared)
         return result
 
     def _useful(self, c: GpuRowsDecisions[Array]) -> Array:
@@ -90,9 +104,9 @@ class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
     def symbols(self, decisions: Decisions) -> Symbols:
         spec, domain = self.task.spec, self._domain
         c, groups = self.columns(decisions), passes(spec)
-        threads, blocks = c.threads * c.rows, np.ceil(domain.rows / c.rows)
+        threads, blocks = c.threads * c.rows, np.ceil(domain.rows / c.rows) * c.split
         wide = any(full_node(spec, o, domain.shape) is not None for o in spec.outputs)
-        turns = np.ceil(domain.width / (c.threads * c.vl)) * (len(groups) + wide)
+        turns = np.ceil(domain.width / (c.threads * c.vl * c.split)) * (len(groups) + wide)
         work = float(domain.rows * domain.width * len(spec.nodes))
         found = self._estimate(threads, blocks, work, TRANSACTION * self._useful(c))
         warps = np.where(c.threads > WARP, c.threads / WARP, 0.0)
@@ -100,4 +114,7 @@ class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
         exchanges = np.where(c.abreast > 0, 0.0, _EXCHANGES)
         joined = len(groups) * exchanges * EXCHANGE_S + len(domain.reductions) * read * COMBINED_S
         turn = ELEMENT_S + (c.vl - 1) * NEIGHBOUR_S
-        return self._waiting(found, threads, turns * turn + joined)
+        parts = np.where(c.split > 1, c.split * PART_S * len(domain.reductions), 0.0)
+        waiting = self._waiting(found, threads, turns * turn + joined + parts)
+        launches = np.where(c.split > 1, len(groups) * SPLIT_S, 0.0)
+        return replace(waiting, latency_s=waiting.latency_s + launches)
