@@ -191,6 +191,14 @@ def test_long_rows_are_read_in_vectors() -> None:
     assert rows_of(squares((4096, 4097), [1]))["vl"] == 1
 
 
+def test_integers_are_read_one_by_one() -> None:
+    b = GraphBuilder()
+    x = b.input(0, (512, 128), "int64")
+    known = b.pointwise("ne", x, b.const(0, "int64"))
+    spec = b.finish([b.reduce("sum", b.cast(known, "int64"), [1])])
+    assert rows_of(spec)["vl"] == 1
+
+
 def test_short_rows_share_a_block() -> None:
     chosen = rows_of(squares((100_000, 64), [1]))
     assert (chosen["threads"], chosen["abreast"]) == (32, 0)

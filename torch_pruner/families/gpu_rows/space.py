@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.rows import RowDomain
 
 _VECTORS = (1, 2, 4)
+_VECTOR_DTYPES = {"float32", "float16", "bfloat16", "bool"}
 _ROWS = (1, 2, 4, 8)
 ABREAST = 32  # rows of a block that lie abreast
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
@@ -61,12 +62,17 @@ class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
         return parts * blocks <= AT_ONCE * self.card.multiprocessors
 
     def _divides(self, vl: int) -> bool:
-        """Whether rows can be read in vectors of ``vl``: TVM prints none of booleans in memory."""
+        """Whether rows can be read in vectors of ``vl``.
+
+        TVM prints no vectors of booleans in memory, and of integers none that all operators take.
+        """
         spec, domain = self.task.spec, self._domain
         ends = (*spec.inputs, *spec.outputs, *domain.reductions, *domain.kept_values)
         flags = any(spec.nodes[i].dtype == "bool" for i in ends)
+        wide = {n.dtype for n in spec.nodes if n.shape == domain.shape}
         last = len(domain.shape) - 1
-        return last in domain.axes and domain.shape[last] % vl == 0 and not flags
+        whole = last in domain.axes and domain.shape[last] % vl == 0
+        return whole and not flags and wide <= _VECTOR_DTYPES
 
     def _fits(self, rows: int) -> bool:
         """Whether a block can have several rows, each of which a warp finishes by itself."""
