@@ -1,6 +1,6 @@
 """Builds the drafts of every kernel of every network for GPUs, on a machine that needs none.
 
-    python -m tests.suites.cuda_builds --networks all --cards h200,a100,t4 --out docs/data/cuda.json
+    python -m tests.suites.cuda_builds --networks resnet50,bert_base --cards h200,a100,t4
 
 Captures each network, cuts it into kernels as for a GPU, drafts a schedule for each kernel, and
 compiles them to machine code by NVRTC. What the assembler reports of registers, spilled bytes and
