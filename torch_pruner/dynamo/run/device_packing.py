@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.packing import PackLayout
 
 _FORMS = frozenset(("matmul", "conv", "conv_transpose", "depthwise"))
-_MOVES = frozenset(("input", "cast", "reshape", "permute", "broadcast", "slice", "flip", "pad"))
+_MOVES = frozenset(("input", "cast", "pad"))  # beside views
 
 
 def packs_there(layout: PackLayout) -> bool:

@@ -42,7 +42,7 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear
 from torch_pruner.codegen.tir.values import store, value_dtype
 from torch_pruner.families.gpu_rows.form import held_dtypes, kept_in_memory
-from torch_pruner.families.gpu_rows.found import Found, bound, found_of
+from torch_pruner.families.gpu_rows.found import Found, found_of
 from torch_pruner.families.gpu_rows.state import Rows
 from torch_pruner.graph.rows import full_node, meet_others, passes, row_domain
 
@@ -170,12 +170,8 @@ def _whole(state: Rows, done: Sequence[Sequence[int]]) -> list[Phase]:
 
     def phase(tid: Expr) -> Stmt:
         def one(part: Expr) -> Stmt:
-            stmts: list[Stmt] = []
-            for r in reductions:
-                at, found = state.left_at(tid, part), state.found[r]
-                binds, values = bound([buf[at] for buf in state.scratch[r]], found.dtypes)
-                stmts += [*binds, found.take(tid, values)]
-            return seq(stmts)
+            at = state.left_at(tid, part)
+            return seq([state.found[r].take_from(tid, state.scratch[r], at) for r in reductions])
 
         begun = [state.found[r].begin(tid) for r in reductions]
         return seq([*begun, loop(state.decisions.split, one, SERIAL, "part")])
@@ -309,11 +305,8 @@ def _joined(state: Rows, founds: Sequence[Found]) -> list[Phase]:
 
     def all_of_them(tid: Expr) -> Stmt:
         def one(unit: Expr) -> Stmt:
-            stmts: list[Stmt] = []
-            for found, own in zip(founds, buffers, strict=True):
-                binds, values = bound([buf[at(tid, unit)] for buf in own], found.dtypes)
-                stmts += [*binds, found.take(tid, values)]
-            return seq(stmts)
+            pairs = zip(founds, buffers, strict=True)
+            return seq([found.take_from(tid, own, at(tid, unit)) for found, own in pairs])
 
         return seq([*(f.begin(tid) for f in founds), loop(units, one, SERIAL, "unit")])
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.reductions import combine, identity
-from torch_pruner.codegen.tir.builders import Expr, S, Stmt, T, seq
+from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, seq
 from torch_pruner.codegen.tir.scalar import apply
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.gpu_rows.form import held_dtypes
@@ -53,6 +53,12 @@ class Found(ABC):
     @abstractmethod
     def take(self, tid: Expr, values: Sequence[Expr]) -> Stmt:
         """Take in what another has found. ``values`` are cheap: they are read several times."""
+
+    def take_from(self, tid: Expr, buffers: Sequence[Buffer], at: Expr) -> Stmt:
+        """Take in what another has left at a place of ``buffers``, one for each value."""
+        values = [T.Var("candidate", dtype) for dtype in self.dtypes]
+        binds = [S.Bind(v, buf[at]) for v, buf in zip(values, buffers, strict=True)]
+        return seq([*binds, self.take(tid, values)])
 
     def as_held(self, value: Expr) -> Expr:
         """An element of the row, in the dtype of the first of what is held."""
@@ -127,9 +133,3 @@ def found_of(spec: Graph, reduction: int, grid: Grid) -> Found:
     """How threads of ``grid`` hold a reduction of ``spec``."""
     where = spec.nodes[reduction].op in ("argmax", "argmin")
     return (Place if where else Sum)(spec, reduction, grid)
-
-
-def bound(values: Sequence[Expr], dtypes: Sequence[str]) -> tuple[list[Stmt], list[Expr]]:
-    """Values as variables, which cost nothing to read."""
-    names = [T.Var("candidate", dtype) for dtype in dtypes]
-    return [S.Bind(n, v) for n, v in zip(names, values, strict=True)], list(names)
