@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.products --precision float16 --out products.json
 
-For each shape the draft model's best schedules are built (NVRTC, several at once), checked against
-the vendor's result, and timed; the fastest of them then takes turns with ``torch.matmul``. Times
-are of events on the device, between them a write that empties the second-level cache.
+Weights lie as a layer of torch has them. For each shape the draft model's best schedules are built
+(NVRTC, several at once), checked against the vendor's result, and timed; the fastest of them then
+takes turns with ``torch.matmul``. Times are of events on the device, between them a write that
+empties the second-level cache.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from torch_pruner.cards import Card
     from torch_pruner.task import Candidate, Task
 
-# Rows, columns, depth: squares, and the layers of BERT-base and Llama at 128 and 512 rows.
+# Rows, columns, depth: squares, layers of BERT-base at 128 and 512 rows, and what steps of decoding
+# ask of Llama's.
 SHAPES = (
     *((n, n, n) for n in (1024, 2048, 4096)),
     *((rows, *layer) for rows in (128, 512) for layer in ((768, 768), (3072, 768), (768, 3072))),
+    *((rows, *layer) for rows in (1, 4, 16) for layer in ((4096, 4096), (4096, 11008))),
 )
-PRODUCTS = ("gpu_product", "gpu_warpgroup")
+PRODUCTS = ("gpu_product", "gpu_warpgroup", "gpu_dots")
 FLUSHED = 256 << 20  # bytes written between two timed calls: more than any second-level cache
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 
@@ -67,8 +70,9 @@ def task_of(shape: tuple[int, int, int], precision: str, card: Card) -> Task:
 
     m, n, k = shape
     b = GraphBuilder()
-    x, w = b.input(0, (m, k), precision), b.input(1, (k, n), precision, static=True)
-    return Task(f"{m}x{n}x{k}", b.finish([b.matmul(x, w)]), TargetSpec.cuda(card), 1)
+    x, w = b.input(0, (m, k), precision), b.input(1, (n, k), precision, static=True)
+    product = b.matmul(x, b.permute(w, (1, 0)))
+    return Task(f"{m}x{n}x{k}", b.finish([product]), TargetSpec.cuda(card), 1)
 
 
 def drafts(task: Task, count: int) -> list[tuple[float, Candidate]]:
@@ -86,6 +90,7 @@ def prepare(
     from torch_pruner.codegen.build.gpu.driver import CudaDriver
     from torch_pruner.codegen.build.gpu.image import load_gpu_program
     from torch_pruner.codegen.build.gpu.program import build_gpu_program
+    from torch_pruner.dynamo.run.device_packing import pack_there
     from torch_pruner.graph.memory import KernelCall, Place
     from torch_pruner.task import Scheduled
 
@@ -96,11 +101,8 @@ def prepare(
     driver = CudaDriver(lambda: int(torch.cuda.current_stream().cuda_stream))
     (entry,) = load_gpu_program(program.to_bytes(), ["main"], driver)
     x, w = operands
-    pack = takes.packs[1]
-    assert pack is not None
-    held = w.cpu().view(torch.uint16) if w.dtype == torch.bfloat16 else w.cpu()
-    packed = torch.from_numpy(pack.pack(held.numpy()).view("uint8")).to(w.device)
-    out = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
+    packed = w if (pack := takes.packs[1]) is None else pack_there(pack, w)
+    out = torch.empty(x.shape[0], w.shape[0], dtype=x.dtype, device=x.device)
     scratch = [torch.empty(s.nbytes, dtype=torch.uint8, device=x.device) for s in takes.scratch]
     tensors = (x, packed, out, *scratch)
     table = (ctypes.c_int64 * len(tensors))(*(t.data_ptr() for t in tensors))
@@ -142,8 +144,8 @@ def measure(shape: tuple[int, int, int], options: argparse.Namespace, card: Card
     dtype = getattr(torch, options.precision)
     torch.manual_seed(0)
     x = torch.randn(m, k, device="cuda", dtype=dtype)
-    w = torch.randn(k, n, device="cuda", dtype=dtype) / k**0.5
-    expected = (x.double() @ w.double()).float()
+    w = torch.randn(n, k, device="cuda", dtype=dtype) / k**0.5
+    expected = (x.double() @ w.double().t()).float()
     scale = float(expected.abs().max())
     task = task_of(shape, options.precision, card)
     chosen = drafts(task, options.count)
@@ -181,7 +183,7 @@ def measure(shape: tuple[int, int, int], options: argparse.Namespace, card: Card
         for times, r in zip(first, right, strict=True)
     ]  # fmt: skip
     ours, vendor = seconds(
-        [best.call, lambda: torch.matmul(x, w, out=vendor_out)], 4 * options.rounds
+        [best.call, lambda: torch.matmul(x, w.t(), out=vendor_out)], 4 * options.rounds
     )
     flops = 2.0 * m * n * k
     found |= {

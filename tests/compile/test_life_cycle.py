@@ -20,6 +20,7 @@ from tests.compile.functions import (
     mlp,
     randn,
 )
+from torch_pruner.dynamo.run import copies
 
 pytestmark = pytest.mark.tvm
 
@@ -121,6 +122,22 @@ def test_parameters_are_freed_with_their_model(backend):
     torch._dynamo.reset()
     gc.collect()
     assert not any(ref() is not None for ref in seen)
+
+
+def test_packed_copies_are_freed_with_what_was_compiled(backend):
+    """The model stays, and takes no more memory than it did."""
+    model = torch.nn.Linear(64, 48)
+    compiled = backend.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(randn(32, 64))
+    held = copies.held_of([model.weight], None, False)[id(model.weight)]
+    made = [weakref.ref(packed) for packed in held.copies.values()]
+    assert made, "nothing is tested"
+    del compiled
+    torch._dynamo.reset()
+    gc.collect()
+    assert not any(ref() is not None for ref in made)
 
 
 def test_noise_where_sums_cancel_is_not_a_mismatch(backend):

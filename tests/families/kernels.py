@@ -28,7 +28,9 @@ def inputs_for(spec: Graph, seed: int = 0) -> list[Array]:
         node = spec.nodes[i]
         array = aligned(node.shape, node.dtype)
         floating = node.dtype.startswith(("float", "bfloat"))
-        array[...] = rng.standard_normal(node.shape) if floating else rng.integers(0, 4, node.shape)
+        least = -4 if node.dtype == "int8" else 0  # others may be positions
+        whole = rng.integers(least, 4, node.shape)
+        array[...] = rng.standard_normal(node.shape) if floating else whole
         arrays.append(array)
     return arrays
 

@@ -61,6 +61,7 @@ SPECS = {
     "lane_per_row": G.reduction(),
     "rows": G.softmax(),
     "gpu_attention": attention(Case()),
+    "gpu_dots": K.linear(4, 96, 128, dtype="float16"),
     "gpu_product": G.matmul(64, 96, 128),
     "gpu_warpgroup": K.linear(64, 96, 128, dtype="float16"),
     "gpu_direct": G.convolution(16),

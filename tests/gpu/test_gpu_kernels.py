@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.tvm, pytest.mark.sampled(4)]
 TINY = {"bm": 32, "bn": 32, "bk": 16, "tm": 4, "tn": 4, "stages": 1, "tensor": 0, "ahead": 0}
 TENSOR = {"bm": 64, "bn": 64, "bk": 32, "tm": 32, "tn": 32, "stages": 2, "tensor": 1, "ahead": 0}
 WARPGROUP = {"bm": 64, "bn": 64, "bk": 64, "stages": 4, "warpgroups": 1, "split": 1}
+DOTS = {"threads": 64, "along": 32, "columns": 2, "ahead": 1}
 ATTENTION = {"bm": 32, "bn": 32, "stages": 1, "ahead": 0}
 
 
@@ -194,6 +195,26 @@ def weighted(heads: int, rows: int, dim: int) -> Graph:
     return b.finish([b.matmul(p, v)])
 
 
+def of_bytes(rows: int, columns: int, depth: int, *, beside: bool = False) -> Graph:
+    """A product with int8 weights that have a scale for each column. ``beside``: these lie next to
+    each other."""
+    b = GraphBuilder()
+    x, scale = b.input(0, (rows, depth), "float16"), b.input(2, (columns,), "float32", static=True)
+    q = b.input(1, (depth, columns) if beside else (columns, depth), "int8", static=True)
+    w = q if beside else b.permute(q, (1, 0))
+    total = b.append("matmul", (x, w), (rows, columns), "float32")
+    return b.finish([b.cast(b.pointwise("mul", total, scale), "float16")])
+
+
+def gated(rows: int, columns: int, depth: int, dtype: str) -> Graph:
+    """A product whose first operand is computed on the way, as behind a gate."""
+    b = GraphBuilder()
+    x, y = (b.input(i, (rows, depth), dtype) for i in range(2))
+    w = b.input(2, (columns, depth), dtype, static=True)
+    given = b.pointwise("mul", b.pointwise("relu", x), y)
+    return b.finish([b.matmul(given, b.permute(w, (1, 0)))])
+
+
 def gradient(m: int, n: int, rows: int, dtype: str, span: int = 0) -> Graph:
     """Of weights: both operands lie along what is summed up. ``span``: columns of the first input,
     of which the product reads the last ``m``."""
@@ -257,6 +278,29 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "pool with positions": (located_pool(), "gpu_columns", {"threads": 64}),
     "depthwise": (K.conv(8, 14, 8, 3, 2, 1, 8), "gpu_direct", {"threads": 64}),
     "small product": (K.linear(5, 7, 9), "gpu_direct", {"threads": 64}),
+    "few rows": (K.linear(3, 45, 200, dtype="float16"), "gpu_dots", DOTS),
+    "one row, two warps a column": (
+        K.linear(1, 70, 1032, dtype="float16"), "gpu_dots",
+        DOTS | {"threads": 128, "along": 64, "columns": 4, "ahead": 2},
+    ),
+    "few rows, turns left over": (
+        K.linear(5, 33, 800, static=False), "gpu_dots", DOTS | {"threads": 32, "ahead": 4},
+    ),
+    "few rows in bfloat16": (
+        K.linear(16, 40, 256, dtype="bfloat16"), "gpu_dots", DOTS | {"columns": 1},
+    ),
+    "few rows, an odd reduction": (K.linear(2, 30, 75, dtype="float16"), "gpu_dots", DOTS),
+    "few rows, columns beside": (K.neighbours(4, 50, 136, dtype="float16"), "gpu_dots", DOTS),
+    "few rows of bytes": (
+        of_bytes(3, 40, 1040), "gpu_dots", DOTS | {"threads": 128, "ahead": 2},
+    ),
+    "few rows of bytes, columns beside": (of_bytes(2, 40, 200, beside=True), "gpu_dots", DOTS),
+    "few rows that are computed": (
+        gated(4, 50, 264, "float16"), "gpu_dots", DOTS | {"threads": 64, "along": 64},
+    ),
+    "few rows that are computed in bfloat16": (gated(3, 20, 128, "bfloat16"), "gpu_dots", DOTS),
+    "few rows of heads": (scores(3, 12, 64), "gpu_dots", DOTS),
+    "small product of bytes": (of_bytes(3, 20, 40), "gpu_direct", {"threads": 64}),
     "product": (K.linear(64, 64, 64), "gpu_product", TINY),
     "product that does not divide": (K.linear(37, 45, 51), "gpu_product", TINY),
     "two stages": (K.linear(37, 45, 51), "gpu_product", TINY | {"stages": 2}),
@@ -432,6 +476,24 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "attention, heads of the same keys, shared": (
         attention(Case(dtype="bfloat16", queries=5, keys=130, heads=8, kv=2, mask="bool")),
         "gpu_attention", {"bm": 16, "bn": 48, "ahead": 0, "stages": 1, "split": 3, "heads": 4},
+    ),
+    "weights where they lie": (
+        K.linear(70, 96, 72, dtype="float16"), "gpu_product",
+        TENSOR | {"ahead": 1, "stages": 3, "pack": 0},
+    ),
+    "weights where they lie, columns beside": (
+        K.neighbours(70, 96, 72, dtype="bfloat16"), "gpu_product",
+        TENSOR | {"ahead": 1, "split": 1, "pack": 0},
+    ),
+    "tf32, weights where they lie": (
+        rounded(K.linear(70, 96, 72)), "gpu_product", TENSOR | {"ahead": 1, "pack": 0},
+    ),
+    "warpgroups, weights where they lie": (
+        K.linear(70, 130, 200, dtype="float16"), "gpu_warpgroup", WARPGROUP | {"pack": 0},
+    ),
+    "warpgroups, weights where they lie, columns beside": (
+        K.neighbours(70, 96, 512, dtype="float16"), "gpu_warpgroup",
+        WARPGROUP | {"split": 4, "stages": 3, "cluster": 1, "pack": 0},
     ),
     "more shared memory": (
         K.linear(300, 256, 256, dtype="float16"), "gpu_product",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # caches may hold it: 44 comes next.
 CODEGEN_VERSION = 42
 SPACE_VERSION = 33  # raise it whenever the sketches' options change
-GPU_VERSION = 1  # raise it for either of them where kernels of GPUs alone change
+GPU_VERSION = 2  # raise it for either of them where kernels of GPUs alone change
 
 
 def codegen_version(kind: str = "cpu") -> str:

@@ -108,8 +108,9 @@ class Compiler:
             small = simplify(graph)
             if (bits := self.config.rounded_bits) is not None:
                 small = quantize_weights(small) if bits == 8 else quantize_weights4(small)
+            small = keep_int8(small, self.capabilities.int8_rows)
             if self.capabilities.mixed_operands:
-                small = keep_narrow(keep_int8(small))
+                small = keep_narrow(small)
             if self.config.weights == "live":
                 small = with_changing_inputs(small)
             if self.capabilities.mixed_operands:

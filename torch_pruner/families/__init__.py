@@ -51,6 +51,7 @@ NAMES = (
     "lane_per_row",
     "rows",
     "gpu_attention",
+    "gpu_dots",
     "gpu_warpgroup",
     "gpu_product",
     "gpu_direct",

@@ -45,9 +45,11 @@ SPLIT_S = 2.9e-6  # the launch that adds parts of sums up, which waits for the o
 ELEMENT_S = 17e-9  # a pass of a thread over its elements of a row, each
 NEIGHBOUR_S = 4e-9  # one more neighbour of it in a vector; not measured
 COMBINED_S = 9e-9  # a value of shared memory, where threads combine what each has summed up
+EXCHANGES = 5  # until all threads of a warp have what each of them had
 EXCHANGE_S = 15e-9  # between the threads of a warp, each time; not measured
 THREAD_S = 0.6e-9  # of a block, to start it
 WARPS_TO_HIDE = 8.0  # a multiprocessor needs to keep its pipelines busy
+AS_THEY_LIE = 1.01  # of the time with packed weights, beside what is known; not measured
 QUERIES = 16  # of attention, for each warp
 # Of attention, chosen by hand so that the eight drafts for 12 heads of 64, 128 tokens, come in the
 # order in which an H100 ran them: a score of a thread, and 16 bytes that it copies, with and

@@ -45,6 +45,12 @@ def is_contraction(spec: Graph) -> bool:
     return alone and not is_int4_product(spec) and gradient_of(spec) is None
 
 
+def has_one_dtype(spec: Graph) -> bool:
+    """Whether the operands of a contraction have one, as instructions for whole tiles want it."""
+    con = contraction_of(spec)
+    return spec.nodes[con.a].dtype == spec.nodes[con.b].dtype
+
+
 def is_int4_product(spec: Graph) -> bool:
     """A product with weights of four bits."""
     return any(n.op == "matmul_grouped" for n in spec.nodes)

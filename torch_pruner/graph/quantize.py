@@ -47,17 +47,20 @@ def quantize_weights(graph: Graph) -> Graph:
     return rewritten(graph, rewrite)
 
 
-def keep_int8(graph: Graph) -> Graph:
+def keep_int8(graph: Graph, rows: int | None = None) -> Graph:
     """``a @ (q * scale)`` as ``(a @ q) * scale`` for static int8 ``q`` of two dimensions.
 
-    The scale, if there is one, is constant along the reduction. Sums are float32 and rounded to the
-    product's dtype after scaling: the result is at least as exact as the original.
+    Of products of up to ``rows`` rows alone, if that is given. The scale, if there is one, is
+    constant along the reduction. Sums are float32 and rounded to the product's dtype after scaling:
+    the result is at least as exact as the original.
     """
     if all(node.dtype != "int8" for node in graph.nodes):
         return graph
 
     def rewrite(b: GraphBuilder, node: Node, operands: tuple[int, int]) -> int | None:
         if node.dtype != "float32" and node.shape[0] > FEW_ROWS:
+            return None
+        if rows is not None and node.shape[0] > rows:
             return None
         found = _dequantized(b, operands[1])
         if found is None:

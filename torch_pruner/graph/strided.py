@@ -248,3 +248,24 @@ def reads_apart(graph: Graph, lanes: int) -> int:
             moved = zip(index, node.attr("lo"), inside, strict=True)
             ways.append((node.inputs[0], [np.clip(e - lo, 0, d - 1) for e, lo, d in moved]))
     return len(found)
+
+
+def reach(graph: Graph, at: int, axis: int, most: int) -> int:
+    """How many neighbours along an axis of a node, up to ``most``, one instruction may move.
+
+    They lie together, in groups that are aligned. 0: neighbours are apart, or the node is more than
+    views of an input.
+    """
+    place = strided(graph, at)
+    if place is None or place.strides[axis] != 1:
+        return 0
+    others = [s for k, s in enumerate(place.strides) if k != axis % len(place.strides)]
+    return common_width(most, *others, place.offset)
+
+
+def common_width(most: int, *axes: int) -> int:
+    """Neighbours that one copy takes: as many, up to ``most``, as divide all of ``axes``."""
+    width = most
+    while any(axis % width for axis in axes):
+        width //= 2
+    return max(width, 1)

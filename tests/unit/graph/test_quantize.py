@@ -108,6 +108,11 @@ def test_given_int8_is_read_as_it_lies(dtype: str, swap: bool) -> None:
     assert product_of(keep_int8(scaled(narrow=False))) == ("float32", "int8")
 
 
+def test_a_device_reads_bytes_in_products_of_few_rows_alone() -> None:
+    for rows, dtype in ((4, "int8"), (5, "float32")):
+        assert product_of(keep_int8(scaled(rows), 4)) == ("float32", dtype)
+
+
 def test_a_scale_along_the_reduction_cannot_wait() -> None:
     assert product_of(keep_int8(scaled(axis=0))) == ("float32", "float32")
 

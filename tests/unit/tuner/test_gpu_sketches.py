@@ -15,7 +15,7 @@ from torch_pruner.families.gpu import SUMS
 from torch_pruner.families.gpu_product.space import GpuProductSketch
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.target import TargetSpec
-from torch_pruner.task import Task
+from torch_pruner.task import Candidate, Task
 from torch_pruner.tuner.released import A100_40, latency_s, product_rows
 
 
@@ -49,7 +49,7 @@ def test_the_releases_analyzer_gives_its_own_numbers(tile: tuple[int, ...]) -> N
     """Pruner's release on a product of 1024 cubed with relu, an A100 with 40 GB."""
     sketch = sketch_of(matmul(1024, 1024, 1024))
     bm, bn, tm, tn = tile
-    point = np.array([[bm, bn, 16, tm, tn, 1, 0, 0, 1]])
+    point = np.array([[bm, bn, 16, tm, tn, 1, 0, 0, 1, 1]])
     found = latency_s(product_rows(sketch.task, sketch, point), A100_40)
     assert found[0] * 1e3 == pytest.approx(REFERENCE_MS[tile], rel=1e-5)
 
@@ -63,7 +63,7 @@ def test_symbols_against_counting(shape: tuple[int, int, int], dtype: str) -> No
     points = points_of(sketch)[:200]
     symbols = sketch.symbols(points)
     item = 4 if dtype == "float32" else 2
-    for i, (bm, bn, bk, tm, tn, stages, tensor, _, split) in enumerate(points):
+    for i, (bm, bn, bk, tm, tn, stages, tensor, _, split, _) in enumerate(points):
         blocks = split * sum(1 for _ in range(0, m, bm) for _ in range(0, n, bn))
         turns = sum(1 for _ in range(0, k, bk)) // split
         threads = (bm // tm) * (bn // tn) * (32 if tensor else 1)
@@ -98,6 +98,38 @@ def test_tensor_cores_and_large_tiles_are_preferred_for_large_products() -> None
     chosen = sketch.named(sketch.default())
     assert chosen["tensor"] == 1
     assert chosen["bm"] * chosen["bn"] >= 64 * 128
+
+
+@pytest.mark.parametrize("name", ["gpu_product", "gpu_warpgroup"])
+def test_weights_are_packed_unless_memory_counts(name: str) -> None:
+    """One decision away from the draft lies a schedule that needs no copy, and is about as fast."""
+    task = Task("t", layer(128, 4096, 4096), TargetSpec.cuda(CARDS["h200"]), 1)
+    (sketch,) = (s for s in sketches_for(task) if s.name == name)
+    point = sketch.default()
+    assert sketch.named(point)["pack"] == 1
+    points = np.stack([point, point])
+    points[1, sketch.names.index("pack")] = 0
+    assert sketch.valid(points).all()
+    packed, lies = sketch.symbols(points).latency_s
+    assert packed <= lies < 1.25 * packed
+    for p, copies in zip(points, (True, False), strict=True):
+        found = families.signature_of(task.spec, Candidate(name, tuple(sketch.named(p).items())))
+        assert any(found.packs) == copies
+
+
+def test_weights_that_cannot_be_copied_as_they_lie_are_packed() -> None:
+    for spec in (layer(128, 512, 516), rounded_convolution()):
+        for sketch in sketches_for(Task("t", spec, TargetSpec.cuda(CARDS["h200"]), 1)):
+            if "pack" in sketch.names:
+                assert sketch.domains[sketch.names.index("pack")].tolist() == [1]
+
+
+def rounded_convolution() -> Graph:
+    b = GraphBuilder()
+    x = b.input(0, (1, 64, 14, 14), "float16")
+    w = b.input(1, (64, 64, 3, 3), "float16", static=True)
+    ends = {"stride": (1, 1), "lo": (1, 1), "hi": (1, 1), "dilation": (1, 1), "groups": 1}
+    return b.finish([b.append("conv", (x, w), (1, 64, 14, 14), "float16", **ends)])
 
 
 def test_few_rows_take_small_tiles() -> None:
@@ -137,10 +169,11 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
         ("gpu_attention", "bm bn stages ahead split heads"),
         ("gpu_columns", "threads"),
         ("gpu_direct", "threads"),
+        ("gpu_dots", "threads along columns ahead"),
         ("gpu_elementwise", "vl threads"),
-        ("gpu_product", "bm bn bk tm tn stages tensor ahead split"),
+        ("gpu_product", "bm bn bk tm tn stages tensor ahead split pack"),
         ("gpu_rows", "threads vl rows abreast split"),
-        ("gpu_warpgroup", "bm bn bk stages warpgroups split cluster"),
+        ("gpu_warpgroup", "bm bn bk stages warpgroups split cluster pack"),
     ],
 )
 def test_stored_schedules_know_decisions_by_these_names(name: str, decisions: str) -> None:
@@ -170,6 +203,65 @@ def test_keys_of_few_queries_are_shared_by_a_cards_blocks() -> None:
     whole = attention(replace(case, queries=4096, kv=32))
     filled = families.named("gpu_attention").space()(replace(task, spec=whole))
     assert filled.domains[-2].tolist() == [1]
+
+
+def best_for(spec: Graph, card: str = "h200") -> tuple[str, dict[str, int], float]:
+    """The choice among all kernels without measuring: sketch, decisions, estimated seconds."""
+    task = Task("t", spec, TargetSpec.cuda(CARDS[card]), 1)
+    found = [(s.default(), s) for s in sketches_for(task)]
+    timed = [(float(s.symbols(point[None]).latency_s[0]), s, point) for point, s in found]
+    seconds, sketch, point = min(timed, key=lambda t: t[0])
+    return sketch.name, dict(sketch.named(point)), seconds
+
+
+def layer(rows: int, columns: int, depth: int, weights: str = "float16") -> Graph:
+    """As torch has a layer's weights, which may be bytes."""
+    b = GraphBuilder()
+    x = b.input(0, (rows, depth), "float16")
+    w = b.input(1, (columns, depth), weights, static=True)
+    dtype = "float32" if weights == "int8" else "float16"
+    return b.finish([b.append("matmul", (x, b.permute(w, (1, 0))), (rows, columns), dtype)])
+
+
+@pytest.mark.parametrize("card", ["h200", "a100", "t4"])
+def test_a_step_of_decoding_waits_for_its_weights_alone(card: str) -> None:
+    for weights, item in (("float16", 2), ("int8", 1)):
+        name, _, seconds = best_for(layer(1, 4096, 4096, weights), card)
+        bound = 4096 * 4096 * item / CARDS[card].dram_bytes_per_s
+        assert name == "gpu_dots"
+        assert bound < seconds < 1.5 * bound + 5e-6
+
+
+def test_a_step_of_decoding_reads_weights_where_they_lie() -> None:
+    for weights in ("float16", "int8"):
+        spec = layer(2, 512, 1024, weights)
+        assert not any(families.signature_of(spec, dots_for(spec)).packs)
+    turned = matmul(2, 512, 1024, "float16")  # columns lie next to each other
+    assert any(families.signature_of(turned, dots_for(turned)).packs)
+
+
+def dots_for(spec: Graph) -> Candidate:
+    task = Task("t", spec, TargetSpec.cuda(CARDS["h200"]), 1)
+    (sketch,) = (s for s in sketches_for(task) if s.name == "gpu_dots")
+    return Candidate("gpu_dots", tuple(sketch.named(sketch.default()).items()))
+
+
+def test_many_rows_are_no_dot_products_and_bytes_no_tiles() -> None:
+    task = Task("t", layer(17, 512, 512), TargetSpec.cuda(CARDS["h200"]), 1)
+    assert "gpu_dots" not in {s.name for s in sketches_for(task)}
+    task = Task("t", layer(16, 512, 512, "int8"), TargetSpec.cuda(CARDS["h200"]), 1)
+    assert {s.name for s in sketches_for(task)} == {"gpu_dots", "gpu_direct"}
+
+
+def test_a_first_operand_that_is_computed_has_to_fit_a_block() -> None:
+    def spec(rows: int) -> Graph:
+        b = GraphBuilder()
+        x = b.pointwise("relu", b.input(0, (rows, 8192), "float16"))
+        return b.finish([b.matmul(x, b.permute(b.input(1, (512, 8192), "float16"), (1, 0)))])
+
+    for rows, there in ((3, True), (4, False)):
+        task = Task("t", spec(rows), TargetSpec.cuda(CARDS["h200"]), 1)
+        assert there == ("gpu_dots" in {s.name for s in sketches_for(task)})
 
 
 def rows_of(spec: Graph, card: str = "h200") -> dict[str, int]:
@@ -236,7 +328,7 @@ def test_parts_of_a_sum_stay_in_shared_memory() -> None:
     task = Task("t", matmul(128, 768, 3072, "float16"), TargetSpec.cuda(CARDS["h200"]), 1)
     (sketch,) = (s for s in sketches_for(task) if s.name == "gpu_warpgroup")
     points = points_of(sketch, 20_000)
-    split, cluster = points[:, sketch.names.index("split")], points[:, -1]
+    split, cluster = (points[:, sketch.names.index(name)] for name in ("split", "cluster"))
     assert (split[cluster == 1] > 1).all()
     chosen = sketch.named(sketch.default())
     assert chosen["split"] == 1 or chosen["cluster"] == 1
@@ -245,4 +337,4 @@ def test_parts_of_a_sum_stay_in_shared_memory() -> None:
 def test_stored_rows_and_products_by_warpgroups_that_say_less() -> None:
     assert families.named("gpu_rows").typed({"threads": 64}) == (64, 1, 1, 0, 1)
     stored = {"bm": 64, "bn": 64, "bk": 64, "stages": 4, "warpgroups": 1, "split": 2}
-    assert families.named("gpu_warpgroup").typed(stored).cluster == 0
+    assert families.named("gpu_warpgroup").typed(stored)[-2:] == (0, 1)

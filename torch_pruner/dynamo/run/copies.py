@@ -44,11 +44,14 @@ _shared_lock = threading.Lock()
 
 @dataclass(slots=True)
 class Held:
-    """What is known of one parameter: its memory, what that held, and copies made from it."""
+    """What is known of one parameter: its memory, what that held, and copies made from it.
+
+    Programs keep the copies that they read: those that none reads any more are gone.
+    """
 
     memory: Memory
     contents: Contents | None  # None on devices whose memory is not looked at
-    copies: dict[Layout, torch.Tensor] = field(default_factory=dict)
+    copies: MutableMapping[Layout, torch.Tensor] = field(default_factory=WeakValueDictionary)
     narrow: MutableMapping[Narrow, torch.Tensor] = field(default_factory=WeakValueDictionary)
 
 

@@ -27,7 +27,6 @@ from torch_pruner.codegen.parts.gpu.attention_tile import (
     copy_queries,
 )
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, Unshared, in_blocks
-from torch_pruner.codegen.parts.gpu.operands import common_width
 from torch_pruner.codegen.parts.gpu.sweeps import together
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.tir.builders import UNROLLED, VECTORIZED, Expr, S, Stmt, T, loop, seq
@@ -36,6 +35,7 @@ from torch_pruner.codegen.tir.values import store, value_dtype
 from torch_pruner.families.gpu_attention.parts import join, row_at, write_facts
 from torch_pruner.families.gpu_attention.softmax import ZERO, Softmax, inverse_of
 from torch_pruner.graph.attention import attention_of
+from torch_pruner.graph.strided import common_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.gpu_product import form
 from torch_pruner.families.gpu_product.form import GpuProductDecisions
-from torch_pruner.families.kinds import is_contraction, is_depthwise
+from torch_pruner.families.kinds import has_one_dtype, is_contraction, is_depthwise
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -25,7 +25,8 @@ class GpuProductFamily(Family):
     decisions = GpuProductDecisions
 
     def matches(self, task: Task) -> bool:
-        return is_contraction(task.spec) and not is_depthwise(task.spec, constant=False)
+        tiled = is_contraction(task.spec) and not is_depthwise(task.spec, constant=False)
+        return tiled and has_one_dtype(task.spec)
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.gpu_product.space import GpuProductSketch

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
+from torch_pruner.graph.adjacency import columns_apart
 from torch_pruner.graph.contraction import constant_operand, contraction_of
+from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.signature import BufferSpec
+from torch_pruner.graph.strided import reach
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 N = TypeVar("N")
 
 FOURS = 4  # neighbours of 16 bytes together
+COPIED = 16  # bytes, by one asynchronous copy
 
 
 class GpuProductDecisions(NamedTuple, Generic[N]):
@@ -30,11 +34,21 @@ class GpuProductDecisions(NamedTuple, Generic[N]):
     tensor: N  # 1: products in tensor cores
     ahead: N  # 1: copies are asynchronous where operands allow it, ``stages`` - 1 turns ahead
     split: N = 1  # type: ignore[assignment]  # blocks that share the turns of a tile; divides them
+    pack: N = 1  # type: ignore[assignment]  # 0: constant weights are read where they lie
 
 
 def in_fours(spec: Graph, decisions: GpuProductDecisions[int]) -> bool:
     """Whether a packed operand lies by ``FOURS``."""
     return bool(decisions.tensor) and spec.nodes[contraction_of(spec).b].dtype == "float32"
+
+
+def weights_lie(spec: Graph) -> bool:
+    """Whether constant weights can be copied from where they lie, sixteen bytes at a time."""
+    con = contraction_of(spec)
+    if con.conv is not None or constant_operand(spec, con) is None:
+        return False
+    most = COPIED // ITEMSIZE[spec.nodes[con.b].dtype]
+    return reach(spec, con.b, -2 if columns_apart(spec, con) else -1, most) == most
 
 
 def parameters(spec: Graph, decisions: GpuProductDecisions[int]) -> Parameters:
@@ -45,7 +59,8 @@ def parameters(spec: Graph, decisions: GpuProductDecisions[int]) -> Parameters:
     """
     packs: dict[int, PackLayout] = {}
     con = contraction_of(spec)
-    if (constant := constant_operand(spec, con)) is not None:
+    constant = constant_operand(spec, con) if decisions.pack else None
+    if constant is not None:
         (index, view), block = constant, decisions.bn
         form = "matmul" if con.form == "conv_phases" else con.form
         along = FOURS if in_fours(spec, decisions) else 1

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from torch_pruner.families.gpu import (
+    AS_THEY_LIE,
     FRAGMENT_CYCLES,
     L2_SPEED,
     LAUNCH_S,
@@ -26,10 +27,10 @@ from torch_pruner.families.gpu import (
     GpuSketch,
     column,
 )
-from torch_pruner.families.gpu_product.form import GpuProductDecisions
+from torch_pruner.families.gpu_product.form import GpuProductDecisions, weights_lie
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
-from torch_pruner.graph.adjacency import rows_together
-from torch_pruner.graph.contraction import contraction_of, traffic_bytes
+from torch_pruner.graph.adjacency import columns_apart, rows_together
+from torch_pruner.graph.contraction import constant_operand, contraction_of, traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.precision import is_tf32
 
@@ -49,7 +50,10 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         ahead = [0, 1] if len(flags) > 1 and self.card.capability >= (8, 0) else [0]
         stages = [1, 2, 3, 4] if len(ahead) > 1 else [1, 2]
         split = [1, 2, 4, 8]
-        options = (sides, sides, [8, 16, 32, 64, 128], tiles, tiles, stages, flags, ahead, split)
+        pack = [1, 0] if len(flags) > 1 and weights_lie(self.task.spec) else [1]
+        options = (
+            sides, sides, [8, 16, 32, 64, 128], tiles, tiles, stages, flags, ahead, split, pack,
+        )  # fmt: skip
         return tuple(column(o) for o in options)
 
     @property
@@ -61,6 +65,16 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         """Whether tensor cores may multiply float32, rounded."""
         spec = self.task.spec
         return self.card.tf32_flops > 0 and is_tf32(spec.nodes[contraction_of(spec).anchor])
+
+    @cached_property
+    def _constant(self) -> bool:
+        spec = self.task.spec
+        return constant_operand(spec, contraction_of(spec)) is not None
+
+    @cached_property
+    def _apart(self) -> bool:
+        """Whether columns of the second operand lie along the reduction."""
+        return columns_apart(self.task.spec, contraction_of(self.task.spec))
 
     def _threads(self, c: GpuProductDecisions[Array]) -> Array:
         per = np.where(c.tensor == 1, float(WARP), 1.0)
@@ -77,7 +91,9 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         item = np.where(c.tensor == 1, ITEMSIZE[self._dtype], ITEMSIZE[con.acc_dtype])
         lines = (c.tensor == 1) & (not rows_together(self.task.spec, con))
         a = np.where(lines, c.bm * (c.bk + PAD), c.bk * (c.bm + PAD))
-        result: Array = c.stages * (a + c.bk * (c.bn + PAD)) * item
+        apart = (c.tensor == 1) & ((c.pack == 0) | (not self._constant)) & self._apart
+        b = np.where(apart, c.bn * (c.bk + PAD), c.bk * (c.bn + PAD))
+        result: Array = c.stages * (a + b) * item
         return result
 
     def valid(self, decisions: Decisions) -> Mask:
@@ -94,6 +110,7 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         con, split = contraction_of(self.task.spec), c.split
         even = np.ceil(con.depth / c.bk) % split == 0
         even &= (split == 1) | (con.groups * con.rows * con.n * split < 2**31)
+        kinds &= (c.pack == 1) | (c.tensor == 1)
         # More registers than there are for a block's threads would spill.
         held = self.resident(threads, self._shared(c), self._registers(c, sums)) >= 1
         result: Mask = divides & fits & (sums <= SUMS) & kinds & even & held
@@ -142,16 +159,19 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         waves = np.ceil(each / resident)
         plain = each * one / (pace * issue * spilled * useful)
         compute = np.where(tensor, each * one, plain)
-        compute = np.maximum(compute, waves * turns * self._turn_s(c, np.minimum(each, resident)))
+        turn = self._turn_s(c, np.minimum(each, resident))
+        compute = np.maximum(compute, waves * turns * turn)
         share = np.minimum(1.0, blocks / card.multiprocessors)
         memory = np.maximum(
             traffic / (card.dram_bytes_per_s * L2_SPEED), unique / card.dram_bytes_per_s
         ) / (self.aligned(contiguous) * share)
-        latency = np.maximum(compute, memory) + LAUNCH_S
+        # When the last of it is there, the last turn begins.
+        latency = np.maximum(compute, memory + turn) + LAUNCH_S
         # Parts of sums are written, read again and added by a launch of their own.
         parts = 2.0 * calls * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
         adding = parts / (card.dram_bytes_per_s * L2_SPEED) + SPLIT_S
         latency = latency + np.where(c.split > 1, adding, 0.0)
+        latency = latency * np.where(c.pack == 0, AS_THEY_LIE, 1.0)
         return Symbols(
             registers, 2.0 * sums * depth, shared, threads, traffic, each, contiguous, operations,
             latency,

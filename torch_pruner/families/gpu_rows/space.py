@@ -12,6 +12,7 @@ from torch_pruner.families.gpu import (
     COMBINED_S,
     ELEMENT_S,
     EXCHANGE_S,
+    EXCHANGES,
     NEIGHBOUR_S,
     SPLIT_S,
     TRANSACTION,
@@ -33,7 +34,6 @@ ABREAST = 32  # rows of a block that lie abreast
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
 AT_ONCE = 4  # blocks of a multiprocessor: where there are more, no row needs several
 PART_S = 30e-9  # of a thread, to read what one part gave; not measured
-_EXCHANGES = 5  # until all threads of a warp have what each of them had
 
 
 class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
@@ -117,7 +117,7 @@ class GpuRowsSketch(GpuSweep[GpuRowsDecisions[Array]]):
         found = self._estimate(threads, blocks, work, TRANSACTION * self._useful(c))
         warps = np.where(c.threads > WARP, c.threads / WARP, 0.0)
         read = np.where(c.abreast > 0, c.threads, warps)  # of shared memory
-        exchanges = np.where(c.abreast > 0, 0.0, _EXCHANGES)
+        exchanges = np.where(c.abreast > 0, 0.0, EXCHANGES)
         joined = len(groups) * exchanges * EXCHANGE_S + len(domain.reductions) * read * COMBINED_S
         turn = ELEMENT_S + (c.vl - 1) * NEIGHBOUR_S
         parts = np.where(c.split > 1, c.split * PART_S * len(domain.reductions), 0.0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.gpu_warpgroup import form
 from torch_pruner.families.gpu_warpgroup.form import GpuWarpgroupDecisions
-from torch_pruner.families.kinds import is_contraction, is_depthwise
+from torch_pruner.families.kinds import has_one_dtype, is_contraction, is_depthwise
 from torch_pruner.graph.contraction import contraction_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class GpuWarpgroupFamily(Family):
             return False
         if not is_contraction(spec) or is_depthwise(spec, constant=False):
             return False
-        return spec.nodes[contraction_of(spec).a].dtype in ("float16", "bfloat16")
+        halves = spec.nodes[contraction_of(spec).a].dtype in ("float16", "bfloat16")
+        return halves and has_one_dtype(spec)
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.gpu_warpgroup.space import GpuWarpgroupSketch

@@ -106,7 +106,8 @@ def emit(
     tiles = in_blocks(con.rows, decisions.bm) * in_blocks(con.n, decisions.bn)
     blocks = con.groups * tiles * decisions.split
     grid = Grid(blocks, THREADS * decisions.warpgroups, host)
-    block = _Block(con, nest, grid, decisions, kinds(spec), scratch[0] if scratch else None)
+    held = kinds(spec, pack=panel is not None)
+    block = _Block(con, nest, grid, decisions, held, scratch[0] if scratch else None)
     body = grid.launch(lambda number: _launch(block, number))
     if block.parts is not None:
         body = seq([body, product_tile.add_up(nest, block.parts, decisions.split, host=host)])

@@ -28,13 +28,14 @@ class GpuWarpgroupDecisions(NamedTuple, Generic[N]):
     warpgroups: N  # that share the rows of a block
     split: N  # blocks that share the turns of a tile; divides them
     cluster: N = 0  # type: ignore[assignment]  # 1: these read each other's sums in shared memory
+    pack: N = 1  # type: ignore[assignment]  # 0: constant weights are read where they lie
 
 
-def kinds(spec: Graph) -> tuple[int, int]:
-    """How the tiles of both operands are kept."""
+def kinds(spec: Graph, *, pack: bool = True) -> tuple[int, int]:
+    """How the tiles of both operands are kept. ``pack``: as for ``decisions.pack``."""
     con = contraction_of(spec)
     first = ACROSS if rows_together(spec, con) else ALONG
-    if constant_operand(spec, con) is not None:
+    if pack and constant_operand(spec, con) is not None:
         return first, PIECES
     return first, ALONG if columns_apart(spec, con) else ACROSS
 
@@ -46,7 +47,8 @@ def parameters(spec: Graph, decisions: GpuWarpgroupDecisions[int]) -> Parameters
     """
     packs: dict[int, PackLayout] = {}
     con = contraction_of(spec)
-    if (constant := constant_operand(spec, con)) is not None:
+    constant = constant_operand(spec, con) if decisions.pack else None
+    if constant is not None:
         (index, view), block, bk = constant, decisions.bn, decisions.bk
         form = "matmul" if con.form == "conv_phases" else con.form
         deep = -(-con.depth // bk) * bk

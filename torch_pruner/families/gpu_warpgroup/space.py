@@ -15,6 +15,7 @@ from torch_pruner.codegen.parts.gpu.warpgroup_shapes import (
     M,
 )
 from torch_pruner.families.gpu import (
+    AS_THEY_LIE,
     L2_SPEED,
     LAUNCH_S,
     OWN,
@@ -24,6 +25,7 @@ from torch_pruner.families.gpu import (
     GpuSketch,
     column,
 )
+from torch_pruner.families.gpu_product.form import weights_lie
 from torch_pruner.families.gpu_warpgroup.form import GpuWarpgroupDecisions, kinds
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.contraction import contraction_of, traffic_bytes
@@ -55,10 +57,16 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
     def domains(self) -> tuple[Decisions, ...]:
         rows, stages = [M, 2 * M, 4 * M], [3, 4, 5, 6, 7, 8]
         options = (rows, list(COLUMNS), [64, 128], stages, [1, 2], [1, 2, 4, 8], [0, 1])
+        options = (*options, [1, 0] if weights_lie(self.task.spec) else [1])
         return tuple(column(o) for o in options)
 
+    def _whole(self, c: GpuWarpgroupDecisions[Array]) -> Mask:
+        """Whether the second operand's tiles arrive whole."""
+        result: Mask = (c.pack == 1) & (kinds(self.task.spec)[1] == PIECES)
+        return result
+
     def _shared(self, c: GpuWarpgroupDecisions[Array]) -> Array:
-        barriers = BARRIER_BYTES if kinds(self.task.spec)[1] == PIECES else 0
+        barriers = np.where(self._whole(c), BARRIER_BYTES, 0)
         left = c.cluster * c.bm * c.bn * SUM_BYTES
         result: Array = c.stages * (c.bm + c.bn) * c.bk * ITEM + barriers + left
         return result
@@ -70,7 +78,8 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
     def valid(self, decisions: Decisions) -> Mask:
         c, con = self.columns(decisions), contraction_of(self.task.spec)
         sums = c.bm * c.bn / (c.warpgroups * THREADS)
-        kept = (c.bn % LINE == 0) | (kinds(self.task.spec)[1] != ACROSS)
+        across = kinds(self.task.spec, pack=False)[1] == ACROSS
+        kept = (c.bn % LINE == 0) | self._whole(c) | (not across)
         shares = c.bm % (M * c.warpgroups) == 0
         room = self._shared(c) <= self.card.shared_bytes_per_block
         even = np.ceil(con.depth / c.bk) % c.split == 0
@@ -85,7 +94,7 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         peak = MMA_SHARE * card.float16_flops / card.multiprocessors / card.frequency_hz
         products = 2.0 * c.bm * c.bn * c.bk / peak
         filled = (c.bm + c.bn) * c.bk * ITEM / FILL_BYTES
-        asked = c.bm + np.where(kinds(self.task.spec)[1] == PIECES, 0.0, c.bn)
+        asked = c.bm + np.where(self._whole(c), 0.0, c.bn)
         asked = asked * c.bk / 8 / (c.warpgroups * THREADS) * ASKED_CYCLES
         alone = TURN_CYCLES + asked + WAIT_CYCLES / (c.stages - 2.0) ** 2
         result: Array = np.maximum(together * np.maximum(products, filled), alone)
@@ -118,7 +127,8 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         block = turns * self._turn_cycles(c, together) + EDGE_CYCLES + sums * SUM_CYCLES
         compute = waves * block / card.frequency_hz
         share = np.minimum(1.0, AT_ONCE * blocks / card.multiprocessors)
-        memory = unique / (card.dram_bytes_per_s * share)
+        # When the last of it is there, the last products begin.
+        memory = unique / (card.dram_bytes_per_s * share) + EDGE_CYCLES / 2 / card.frequency_hz
         latency = np.maximum(compute, memory) + LAUNCH_S
         # Parts of sums are written, read again and added by a launch of their own.
         parts = 2.0 * calls * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
@@ -127,6 +137,7 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
             c.cluster > 0, waves * self._meeting_cycles(c) / card.frequency_hz, adding
         )
         latency = latency + np.where(c.split > 1, adding, 0.0)
+        latency = latency * np.where(c.pack == 0, AS_THEY_LIE, 1.0)
         return Symbols(
             registers, 2.0 * sums * depth, shared, threads, traffic, each, contiguous, operations,
             latency,

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.gpu import asynchronous
 from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, spread
 from torch_pruner.codegen.parts.gpu.lanes import exchanged
-from torch_pruner.codegen.parts.gpu.operands import Moved, common_width
+from torch_pruner.codegen.parts.gpu.operands import Moved
 from torch_pruner.codegen.parts.operands import Nest
 from torch_pruner.codegen.tir.builders import Buffer, Expr, Stmt, T, seq
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.graph.contraction import contraction_at
+from torch_pruner.graph.strided import common_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store, value_dtype
 from torch_pruner.graph.ops import ITEMSIZE
-from torch_pruner.graph.strided import only_viewed, strided
+from torch_pruner.graph.strided import only_viewed, reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,11 +141,7 @@ class Moved:
         """
         if self.packed:
             return self.most
-        place = strided(self.nest.spec, self._operand)
-        if place is None or not self.raw or place.strides[axis] != 1:
-            return 0
-        others = [s for k, s in enumerate(place.strides) if k != axis % len(place.strides)]
-        return common_width(self.most, *others, place.offset)
+        return reach(self.nest.spec, self._operand, axis, self.most) if self.raw else 0
 
     def put(self, buf: Buffer, at: Expr, value: Expr) -> Stmt:
         """Store an element."""
@@ -173,11 +169,3 @@ class Moved:
         if self.dtype == "uint16":  # TVM prints a vector of eight of them with too many arguments
             kind = UNROLLED
         return S.IfThenElse(T.all(*guards), copied, loop(width, lambda v: put(v, zero), kind, "v"))
-
-
-def common_width(most: int, *axes: int) -> int:
-    """Neighbours that one copy takes: as many, up to ``most``, as divide all of ``axes``."""
-    width = most
-    while any(axis % width for axis in axes):
-        width //= 2
-    return max(width, 1)

@@ -14,7 +14,6 @@ from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, in_blocks, spre
 from torch_pruner.codegen.parts.gpu.operands import (
     Moved,
     columns_follow,
-    common_width,
     first_operand,
     write_out,
 )
@@ -33,6 +32,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, imm, unlinear
 from torch_pruner.codegen.tir.values import store
+from torch_pruner.graph.strided import common_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
