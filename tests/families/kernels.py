@@ -24,12 +24,14 @@ Array = npt.NDArray[Any]
 def inputs_for(spec: Graph, seed: int = 0) -> list[Array]:
     rng = np.random.default_rng(seed)
     arrays = []
+    words = {n.inputs[1] for n in spec.nodes if n.op == "matmul_grouped"}
     for i in spec.inputs:
         node = spec.nodes[i]
         array = aligned(node.shape, node.dtype)
         floating = node.dtype.startswith(("float", "bfloat"))
         least = -4 if node.dtype == "int8" else 0  # others may be positions
-        whole = rng.integers(least, 4, node.shape)
+        ends = (-(1 << 31), 1 << 31) if i in words else (least, 4)
+        whole = rng.integers(*ends, node.shape)
         array[...] = rng.standard_normal(node.shape) if floating else whole
         arrays.append(array)
     return arrays

@@ -206,6 +206,22 @@ def of_bytes(rows: int, columns: int, depth: int, *, beside: bool = False) -> Gr
     return b.finish([b.cast(b.pointwise("mul", total, scale), "float16")])
 
 
+def of_words(
+    rows: int, columns: int, depth: int, bits: int, group: int, *, offsets: bool = False
+) -> Graph:
+    """A product with weights of few bits, whose groups have a scale and perhaps an offset."""
+    b = GraphBuilder()
+    x, each = b.input(0, (rows, depth), "float16"), 32 // bits
+    words = b.input(1, (-(-depth // each), columns), "int32", static=True)
+    shape = (-(-depth // group), columns)
+    factors = [b.input(2, shape, "bfloat16", static=True)]
+    factors += [b.input(3, shape, "float32", static=True)] if offsets else []
+    attrs = {"bits": bits, "group": group}
+    given = (x, words, *factors)
+    total = b.append("matmul_grouped", given, (rows, columns), "float32", **attrs)
+    return b.finish([b.cast(total, "float16")])
+
+
 def gated(rows: int, columns: int, depth: int, dtype: str) -> Graph:
     """A product whose first operand is computed on the way, as behind a gate."""
     b = GraphBuilder()
@@ -299,6 +315,19 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
         gated(4, 50, 264, "float16"), "gpu_dots", DOTS | {"threads": 64, "along": 64},
     ),
     "few rows that are computed in bfloat16": (gated(3, 20, 128, "bfloat16"), "gpu_dots", DOTS),
+    "few rows of four bits": (of_words(3, 40, 1280, 4, 64), "gpu_dots", DOTS | {"ahead": 2}),
+    "few rows of four bits and offsets": (
+        of_words(2, 50, 160, 4, 32, offsets=True), "gpu_dots", DOTS | {"columns": 4},
+    ),
+    "few rows of four bits, small groups": (
+        of_words(1, 30, 72, 4, 24, offsets=True), "gpu_dots", DOTS,
+    ),
+    "few rows of eight bits by groups": (
+        of_words(5, 40, 192, 8, 16, offsets=True), "gpu_dots", DOTS,
+    ),
+    "few rows, each thread computes": (
+        gated(4, 8, 8192, "float16"), "gpu_dots", DOTS | {"ahead": 2},
+    ),
     "few rows of heads": (scores(3, 12, 64), "gpu_dots", DOTS),
     "small product of bytes": (of_bytes(3, 20, 40), "gpu_direct", {"threads": 64}),
     "product": (K.linear(64, 64, 64), "gpu_product", TINY),

@@ -25,8 +25,8 @@ class Capabilities:
     """Whether kernels of attention leave out values behind the keys that count."""
     mixed_operands: bool = True
     """Whether products of two dtypes, as float32 with bfloat16 weights, are as fast as others."""
-    int8_rows: int | None = None
-    """Rows up to which products with int8 weights are as fast as others. None: any number."""
+    narrow_rows: int | None = None
+    """Rows up to which products with weights of few bits are as fast as others; None: any."""
     approximations: bool = True
     """Whether ``fast_math`` lets kernels be less exact than float32."""
     tf32: frozenset[str] = frozenset()

@@ -25,7 +25,7 @@ from torch_pruner.devices.base import Device, parsed
 from torch_pruner.devices.cpu import EagerDevice
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.exc import CompileError, CorruptEntry, OptionError
-from torch_pruner.families.gpu_dots.form import BYTE_ROWS
+from torch_pruner.families.gpu_dots.form import NARROW_ROWS
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.attention import fits_tensor_cores
 from torch_pruner.target import TargetSpec
@@ -236,7 +236,7 @@ def capabilities() -> Capabilities:
         gradients=False,
         values_masked=False,
         mixed_operands=False,
-        int8_rows=BYTE_ROWS,
+        narrow_rows=NARROW_ROWS,
         approximations=False,
         tf32=tf32_allowed(),
     )

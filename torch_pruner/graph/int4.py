@@ -55,22 +55,26 @@ def quantize_weights4(graph: Graph, group: int = GROUP) -> Graph:
     return rewritten(graph, rewrite)
 
 
-def keep_groups(graph: Graph) -> Graph:
+def keep_groups(graph: Graph, rows: int | None = None) -> Graph:
     """``a @ group_floats(words, ...)`` as a product with the words themselves, in float32 sums.
 
-    So is ``a @ ((q - zero) * scale)`` for static int8 ``q`` whose scale and zero are constant along
+    With ``rows`` products of more rows stay, and those whose words are not full. So is
+    ``a @ ((q - zero) * scale)`` for static int8 ``q`` whose scale and zero are constant along
     groups of the reduction.
     """
 
     def rewrite(b: GraphBuilder, node: Node, operands: tuple[int, int]) -> int | None:
         right = operands[1]
+        if rows is not None and node.shape[0] > rows:
+            return None
         if b.nodes[right].op != "group_floats":
             found = _of_bytes(b, right)
             if found is None:
                 return None
             right = found
         made = b.nodes[right]
-        if made.attr("group") % per_word(made.attr("bits")):
+        each = per_word(made.attr("bits"))
+        if made.attr("group") % each or (rows is not None and b.shape(right)[0] % each):
             return None
         given, attrs = (operands[0], *made.inputs), dict(made.attrs)
         total = b.append("matmul_grouped", given, node.shape, "float32", **attrs)

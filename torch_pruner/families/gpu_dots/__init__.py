@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.gpu_dots import form
 from torch_pruner.families.gpu_dots.form import GpuDotsDecisions
-from torch_pruner.families.kinds import is_contraction
+from torch_pruner.families.kinds import is_contraction, is_int4_product
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -25,7 +25,8 @@ class GpuDotsFamily(Family):
     decisions = GpuDotsDecisions
 
     def matches(self, task: Task) -> bool:
-        return is_contraction(task.spec) and form.fits(task.spec)
+        product = is_contraction(task.spec) or is_int4_product(task.spec)
+        return product and form.fits(task.spec)
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.gpu_dots.space import GpuDotsSketch

@@ -18,7 +18,7 @@ from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks
 from torch_pruner.codegen.parts.gpu.lanes import exchanged
 from torch_pruner.codegen.parts.gpu.operands import Moved, first_operand, write_out
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
-from torch_pruner.codegen.parts.operands import Nest, second_operand
+from torch_pruner.codegen.parts.operands import Nest
 from torch_pruner.codegen.parts.output import output_path
 from torch_pruner.codegen.tir.builders import (
     SERIAL,
@@ -35,7 +35,8 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import load, store
-from torch_pruner.families.gpu_dots.form import gathered_bytes, vectors
+from torch_pruner.families.gpu_dots.form import gathered_bytes, vectors, words_product
+from torch_pruner.families.gpu_dots.weights import Numbers, Weights, Words
 from torch_pruner.graph.contraction import Contraction, contraction_of
 
 if TYPE_CHECKING:
@@ -56,10 +57,9 @@ class _Dots:
     decisions: GpuDotsDecisions[int]
     vl: int  # weights that a thread reads at once
     width: int  # elements of the first operand
-    weights: Moved
+    weights: Weights  # those that were asked for: (piece, column)
     given: Moved
     gathered: Buffer | None = field(init=False)  # the first operand, where memory has it not
-    words: Registers = field(init=False)  # weights that were asked for: (piece, column, element)
     values: Registers = field(init=False)  # of a row
     sums: Registers = field(init=False)  # (row, column)
     left: Buffer = field(init=False)  # what warps have: (columns together, warp, row, column)
@@ -71,8 +71,7 @@ class _Dots:
         if gathered_bytes(self.nest.spec, con):
             dtype = self.nest.spec.nodes[con.a].dtype
             self.gathered = grid.shared(con.rows * con.depth, dtype, "gathered")
-        self.words = grid.registers(d.ahead * d.columns * self.vl, self.weights.dtype, "words")
-        self.values = grid.registers(self.vl, dtype, "values")
+        self.values = grid.registers(self.weights.chunk, dtype, "values")
         self.sums = grid.registers(con.rows * d.columns, con.acc_dtype, "sums")
         count = self.together * self.units * self.sums.count
         self.left = grid.shared(count, con.acc_dtype, "left")
@@ -118,9 +117,16 @@ def emit(
     nest = Nest(spec, con, reader, 1, 1, 1, 1, False, False, panel, None, None, out)
     tiles = in_blocks(con.n, decisions.threads // decisions.along * decisions.columns)
     grid = Grid(con.groups * tiles, decisions.threads, host)
-    weights = Moved(nest, con.b, tensor=True, packed=panel is not None)
+    vl, width = vectors(spec, con)
+    columns, ahead = decisions.columns, decisions.ahead
+    product = words_product(spec)
+    if product is None:
+        weights: Weights = Numbers(nest, grid, vl, columns, ahead)
+    else:
+        operands = [inputs[i] for i, _ in product.operands]
+        weights = Words(product, operands, grid, vl, columns, ahead)
     given = Moved(nest, con.a, tensor=True)
-    dots = _Dots(con, nest, grid, decisions, *vectors(spec, con), weights, given)
+    dots = _Dots(con, nest, grid, decisions, vl, min(width, weights.chunk), weights, given)
 
     def launched(number: Expr) -> Stmt:
         several = con.groups > 1
@@ -180,38 +186,41 @@ class _Block:
 
     def _some(self, tid: Expr, first: Expr, count: int) -> Stmt:
         """``count`` pieces of each column's weights, ``along`` pieces apart, and their products."""
-        dots, d, vl = self.dots, self.dots.decisions, self.dots.vl
-        words = dots.words
+        dots, d = self.dots, self.dots.decisions
+        weights, rows, chunk = dots.weights, dots.con.rows, dots.weights.chunk
 
         def position(u: Expr) -> Expr:
-            return ((first + u) * d.along + dots.lane(tid)) * vl
+            return ((first + u) * d.along + dots.lane(tid)) * dots.vl
 
         def asked(u: Expr) -> Stmt:
             def of_column(c: Expr) -> Stmt:
-                def one(v: Expr) -> Stmt:
-                    value = self._weight(self._column(tid, c), position(u) + v)
-                    at = words.at(tid, (u * d.columns + c) * vl + v)
-                    return S.BufferStore(words.buffer, value, [at])
-
-                return loop(vl, one, VECTORIZED, "v")
+                slot, column = u * d.columns + c, self._column(tid, c)
+                return weights.ask(tid, slot, self.g, column, position(u))
 
             return loop(d.columns, of_column, UNROLLED, "column")
 
         def multiplied(u: Expr) -> Stmt:
-            first_word = u * (d.columns * vl)
-            return loop(
-                dots.con.rows,
-                lambda m: self._row(tid, m, position(u), first_word),
-                UNROLLED,
-                "row",
-            )
+            def of_chunk(n: Expr) -> Stmt:
+                at = n * chunk
+
+                def unpacked(c: Expr) -> Stmt:
+                    return weights.unpack(tid, u * d.columns + c, at, c)
+
+                def of_row(m: Expr) -> Stmt:
+                    return self._row(tid, m, position(u) + at)
+
+                columns = loop(d.columns, unpacked, UNROLLED, "column")
+                return seq([columns, loop(rows, of_row, UNROLLED, "row")])
+
+            return loop(dots.vl // chunk, of_chunk, UNROLLED, "chunk")
 
         return seq([loop(count, do, UNROLLED, "piece") for do in (asked, multiplied)])
 
-    def _row(self, tid: Expr, m: Expr, position: Expr, first_word: Expr) -> Stmt:
-        """Elements of a row from ``position`` on, times the weights from ``first_word`` on."""
+    def _row(self, tid: Expr, m: Expr, position: Expr) -> Stmt:
+        """Elements of a row from ``position`` on, times a chunk of each column's weights."""
         dots, columns, width = self.dots, self.dots.decisions.columns, self.dots.width
-        values, words, sums = dots.values, dots.words, dots.sums
+        values, sums, chunk = dots.values, dots.sums, dots.weights.chunk
+        floats = dots.weights.floats
 
         def part(p: Expr) -> Stmt:
             def one(v: Expr) -> Stmt:
@@ -225,28 +234,21 @@ class _Block:
             at = sums.at(tid, m * columns + c)
 
             def one(v: Expr) -> Stmt:
-                word = words.at(tid, first_word + c * dots.vl + v)
-                factors = (load(values.buffer, values.at(tid, v)), load(words.buffer, word))
-                own, weight = (f.astype(dots.con.acc_dtype) for f in factors)
-                return store(sums.buffer, at, sums.buffer[at] + own * weight)
+                own = load(values.buffer, values.at(tid, v)).astype(dots.con.acc_dtype)
+                product = own * floats.buffer[floats.at(tid, c * chunk + v)]
+                return store(sums.buffer, at, sums.buffer[at] + product)
 
-            return loop(dots.vl, one, UNROLLED, "v")
+            return loop(chunk, one, UNROLLED, "v")
 
-        read = loop(dots.vl // width, part, UNROLLED, "part")
+        read = loop(chunk // width, part, UNROLLED, "part")
         return seq([read, loop(columns, add, UNROLLED, "column")])
 
     def _column(self, tid: Expr, c: Expr) -> Expr:
-        return (
-            self.tile * self.dots.together + self.dots.which(tid)
-        ) * self.dots.decisions.columns + c
-
-    def _weight(self, column: Expr, k: Expr) -> Expr:
-        """As it lies; of the last column, where there is none."""
-        con, nest = self.dots.con, self.dots.weights.nest
-        column = T.min(column, imm(con.n - 1)) if con.n % self.dots.own else column
-        if nest.panel is not None:
-            return nest.panel[(self.g * con.n + column) * con.depth + k]
-        return second_operand(nest, self.g, (k,), column)
+        """The last column, where there is none."""
+        dots = self.dots
+        which = self.tile * dots.together + dots.which(tid)
+        column = which * dots.decisions.columns + c
+        return T.min(column, imm(dots.con.n - 1)) if dots.con.n % dots.own else column
 
     def _given(self, m: Expr, k: Expr) -> Expr:
         """As it lies."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
+from torch_pruner.families.int4_rows.form import int4_product
 from torch_pruner.graph.adjacency import columns_apart
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import FLOATS, ITEMSIZE
@@ -12,15 +13,19 @@ from torch_pruner.graph.packing import PackLayout
 from torch_pruner.graph.strided import common_width, only_viewed, reach
 
 if TYPE_CHECKING:
+    from torch_pruner.families.int4_rows.form import Int4Product
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
 N = TypeVar("N")
 
 ROWS = 16  # at most: with more, tensor cores have enough to do
-BYTE_ROWS = 8  # of int8 weights: with more, floats in tensor cores are expected to be as fast
+# Rows of products with weights of few bits: with more, floats in tensor cores are expected to be as
+# fast.
+NARROW_ROWS = 8
 DEPTH = 64  # at least: a warp has something of each column then
-WIDEST = 16  # bytes that a thread reads at once
+WIDEST, WORD_BYTES = 16, 4  # that a thread reads at once, and of words with numbers of few bits
+CHUNK = 8  # weights of a column that are floats at once
 GATHERED = 48 << 10  # of a block's shared memory, for a first operand that has to be computed
 
 
@@ -36,11 +41,20 @@ class GpuDotsDecisions(NamedTuple, Generic[N]):
 def fits(spec: Graph) -> bool:
     """Whether there is such a kernel: weights that lie along the reduction, or can be packed so."""
     con = contraction_of(spec)
-    if con.form != "matmul" or con.acc_dtype != "float32" or con.rows > ROWS or con.depth < DEPTH:
+    if con.rows > ROWS or con.acc_dtype != "float32":
         return False
-    if spec.nodes[con.b].dtype not in (*FLOATS, "int8") or gathered_bytes(spec, con) > GATHERED:
+    if (product := words_product(spec)) is not None:
+        return con.depth % product.per_word == 0
+    if con.form != "matmul" or con.depth < DEPTH:
         return False
-    return lies(spec, con) or constant_operand(spec, con) is not None
+    narrow = spec.nodes[con.b].dtype in (*FLOATS, "int8")
+    return narrow and (lies(spec, con) or constant_operand(spec, con) is not None)
+
+
+def words_product(spec: Graph) -> Int4Product | None:
+    """The product with constant weights of few bits that a graph is, or None."""
+    grouped = contraction_of(spec).form == "matmul_grouped"
+    return int4_product(spec) if grouped else None
 
 
 def lies(spec: Graph, con: Contraction) -> bool:
@@ -50,29 +64,60 @@ def lies(spec: Graph, con: Contraction) -> bool:
 
 
 def gathered_bytes(spec: Graph, con: Contraction) -> int:
-    """Of shared memory, for a first operand that a block computes or gathers before it is read."""
-    of = spec.nodes[con.a]
-    if reach(spec, con.a, -1, WIDEST // ITEMSIZE[of.dtype]) > 1:
-        return 0
-    return con.rows * con.depth * ITEMSIZE[of.dtype]
+    """Of shared memory, for a first operand that a block computes or gathers before it is read.
+
+    0 where its neighbours lie together, and where it is more than ``GATHERED``: then every thread
+    computes what it needs.
+    """
+    size = con.rows * con.depth * ITEMSIZE[spec.nodes[con.a].dtype]
+    return 0 if _given(spec, con) > 1 or size > GATHERED else size
+
+
+def computes(spec: Graph, con: Contraction) -> bool:
+    """Whether threads compute the first operand, each what it needs."""
+    return _given(spec, con) <= 1 and not gathered_bytes(spec, con)
+
+
+def _given(spec: Graph, con: Contraction) -> int:
+    """Neighbours of the first operand that lie together in memory."""
+    return reach(spec, con.a, -1, WIDEST // ITEMSIZE[spec.nodes[con.a].dtype])
 
 
 def vectors(spec: Graph, con: Contraction) -> tuple[int, int]:
     """Neighbours along the reduction that a thread reads at once: of weights, of the first operand.
 
-    The second divides the first, which divides the reduction.
+    The second divides the first, which divides the reduction, and groups of weights.
     """
-    most = WIDEST // ITEMSIZE[spec.nodes[con.b].dtype]
-    if lies(spec, con):
-        most = reach(spec, con.b, -2, most)
-    most = common_width(most, con.depth)
+    product = words_product(spec)
+    if product is not None:
+        each = product.per_word
+        words = common_width(WIDEST // WORD_BYTES, con.depth // each, product.group // each)
+        most = words * each
+    elif lies(spec, con):
+        most = common_width(reach(spec, con.b, -2, _widest(spec, con)), con.depth)
+    else:
+        most = common_width(_widest(spec, con), con.depth)
+    if computes(spec, con):
+        return most, 1
     own = min(most, WIDEST // ITEMSIZE[spec.nodes[con.a].dtype])
     return most, own if gathered_bytes(spec, con) else reach(spec, con.a, -1, own)
+
+
+def _widest(spec: Graph, con: Contraction) -> int:
+    return WIDEST // ITEMSIZE[spec.nodes[con.b].dtype]
+
+
+def stored_bytes(spec: Graph, con: Contraction) -> float:
+    """Of a weight."""
+    product = words_product(spec)
+    return product.stored_bytes(spec) if product else float(ITEMSIZE[spec.nodes[con.b].dtype])
 
 
 def parameters(spec: Graph) -> Parameters:
     """Weights whose columns do not lie along the reduction are packed so."""
     con = contraction_of(spec)
+    if (product := words_product(spec)) is not None:
+        return Parameters(product.packs(1))
     constant = None if lies(spec, con) else constant_operand(spec, con)
     if constant is None:
         return Parameters()

@@ -18,7 +18,15 @@ from torch_pruner.families.gpu import (
     GpuSketch,
     column,
 )
-from torch_pruner.families.gpu_dots.form import GpuDotsDecisions, gathered_bytes, vectors
+from torch_pruner.families.gpu_dots.form import (
+    CHUNK,
+    GpuDotsDecisions,
+    computes,
+    gathered_bytes,
+    stored_bytes,
+    vectors,
+    words_product,
+)
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.contraction import contraction_of, traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
@@ -29,7 +37,9 @@ MOST_PRODUCTS = 64  # of vectors, before a thread asks again: code that no loop 
 WORD_BYTES, SUM_BYTES = 4, 4  # of a register, and of a sum
 # Of products that wait for memory; none of these was measured.
 MEMORY_S = 0.8e-6  # from asking memory until the answer, under load
-FLOAT_CYCLES = 1.0  # to make a weight a number to multiply with, beside the products
+FLOAT_CYCLES = 1.0  # to make an element a number to multiply with, beside the products
+WORD_CYCLES = 3.0  # the same of a word's
+COMPUTED_CYCLES = 16.0  # to compute one
 SUM_CYCLES = 2.0  # of each exchange of a sum
 
 
@@ -57,14 +67,13 @@ class GpuDotsSketch(GpuSketch[GpuDotsDecisions[Array]]):
     def _asked(self, c: GpuDotsDecisions[Array]) -> Array:
         """Bytes of weights that a thread asks for at once."""
         con, vl = contraction_of(self.task.spec), self._vl
-        item = ITEMSIZE[self.task.spec.nodes[con.b].dtype]
-        result: Array = c.columns * c.ahead * float(vl * item)
+        result: Array = c.columns * c.ahead * (vl * stored_bytes(self.task.spec, con))
         return result
 
     def _registers(self, c: GpuDotsDecisions[Array]) -> Array:
         con = contraction_of(self.task.spec)
         words = self._asked(c) / WORD_BYTES
-        result: Array = OWN + con.rows * c.columns + words + 2 * self._vl
+        result: Array = OWN + con.rows * c.columns + words + (c.columns + 1) * CHUNK
         return result
 
     def valid(self, decisions: Decisions) -> Mask:
@@ -91,7 +100,7 @@ class GpuDotsSketch(GpuSketch[GpuDotsDecisions[Array]]):
         resident = np.maximum(self.resident(c.threads, shared, registers), 1.0)
         each, pace = self.busy(blocks, c.threads, resident)
         steps = np.ceil(con.depth / (c.along * vl))
-        item = float(ITEMSIZE[self.task.spec.nodes[con.b].dtype])
+        item = stored_bytes(self.task.spec, con)
         # What all threads ask for at once, of what has to be on its way to keep memory busy.
         held = np.minimum(each, resident) * c.threads
         flying = held * self._asked(c) * card.multiprocessors / (card.dram_bytes_per_s * MEMORY_S)
@@ -99,7 +108,9 @@ class GpuDotsSketch(GpuSketch[GpuDotsDecisions[Array]]):
         unique = float(traffic_bytes(self.task.spec)) * calls
         memory = unique / (card.dram_bytes_per_s * np.minimum(1.0, flying) * filled)
         # A multiprocessor starts an instruction of each of its quarters in a cycle.
-        once = FLOAT_CYCLES + con.rows * (1.0 + FLOAT_CYCLES / c.columns)
+        given = COMPUTED_CYCLES if computes(self.task.spec, con) else FLOAT_CYCLES
+        made = FLOAT_CYCLES if words_product(self.task.spec) is None else WORD_CYCLES
+        once = made + con.rows * (1.0 + given / c.columns)
         warps = c.threads / WARP
         issued = steps * vl * c.columns * once * warps / QUARTERS
         exchanged = EXCHANGES * con.rows * c.columns * SUM_CYCLES * warps / QUARTERS

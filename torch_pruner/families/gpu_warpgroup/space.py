@@ -56,8 +56,8 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
         rows, stages = [M, 2 * M, 4 * M], [3, 4, 5, 6, 7, 8]
-        options = (rows, list(COLUMNS), [64, 128], stages, [1, 2], [1, 2, 4, 8], [0, 1])
-        options = (*options, [1, 0] if weights_lie(self.task.spec) else [1])
+        pack = [1, 0] if weights_lie(self.task.spec) else [1]
+        options = (rows, list(COLUMNS), [64, 128], stages, [1, 2], [1, 2, 4, 8], [0, 1], pack)
         return tuple(column(o) for o in options)
 
     def _whole(self, c: GpuWarpgroupDecisions[Array]) -> Mask:
