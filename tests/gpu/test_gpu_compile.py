@@ -156,6 +156,24 @@ def test_layers_in_a_step_of_decoding(cold, emulated, options, bound, packed) ->
     assert report.weight_bytes <= packed * weights
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("options", "bound"), [({"int8_weights": True}, 3e-2), ({"weight_bits": 4}, 0.3)]
+)
+def test_layers_of_few_bits_in_a_prompt(cold, emulated, options, bound) -> None:
+    """They stay as they are with many rows, too: there is no room for floats beside them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(128, 96), nn.SiLU(), nn.Linear(96, 64)).eval().half()
+    x = torch.randn(40, 128).half()
+    got, want = cold.compile(net, **options)(x), net(x)
+    assert (got - want).abs().max() <= bound * want.abs().max()
+    report = tp.last_report()
+    assert report is not None
+    assert {t.sketch for t in report.tasks} == {"gpu_product"}
+    weights = sum(p.nbytes for p in net.parameters() if p.dim() > 1)
+    assert report.weight_bytes <= 0.3 * weights
+
+
 def test_training(cold, emulated) -> None:
     net = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 5))
     twin, x = copy.deepcopy(net), torch.randn(9, 24)

@@ -207,11 +207,18 @@ def of_bytes(rows: int, columns: int, depth: int, *, beside: bool = False) -> Gr
 
 
 def of_words(
-    rows: int, columns: int, depth: int, bits: int, group: int, *, offsets: bool = False
+    rows: int,
+    columns: int,
+    depth: int,
+    bits: int,
+    group: int,
+    *,
+    offsets: bool = False,
+    dtype: str = "float16",
 ) -> Graph:
     """A product with weights of few bits, whose groups have a scale and perhaps an offset."""
     b = GraphBuilder()
-    x, each = b.input(0, (rows, depth), "float16"), 32 // bits
+    x, each = b.input(0, (rows, depth), dtype), 32 // bits
     words = b.input(1, (-(-depth // each), columns), "int32", static=True)
     shape = (-(-depth // group), columns)
     factors = [b.input(2, shape, "bfloat16", static=True)]
@@ -219,7 +226,7 @@ def of_words(
     attrs = {"bits": bits, "group": group}
     given = (x, words, *factors)
     total = b.append("matmul_grouped", given, (rows, columns), "float32", **attrs)
-    return b.finish([b.cast(total, "float16")])
+    return b.finish([b.cast(total, dtype)])
 
 
 def gated(rows: int, columns: int, depth: int, dtype: str) -> Graph:
@@ -505,6 +512,18 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "attention, heads of the same keys, shared": (
         attention(Case(dtype="bfloat16", queries=5, keys=130, heads=8, kv=2, mask="bool")),
         "gpu_attention", {"bm": 16, "bn": 48, "ahead": 0, "stages": 1, "split": 3, "heads": 4},
+    ),
+    "tiles of bytes": (of_bytes(70, 96, 200), "gpu_product", TENSOR),
+    "tiles of bytes, columns beside": (
+        of_bytes(70, 45, 96, beside=True), "gpu_product", TENSOR | {"ahead": 1, "stages": 3},
+    ),
+    "tiles of four bits": (of_words(70, 96, 256, 4, 64), "gpu_product", TENSOR | {"ahead": 1}),
+    "tiles of four bits and offsets, split": (
+        of_words(40, 50, 128, 4, 32, offsets=True), "gpu_product",
+        TENSOR | {"stages": 1, "split": 2},
+    ),
+    "tiles of eight bits by groups in bfloat16": (
+        of_words(33, 40, 176, 8, 16, dtype="bfloat16"), "gpu_product", TENSOR | {"bm": 32},
     ),
     "weights where they lie": (
         K.linear(70, 96, 72, dtype="float16"), "gpu_product",

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph.attention import any_attention
+from torch_pruner.graph.int4 import takes_words
+from torch_pruner.graph.quantize import takes_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch_pruner.graph.attention import Takes
+    from torch_pruner.graph.int4 import TakesWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,10 @@ class Capabilities:
     """Whether kernels of attention leave out values behind the keys that count."""
     mixed_operands: bool = True
     """Whether products of two dtypes, as float32 with bfloat16 weights, are as fast as others."""
-    narrow_rows: int | None = None
-    """Rows up to which products with weights of few bits are as fast as others; None: any."""
+    takes_bytes: Callable[[int, str, str], bool] = takes_bytes
+    """Which products read int8 weights as they are, by rows and dtypes."""
+    takes_words: TakesWords = takes_words
+    """Which read words of several weights of few bits as they are."""
     approximations: bool = True
     """Whether ``fast_math`` lets kernels be less exact than float32."""
     tf32: frozenset[str] = frozenset()

@@ -108,12 +108,12 @@ class Compiler:
             small = simplify(graph)
             if (bits := self.config.rounded_bits) is not None:
                 small = quantize_weights(small) if bits == 8 else quantize_weights4(small)
-            small = keep_int8(small, self.capabilities.narrow_rows)
+            small = keep_int8(small, self.capabilities.takes_bytes)
             if self.capabilities.mixed_operands:
                 small = keep_narrow(small)
             if self.config.weights == "live":
                 small = with_changing_inputs(small)
-            small = keep_groups(small, self.capabilities.narrow_rows)
+            small = keep_groups(small, self.capabilities.takes_words)
             small = cheaply_spread(ordinary(small), self.context.target, self.context.threads)
             cuts = remembered_cuts(self, graph, inputs, outputs) if self.cuts is None else self.cuts
             products, small = with_products(small, cuts, self.context.target)

@@ -25,7 +25,7 @@ from torch_pruner.devices.base import Device, parsed
 from torch_pruner.devices.cpu import EagerDevice
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.exc import CompileError, CorruptEntry, OptionError
-from torch_pruner.families.gpu_dots.form import NARROW_ROWS
+from torch_pruner.families.gpu_dots import form
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.attention import fits_tensor_cores
 from torch_pruner.target import TargetSpec
@@ -236,7 +236,8 @@ def capabilities() -> Capabilities:
         gradients=False,
         values_masked=False,
         mixed_operands=False,
-        narrow_rows=NARROW_ROWS,
+        takes_bytes=form.takes_bytes,
+        takes_words=form.takes_words,
         approximations=False,
         tf32=tf32_allowed(),
     )

@@ -49,6 +49,7 @@ EXCHANGES = 5  # until all threads of a warp have what each of them had
 EXCHANGE_S = 15e-9  # between the threads of a warp, each time; not measured
 THREAD_S = 0.6e-9  # of a block, to start it
 WARPS_TO_HIDE = 8.0  # a multiprocessor needs to keep its pipelines busy
+WORD_CYCLES = 3.0  # of a thread, to make a weight of a word a number; not measured
 AS_THEY_LIE = 1.01  # of the time with packed weights, beside what is known; not measured
 QUERIES = 16  # of attention, for each warp
 # Of attention, chosen by hand so that the eight drafts for 12 heads of 64, 128 tokens, come in the

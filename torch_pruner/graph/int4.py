@@ -16,7 +16,15 @@ from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.quantize import LEAST, rewritten, unpermuted
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from torch_pruner.graph.ir import Graph, GraphBuilder, Node
+
+    class TakesWords(Protocol):
+        """What ``takes_words`` is."""
+
+        def __call__(self, rows: int, given: str, *, full: bool) -> bool: ...
+
 
 GROUP = 64  # neighbours along the reduction that share a scale
 SCALE = "bfloat16"  # a quarter of a bit for each weight, and 0.03 % more of squared error
@@ -55,18 +63,23 @@ def quantize_weights4(graph: Graph, group: int = GROUP) -> Graph:
     return rewritten(graph, rewrite)
 
 
-def keep_groups(graph: Graph, rows: int | None = None) -> Graph:
+def takes_words(rows: int, given: str, *, full: bool) -> bool:
+    """Whether a product of so many rows of ``given`` reads words as they are, on CPUs: all do.
+
+    ``full``: each word has as many numbers as it can.
+    """
+    return True
+
+
+def keep_groups(graph: Graph, takes: TakesWords = takes_words) -> Graph:
     """``a @ group_floats(words, ...)`` as a product with the words themselves, in float32 sums.
 
-    With ``rows`` products of more rows stay, and those whose words are not full. So is
-    ``a @ ((q - zero) * scale)`` for static int8 ``q`` whose scale and zero are constant along
-    groups of the reduction.
+    Where ``takes`` says so. So is ``a @ ((q - zero) * scale)`` for static int8 ``q`` whose scale
+    and zero are constant along groups of the reduction.
     """
 
     def rewrite(b: GraphBuilder, node: Node, operands: tuple[int, int]) -> int | None:
         right = operands[1]
-        if rows is not None and node.shape[0] > rows:
-            return None
         if b.nodes[right].op != "group_floats":
             found = _of_bytes(b, right)
             if found is None:
@@ -74,7 +87,8 @@ def keep_groups(graph: Graph, rows: int | None = None) -> Graph:
             right = found
         made = b.nodes[right]
         each = per_word(made.attr("bits"))
-        if made.attr("group") % each or (rows is not None and b.shape(right)[0] % each):
+        full = b.shape(right)[0] % each == 0
+        if made.attr("group") % each or not takes(node.shape[0], b.dtype(operands[0]), full=full):
             return None
         given, attrs = (operands[0], *made.inputs), dict(made.attrs)
         total = b.append("matmul_grouped", given, node.shape, "float32", **attrs)

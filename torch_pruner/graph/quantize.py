@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 LEVELS = 127  # symmetric: -128 is not used
 LEAST = 64  # columns and depth of a weight that is worth it
-# bfloat16 has instructions for pairs, which want both operands in it: rows for which reading half
-# of the bytes is worth more.
 FEW_ROWS = 16
 
 
@@ -47,10 +45,20 @@ def quantize_weights(graph: Graph) -> Graph:
     return rewritten(graph, rewrite)
 
 
-def keep_int8(graph: Graph, rows: int | None = None) -> Graph:
+def takes_bytes(rows: int, given: str, result: str) -> bool:
+    """Whether a product of so many rows reads int8 weights as they are, on CPUs; ``given`` and
+    ``result`` are the dtypes of its first operand, and of what it gives.
+
+    bfloat16 has instructions for pairs, which want both operands in it: with few rows reading half
+    of the bytes is worth more.
+    """
+    return result == "float32" or rows <= FEW_ROWS
+
+
+def keep_int8(graph: Graph, takes: Callable[[int, str, str], bool] = takes_bytes) -> Graph:
     """``a @ (q * scale)`` as ``(a @ q) * scale`` for static int8 ``q`` of two dimensions.
 
-    Of products of up to ``rows`` rows alone, if that is given. The scale, if there is one, is
+    Where ``takes`` says so of the product's rows and dtypes. The scale, if there is one, is
     constant along the reduction. Sums are float32 and rounded to the product's dtype after scaling:
     the result is at least as exact as the original.
     """
@@ -58,9 +66,7 @@ def keep_int8(graph: Graph, rows: int | None = None) -> Graph:
         return graph
 
     def rewrite(b: GraphBuilder, node: Node, operands: tuple[int, int]) -> int | None:
-        if node.dtype != "float32" and node.shape[0] > FEW_ROWS:
-            return None
-        if rows is not None and node.shape[0] > rows:
+        if not takes(node.shape[0], b.dtype(operands[0]), node.dtype):
             return None
         found = _dequantized(b, operands[1])
         if found is None:

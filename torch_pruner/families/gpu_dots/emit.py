@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks, spread
 from torch_pruner.codegen.parts.gpu.lanes import exchanged
 from torch_pruner.codegen.parts.gpu.operands import Moved, first_operand, write_out
+from torch_pruner.codegen.parts.gpu.weights import Numbers, Weights, Words
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest
 from torch_pruner.codegen.parts.output import output_path
@@ -36,10 +37,11 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import load, store
 from torch_pruner.families.gpu_dots.form import gathered_bytes, vectors, words_product
-from torch_pruner.families.gpu_dots.weights import Numbers, Weights, Words
 from torch_pruner.graph.contraction import Contraction, contraction_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch_pruner.families.gpu_dots.form import GpuDotsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
@@ -118,13 +120,7 @@ def emit(
     tiles = in_blocks(con.n, decisions.threads // decisions.along * decisions.columns)
     grid = Grid(con.groups * tiles, decisions.threads, host)
     vl, width = vectors(spec, con)
-    columns, ahead = decisions.columns, decisions.ahead
-    product = words_product(spec)
-    if product is None:
-        weights: Weights = Numbers(nest, grid, vl, columns, ahead)
-    else:
-        operands = [inputs[i] for i, _ in product.operands]
-        weights = Words(product, operands, grid, vl, columns, ahead)
+    weights = weights_of(nest, inputs, grid, vl, decisions.columns, decisions.ahead)
     given = Moved(nest, con.a, tensor=True)
     dots = _Dots(con, nest, grid, decisions, vl, min(width, weights.chunk), weights, given)
 
@@ -136,6 +132,18 @@ def emit(
         return grid.phases(*first, block.multiply, block.finish)
 
     return Emitted(grid.launch(launched), inputs, [out], scratch)
+
+
+def weights_of(
+    nest: Nest, inputs: Sequence[Buffer], grid: Grid, vl: int, columns: int = 1, ahead: int = 1
+) -> Weights:
+    """Pieces of ``vl`` weights, ``ahead`` of each of ``columns`` columns."""
+    product = words_product(nest.spec)
+    if product is None:
+        return Numbers(nest, grid, vl, columns, ahead)
+    operands = [inputs[i] for i, _ in product.operands]
+    kind = product.bits, product.group
+    return Words(nest.con, kind, operands, grid, vl, columns, ahead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 N = TypeVar("N")
 
 ROWS = 16  # at most: with more, tensor cores have enough to do
-# Rows of products with weights of few bits: with more, floats in tensor cores are expected to be as
-# fast.
-NARROW_ROWS = 8
+NARROW_ROWS = 8  # of products of float32 with weights of few bits: with more, they become floats
 DEPTH = 64  # at least: a warp has something of each column then
 WIDEST, WORD_BYTES = 16, 4  # that a thread reads at once, and of words with numbers of few bits
-CHUNK = 8  # weights of a column that are floats at once
 GATHERED = 48 << 10  # of a block's shared memory, for a first operand that has to be computed
 
 
@@ -49,6 +46,17 @@ def fits(spec: Graph) -> bool:
         return False
     narrow = spec.nodes[con.b].dtype in (*FLOATS, "int8")
     return narrow and (lies(spec, con) or constant_operand(spec, con) is not None)
+
+
+def takes_bytes(rows: int, given: str, result: str) -> bool:
+    """Whether there are kernels for products of so many rows of ``given`` with int8 weights: here,
+    or by tiles in tensor cores (``gpu_product``)."""
+    return rows <= NARROW_ROWS or given in ("float16", "bfloat16")
+
+
+def takes_words(rows: int, given: str, *, full: bool) -> bool:
+    """The same of words, which are ``full`` or not."""
+    return full and takes_bytes(rows, given, "float32")
 
 
 def words_product(spec: Graph) -> Int4Product | None:

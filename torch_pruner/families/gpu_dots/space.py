@@ -15,11 +15,11 @@ from torch_pruner.families.gpu import (
     SHARED_BYTES_A_CYCLE,
     SUMS,
     WARP,
+    WORD_CYCLES,
     GpuSketch,
     column,
 )
 from torch_pruner.families.gpu_dots.form import (
-    CHUNK,
     GpuDotsDecisions,
     computes,
     gathered_bytes,
@@ -35,10 +35,10 @@ MOST_SUMS = SUMS // 4  # of a thread: each is exchanged
 MOST_ASKED = 256  # bytes, in registers
 MOST_PRODUCTS = 64  # of vectors, before a thread asks again: code that no loop shortens
 WORD_BYTES, SUM_BYTES = 4, 4  # of a register, and of a sum
+CHUNK = 8  # weights of a column that are floats at once: see codegen.parts.gpu.weights
 # Of products that wait for memory; none of these was measured.
 MEMORY_S = 0.8e-6  # from asking memory until the answer, under load
 FLOAT_CYCLES = 1.0  # to make an element a number to multiply with, beside the products
-WORD_CYCLES = 3.0  # the same of a word's
 COMPUTED_CYCLES = 16.0  # to compute one
 SUM_CYCLES = 2.0  # of each exchange of a sum
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.gpu_product import form
 from torch_pruner.families.gpu_product.form import GpuProductDecisions
-from torch_pruner.families.kinds import has_one_dtype, is_contraction, is_depthwise
+from torch_pruner.families.kinds import (
+    has_one_dtype,
+    is_contraction,
+    is_depthwise,
+    is_int4_product,
+)
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -25,8 +30,11 @@ class GpuProductFamily(Family):
     decisions = GpuProductDecisions
 
     def matches(self, task: Task) -> bool:
-        tiled = is_contraction(task.spec) and not is_depthwise(task.spec, constant=False)
-        return tiled and has_one_dtype(task.spec)
+        spec = task.spec
+        if is_int4_product(spec):
+            return form.has_narrow_weights(spec)
+        tiled = is_contraction(spec) and not is_depthwise(spec, constant=False)
+        return tiled and (has_one_dtype(spec) or form.has_narrow_weights(spec))
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.gpu_product.space import GpuProductSketch

@@ -19,17 +19,21 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.gpu import asynchronous, product_tile, tensor_core
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks
 from torch_pruner.codegen.parts.gpu.product_tile import Copies, Tile
+from torch_pruner.codegen.parts.gpu.weights import CHUNK
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest
 from torch_pruner.codegen.tir.builders import SERIAL, UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
-from torch_pruner.families.gpu_product.form import FOURS, in_fours
+from torch_pruner.families.gpu_dots.emit import weights_of
+from torch_pruner.families.gpu_dots.form import vectors
+from torch_pruner.families.gpu_product.form import FOURS, has_narrow_weights, in_fours
 from torch_pruner.graph.adjacency import columns_apart, rows_together
 from torch_pruner.graph.contraction import Contraction, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
+    from torch_pruner.codegen.parts.gpu.weights import Weights
     from torch_pruner.families.gpu_product.form import GpuProductDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
@@ -59,8 +63,10 @@ class _Tiles:
     fours: bool  # the lines of B's tile are all columns of four positions each
     split: int
     parts: Buffer | None  # sums of each part of the reduction
+    weights: Weights | None  # of few bits, which become halves on their way
     a: Buffer = field(init=False)  # of all stages; made once their sizes are known
     b: Buffer = field(init=False)
+    halves: Registers = field(init=False)  # of such weights
 
     @property
     def a_line(self) -> int:
@@ -166,15 +172,20 @@ def emit(
     split, tiled = decisions.split, in_blocks(con.rows, bm) * in_blocks(con.n, bn)
     grid = Grid(con.groups * tiled * split, threads, host)
     dtype = spec.nodes[con.a].dtype if tensor else con.acc_dtype
+    weights = None
+    if has_narrow_weights(spec):
+        weights = weights_of(nest, inputs, grid, min(vectors(spec, con)[0], CHUNK))
     tiles = _Tiles(
         spec, con, nest, grid, bm, bn, decisions.bk, decisions.tm, decisions.tn,
         decisions.stages, tensor, bool(decisions.ahead),
         grid.registers(bm * bn // threads, con.acc_dtype, "sums"),
         rows_together(spec, con),
-        tensor and panel is None and columns_apart(spec, con),
+        weights is not None or (tensor and panel is None and columns_apart(spec, con)),
         panel is not None and in_fours(spec, decisions),
-        split, scratch[0] if scratch else None,
+        split, scratch[0] if scratch else None, weights,
     )  # fmt: skip
+    if weights is not None:
+        tiles.halves = grid.registers(weights.chunk, dtype, "halves")
     tiles.a = grid.shared(tiles.stages * tiles.a_size, dtype, "tile_a")
     tiles.b = grid.shared(tiles.stages * tiles.b_size, dtype, "tile_b")
     body = grid.launch(lambda b: _block(tiles, b))
@@ -199,8 +210,12 @@ def _block(tiles: _Tiles, block: Expr) -> Stmt:
 
     def copy(tid: Expr, turn: Expr) -> Stmt:
         a, b = tiles.tile_a(turn), tiles.tile_b(turn)
-        columns = copies.panel if tiles.fours else copies.columns
-        return seq([copies.rows(a, g, mb, tid, turn), columns(b, g, nb, tid, turn)])
+        if tiles.weights is not None:
+            second = copies.unpacked(tiles.weights, tiles.halves, b, g, nb, tid, turn)
+        else:
+            columns = copies.panel if tiles.fours else copies.columns
+            second = columns(b, g, nb, tid, turn)
+        return seq([copies.rows(a, g, mb, tid, turn), second])
 
     def write(tid: Expr) -> Stmt:
         def place(i: Expr) -> Index:

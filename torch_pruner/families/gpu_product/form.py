@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.families.base import Parameters
+from torch_pruner.families.gpu_dots import form as dots
 from torch_pruner.graph.adjacency import columns_apart
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
@@ -37,6 +38,21 @@ class GpuProductDecisions(NamedTuple, Generic[N]):
     pack: N = 1  # type: ignore[assignment]  # 0: constant weights are read where they lie
 
 
+def has_narrow_weights(spec: Graph) -> bool:
+    """Whether weights of eight bits or four are multiplied with halves: tiles have halves of both.
+
+    They lie along the reduction then, as ``gpu_dots`` wants them.
+    """
+    con = contraction_of(spec)
+    if spec.nodes[con.a].dtype not in ("float16", "bfloat16") or con.conv is not None:
+        return False
+    if con.form == "matmul_grouped":
+        product = dots.words_product(spec)
+        return product is not None and con.depth % product.per_word == 0
+    there = dots.lies(spec, con) or constant_operand(spec, con) is not None
+    return spec.nodes[con.b].dtype == "int8" and there
+
+
 def in_fours(spec: Graph, decisions: GpuProductDecisions[int]) -> bool:
     """Whether a packed operand lies by ``FOURS``."""
     return bool(decisions.tensor) and spec.nodes[contraction_of(spec).b].dtype == "float32"
@@ -45,7 +61,7 @@ def in_fours(spec: Graph, decisions: GpuProductDecisions[int]) -> bool:
 def weights_lie(spec: Graph) -> bool:
     """Whether constant weights can be copied from where they lie, sixteen bytes at a time."""
     con = contraction_of(spec)
-    if con.conv is not None or constant_operand(spec, con) is None:
+    if con.conv is not None or has_narrow_weights(spec) or constant_operand(spec, con) is None:
         return False
     most = COPIED // ITEMSIZE[spec.nodes[con.b].dtype]
     return reach(spec, con.b, -2 if columns_apart(spec, con) else -1, most) == most
@@ -59,7 +75,9 @@ def parameters(spec: Graph, decisions: GpuProductDecisions[int]) -> Parameters:
     """
     packs: dict[int, PackLayout] = {}
     con = contraction_of(spec)
-    constant = constant_operand(spec, con) if decisions.pack else None
+    narrow = has_narrow_weights(spec)
+    packs.update(dots.parameters(spec).packs if narrow else {})
+    constant = constant_operand(spec, con) if decisions.pack and not narrow else None
     if constant is not None:
         (index, view), block = constant, decisions.bn
         form = "matmul" if con.form == "conv_phases" else con.form

@@ -24,10 +24,16 @@ from torch_pruner.families.gpu import (
     TURN_CYCLES,
     WAIT_CYCLES,
     WARP,
+    WORD_CYCLES,
     GpuSketch,
     column,
 )
-from torch_pruner.families.gpu_product.form import GpuProductDecisions, weights_lie
+from torch_pruner.families.gpu_dots.form import stored_bytes
+from torch_pruner.families.gpu_product.form import (
+    GpuProductDecisions,
+    has_narrow_weights,
+    weights_lie,
+)
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.adjacency import columns_apart, rows_together
 from torch_pruner.graph.contraction import constant_operand, contraction_of, traffic_bytes
@@ -47,10 +53,11 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         halves = dtype == "float16" or (dtype == "bfloat16" and self.card.has_bfloat16)
         sides, tiles = [16, 32, 64, 128, 256], [1, 2, 4, 8, 16, 32, 64]
         flags = [0, 1] if halves or self._tf32 else [0]
-        ahead = [0, 1] if len(flags) > 1 and self.card.capability >= (8, 0) else [0]
+        flags = [1] if self._narrow else flags
+        ahead = [0, 1] if 1 in flags and self.card.capability >= (8, 0) else [0]
         stages = [1, 2, 3, 4] if len(ahead) > 1 else [1, 2]
         split = [1, 2, 4, 8]
-        pack = [1, 0] if len(flags) > 1 and weights_lie(self.task.spec) else [1]
+        pack = [1, 0] if 1 in flags and weights_lie(self.task.spec) else [1]
         options = (
             sides, sides, [8, 16, 32, 64, 128], tiles, tiles, stages, flags, ahead, split, pack,
         )  # fmt: skip
@@ -65,6 +72,10 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         """Whether tensor cores may multiply float32, rounded."""
         spec = self.task.spec
         return self.card.tf32_flops > 0 and is_tf32(spec.nodes[contraction_of(spec).anchor])
+
+    @cached_property
+    def _narrow(self) -> bool:
+        return has_narrow_weights(self.task.spec)
 
     @cached_property
     def _constant(self) -> bool:
@@ -92,6 +103,7 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         lines = (c.tensor == 1) & (not rows_together(self.task.spec, con))
         a = np.where(lines, c.bm * (c.bk + PAD), c.bk * (c.bm + PAD))
         apart = (c.tensor == 1) & ((c.pack == 0) | (not self._constant)) & self._apart
+        apart |= self._narrow
         b = np.where(apart, c.bn * (c.bk + PAD), c.bk * (c.bn + PAD))
         result: Array = c.stages * (a + b) * item
         return result
@@ -122,8 +134,12 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         sharing = np.maximum(1.0, self._threads(c) / WARP * together / QUARTERS)
         step = (down * across * MMA_CYCLES + (down + across / 2) * FRAGMENT_CYCLES) * sharing
         steps = np.where(c.tensor == 1, c.bk / (8 if self._tf32 else 16), 0.0)
-        begun = np.where(c.ahead == 1, c.stages - 1.0, np.where(c.stages > 1, 0.4, 0.25))
+        early = (c.ahead == 1) & (not self._narrow)
+        begun = np.where(early, c.stages - 1.0, np.where(c.stages > 1, 0.4, 0.25))
         plain = np.where(c.tensor == 1, 0.0, c.bk * PLAIN_CYCLES)
+        if self._narrow:  # each weight is made a half, by threads of all blocks
+            steps_of_threads = c.bn * c.bk * (WORD_CYCLES + 1.0) / WARP / QUARTERS
+            plain = plain + steps_of_threads * np.maximum(together, 1.0)
         cycles = TURN_CYCLES + WAIT_CYCLES / begun + steps * (STEP_CYCLES + step) + plain
         result: Array = cycles / self.card.frequency_hz
         return result
@@ -141,7 +157,8 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         registers = self._registers(c, sums)
         depth = turns * c.bk
         operations = 2.0 * blocks * c.bm * c.bn * depth
-        traffic = blocks * (c.bm + c.bn) * depth * item
+        stored = stored_bytes(self.task.spec, con) if self._narrow else item
+        traffic = blocks * (c.bm * item + c.bn * stored) * depth
         unique = float(traffic_bytes(self.task.spec)) * calls
         contiguous = np.minimum(c.bk, c.bn) * item
         each, pace = self.busy(blocks, threads, self.resident(threads, shared, registers))

@@ -22,6 +22,7 @@ from torch_pruner.codegen.parts.operands import Nest, b_at
 from torch_pruner.codegen.parts.output import output_path
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
+    VECTORIZED,
     Buffer,
     Expr,
     S,
@@ -31,11 +32,13 @@ from torch_pruner.codegen.tir.builders import (
     seq,
 )
 from torch_pruner.codegen.tir.reader import Index, imm, unlinear
-from torch_pruner.codegen.tir.values import store
+from torch_pruner.codegen.tir.values import store, value_dtype
 from torch_pruner.graph.strided import common_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch_pruner.codegen.parts.gpu.weights import Weights
 
 ADDING = 256  # threads of a block that adds parts up
 
@@ -167,6 +170,52 @@ class Copies:
             )
 
         return spread(self.grid.threads, tid, count, piece, width=width)
+
+    def unpacked(
+        self, weights: Weights, halves: Registers, tile: Tile, g: Expr, block: Expr, tid: Expr,
+        turn: Expr,
+    ) -> Stmt:  # fmt: skip
+        """Of a second operand of few bits: chunks of columns ``block`` become what is multiplied.
+
+        The lines of the tile are columns; ``halves`` has room for a chunk. Where there is no column
+        the last one is taken: nobody reads what comes of it.
+        """
+        con, bk, chunk = self.nest.con, tile.depth, weights.chunk
+        floats, none = weights.floats, imm(0)
+
+        def piece(item: Expr) -> Stmt:
+            line, position = T.floordiv(item, bk), T.floormod(item, bk)
+            k, column, at = turn * bk + position, block * tile.lines + line, tile.at(line, position)
+            column = T.min(column, imm(con.n - 1)) if con.n % tile.lines else column
+
+            def halved(v: Expr) -> Stmt:
+                value = floats.buffer[floats.at(tid, v)].astype(value_dtype(self._dtype))
+                return store(halves.buffer, halves.at(tid, v), value)
+
+            def put(v: Expr) -> Stmt:
+                return S.BufferStore(tile.buffer, halves.buffer[halves.at(tid, v)], [at + v])
+
+            def cleared(v: Expr) -> Stmt:
+                zero = T.const(0, str(halves.buffer.dtype))
+                return S.BufferStore(halves.buffer, zero, [halves.at(tid, v)])
+
+            taken = seq(
+                [
+                    weights.ask(tid, none, g, column, k),
+                    weights.unpack(tid, none, none, none),
+                    loop(chunk, halved, UNROLLED, "v"),
+                ]
+            )
+            if con.depth % bk:
+                taken = S.IfThenElse(k < con.depth, taken, loop(chunk, cleared, UNROLLED, "v"))
+            return seq([taken, loop(chunk, put, VECTORIZED, "v")])
+
+        return spread(self.grid.threads, tid, tile.lines * bk, piece, width=chunk)
+
+    @property
+    def _dtype(self) -> str:
+        """Of what is multiplied."""
+        return self.nest.spec.nodes[self.nest.con.a].dtype
 
 
 def write(

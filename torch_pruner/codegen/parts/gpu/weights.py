@@ -1,4 +1,4 @@
-"""How threads of products of few rows take weights: as numbers, or as words of several of them.
+"""How a thread takes weights of a product by itself: as numbers, or as words of several of them.
 
 A piece is ``vl`` neighbours of a column along the reduction, which a thread reads at once and keeps
 in registers as they lie, by slots, until it makes floats of some of them, for all rows. The bits of
@@ -25,16 +25,16 @@ from torch_pruner.codegen.tir.builders import (
     seq,
 )
 from torch_pruner.codegen.tir.values import load, store
-from torch_pruner.families.gpu_dots.form import CHUNK
+from torch_pruner.graph.nibbles import per_word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_pruner.codegen.parts.gpu.grid import Grid
     from torch_pruner.codegen.parts.operands import Nest
-    from torch_pruner.families.int4_rows.form import Int4Product
     from torch_pruner.graph.contraction import Contraction
 
+CHUNK = 8  # numbers of a column of which floats are made at once, at most
 MANTISSA, BIAS = 23, 127  # bits of a float32, and of its exponent
 
 
@@ -94,34 +94,36 @@ class Words(Weights):
 
     def __init__(
         self,
-        product: Int4Product,
+        con: Contraction,
+        kind: tuple[int, int],
         operands: Sequence[Buffer],
         grid: Grid,
         vl: int,
         columns: int,
         ahead: int,
     ) -> None:
-        """``operands``: words, scales and perhaps offsets, packed along the reduction."""
-        super().__init__(product.con, grid, vl, columns)
-        self._product, self._operands = product, operands
-        self._each = vl // product.per_word
+        """``kind``: bits of a number, and how many a group has. ``operands``: words, scales and
+        perhaps offsets, packed along the reduction."""
+        super().__init__(con, grid, vl, columns)
+        (self._bits, self._group), self._operands = kind, operands
+        self._per_word = per_word(self._bits)
+        self._each = vl // self._per_word
         self._words = grid.registers(ahead * columns * self._each, "int32", "words")
         # A weight is the float between one and two, times the first, plus the second.
-        self._factors = grid.registers(2 * ahead * columns, product.con.acc_dtype, "factors")
+        self._factors = grid.registers(2 * ahead * columns, con.acc_dtype, "factors")
 
     def ask(self, tid: Expr, slot: Expr, g: Expr, column: Expr, k: Expr) -> Stmt:
         words, factors, depth = self._words, self._factors, self._con.depth
-        per_word, group = self._product.per_word, self._product.group
         given, scales, *offsets = self._operands
-        first = column * (depth // per_word) + T.floordiv(k, per_word)
-        of_group = column * -(-depth // group) + T.floordiv(k, group)
+        first = column * (depth // self._per_word) + T.floordiv(k, self._per_word)
+        of_group = column * -(-depth // self._group) + T.floordiv(k, self._group)
 
         def one(v: Expr) -> Stmt:
             at = words.at(tid, slot * self._each + v)
             return S.BufferStore(words.buffer, given[first + v], [at])
 
         step, zero = (factors.at(tid, slot * 2 + n) for n in range(2))
-        whole = load(scales, of_group).astype(self._con.acc_dtype) * float(1 << self._product.bits)
+        whole = load(scales, of_group).astype(self._con.acc_dtype) * float(1 << self._bits)
         least = factors.buffer[step] * -1.5  # of the float that stands for 0
         for offset in offsets:
             least = load(offset, of_group).astype(self._con.acc_dtype) + least
@@ -129,20 +131,20 @@ class Words(Weights):
         return seq([loop(self._each, one, VECTORIZED, "v"), *stores])
 
     def unpack(self, tid: Expr, slot: Expr, first: Expr, c: Expr) -> Stmt:
-        factors, floats, per_word = self._factors, self.floats, self._product.per_word
+        factors, floats, each = self._factors, self.floats, self._per_word
         step, zero = (factors.buffer[factors.at(tid, slot * 2 + n)] for n in range(2))
         stmts = []
         for v in range(self.chunk):
-            at = slot * self._each + T.floordiv(first, per_word) + v // per_word
+            at = slot * self._each + T.floordiv(first, each) + v // each
             word = self._words.buffer[self._words.at(tid, at)]
-            number = self._between_one_and_two(word, v % per_word)
+            number = self._between_one_and_two(word, v % each)
             into = floats.at(tid, c * self.chunk + v)
             stmts.append(store(floats.buffer, into, number * step + zero))
         return seq(stmts)
 
     def _between_one_and_two(self, word: Expr, i: int) -> Expr:
         """One, and number ``i`` of a word above its least as the highest bits of a mantissa."""
-        bits = self._product.bits
+        bits = self._bits
         lowest = MANTISSA - bits
         up = lowest - bits * i
         moved = T.shift_left(word, _bits(up)) if up >= 0 else T.shift_right(word, _bits(-up))
