@@ -169,7 +169,7 @@ def test_layers_of_few_bits_in_a_prompt(cold, emulated, options, bound) -> None:
     assert (got - want).abs().max() <= bound * want.abs().max()
     report = tp.last_report()
     assert report is not None
-    assert {t.sketch for t in report.tasks} == {"gpu_product"}
+    assert {t.sketch for t in report.tasks} <= {"gpu_product", "gpu_warpgroup"}
     weights = sum(p.nbytes for p in net.parameters() if p.dim() > 1)
     assert report.weight_bytes <= 0.3 * weights
 

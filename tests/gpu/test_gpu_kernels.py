@@ -536,6 +536,15 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "tf32, weights where they lie": (
         rounded(K.linear(70, 96, 72)), "gpu_product", TENSOR | {"ahead": 1, "pack": 0},
     ),
+    "warpgroups, bytes": (of_bytes(70, 130, 200), "gpu_warpgroup", WARPGROUP),
+    "warpgroups, four bits and offsets": (
+        of_words(130, 90, 256, 4, 32, offsets=True, dtype="bfloat16"), "gpu_warpgroup",
+        WARPGROUP | {"bm": 128, "bn": 96, "bk": 128, "stages": 3, "warpgroups": 2},
+    ),
+    "warpgroups, eight bits by groups, a cluster": (
+        of_words(70, 96, 512, 8, 20), "gpu_warpgroup",
+        WARPGROUP | {"bn": 32, "split": 4, "stages": 3, "cluster": 1},
+    ),
     "warpgroups, weights where they lie": (
         K.linear(70, 130, 200, dtype="float16"), "gpu_warpgroup", WARPGROUP | {"pack": 0},
     ),

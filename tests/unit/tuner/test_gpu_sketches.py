@@ -246,11 +246,16 @@ def dots_for(spec: Graph) -> Candidate:
     return Candidate("gpu_dots", tuple(sketch.named(sketch.default()).items()))
 
 
-def test_many_rows_are_no_dot_products_and_bytes_not_for_warpgroups() -> None:
+def test_many_rows_are_no_dot_products() -> None:
     task = Task("t", layer(17, 512, 512), TargetSpec.cuda(CARDS["h200"]), 1)
     assert "gpu_dots" not in {s.name for s in sketches_for(task)}
     task = Task("t", layer(16, 512, 512, "int8"), TargetSpec.cuda(CARDS["h200"]), 1)
-    assert {s.name for s in sketches_for(task)} == {"gpu_dots", "gpu_product", "gpu_direct"}
+    assert {s.name for s in sketches_for(task)} == {
+        "gpu_dots",
+        "gpu_warpgroup",
+        "gpu_product",
+        "gpu_direct",
+    }
 
 
 def of_words(rows: int) -> Graph:

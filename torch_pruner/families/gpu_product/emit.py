@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu import asynchronous, product_tile, tensor_core
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks
-from torch_pruner.codegen.parts.gpu.product_tile import Copies, Tile
+from torch_pruner.codegen.parts.gpu.product_tile import Copies, Narrow, Tile
 from torch_pruner.codegen.parts.gpu.weights import CHUNK
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest
@@ -33,7 +33,8 @@ from torch_pruner.graph.contraction import Contraction, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
-    from torch_pruner.codegen.parts.gpu.weights import Weights
+    from collections.abc import Sequence
+
     from torch_pruner.families.gpu_product.form import GpuProductDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
@@ -63,10 +64,9 @@ class _Tiles:
     fours: bool  # the lines of B's tile are all columns of four positions each
     split: int
     parts: Buffer | None  # sums of each part of the reduction
-    weights: Weights | None  # of few bits, which become halves on their way
+    narrow: Narrow | None  # weights of few bits, which become halves on their way
     a: Buffer = field(init=False)  # of all stages; made once their sizes are known
     b: Buffer = field(init=False)
-    halves: Registers = field(init=False)  # of such weights
 
     @property
     def a_line(self) -> int:
@@ -172,26 +172,31 @@ def emit(
     split, tiled = decisions.split, in_blocks(con.rows, bm) * in_blocks(con.n, bn)
     grid = Grid(con.groups * tiled * split, threads, host)
     dtype = spec.nodes[con.a].dtype if tensor else con.acc_dtype
-    weights = None
-    if has_narrow_weights(spec):
-        weights = weights_of(nest, inputs, grid, min(vectors(spec, con)[0], CHUNK))
+    narrow = narrow_weights(nest, inputs, grid)
     tiles = _Tiles(
         spec, con, nest, grid, bm, bn, decisions.bk, decisions.tm, decisions.tn,
         decisions.stages, tensor, bool(decisions.ahead),
         grid.registers(bm * bn // threads, con.acc_dtype, "sums"),
         rows_together(spec, con),
-        weights is not None or (tensor and panel is None and columns_apart(spec, con)),
+        narrow is not None or (tensor and panel is None and columns_apart(spec, con)),
         panel is not None and in_fours(spec, decisions),
-        split, scratch[0] if scratch else None, weights,
+        split, scratch[0] if scratch else None, narrow,
     )  # fmt: skip
-    if weights is not None:
-        tiles.halves = grid.registers(weights.chunk, dtype, "halves")
     tiles.a = grid.shared(tiles.stages * tiles.a_size, dtype, "tile_a")
     tiles.b = grid.shared(tiles.stages * tiles.b_size, dtype, "tile_b")
     body = grid.launch(lambda b: _block(tiles, b))
     if tiles.parts is not None:
         body = seq([body, product_tile.add_up(nest, tiles.parts, split, host=host)])
     return Emitted(body, inputs, [out], scratch)
+
+
+def narrow_weights(nest: Nest, inputs: Sequence[Buffer], grid: Grid) -> Narrow | None:
+    """The second operand where it has few bits."""
+    spec, con = nest.spec, nest.con
+    if not has_narrow_weights(spec):
+        return None
+    weights = weights_of(nest, inputs, grid, min(vectors(spec, con)[0], CHUNK))
+    return Narrow(weights, grid.registers(weights.chunk, spec.nodes[con.a].dtype, "halves"))
 
 
 def _block(tiles: _Tiles, block: Expr) -> Stmt:
@@ -210,8 +215,8 @@ def _block(tiles: _Tiles, block: Expr) -> Stmt:
 
     def copy(tid: Expr, turn: Expr) -> Stmt:
         a, b = tiles.tile_a(turn), tiles.tile_b(turn)
-        if tiles.weights is not None:
-            second = copies.unpacked(tiles.weights, tiles.halves, b, g, nb, tid, turn)
+        if tiles.narrow is not None:
+            second = copies.unpacked(tiles.narrow, b, g, nb, tid, turn)
         else:
             columns = copies.panel if tiles.fours else copies.columns
             second = columns(b, g, nb, tid, turn)

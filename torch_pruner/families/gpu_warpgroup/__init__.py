@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_pruner.families.base import Family, Parameters
+from torch_pruner.families.gpu_product.form import has_narrow_weights
 from torch_pruner.families.gpu_warpgroup import form
 from torch_pruner.families.gpu_warpgroup.form import GpuWarpgroupDecisions
-from torch_pruner.families.kinds import has_one_dtype, is_contraction, is_depthwise
+from torch_pruner.families.kinds import (
+    has_one_dtype,
+    is_contraction,
+    is_depthwise,
+    is_int4_product,
+)
 from torch_pruner.graph.contraction import contraction_of
 
 if TYPE_CHECKING:
@@ -29,10 +35,12 @@ class GpuWarpgroupFamily(Family):
         spec, card = task.spec, task.target.card
         if card is None or not card.has_warpgroup_products:
             return False
+        if is_int4_product(spec):
+            return has_narrow_weights(spec)
         if not is_contraction(spec) or is_depthwise(spec, constant=False):
             return False
         halves = spec.nodes[contraction_of(spec).a].dtype in ("float16", "bfloat16")
-        return halves and has_one_dtype(spec)
+        return halves and (has_one_dtype(spec) or has_narrow_weights(spec))
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.gpu_warpgroup.space import GpuWarpgroupSketch

@@ -23,6 +23,7 @@ from torch_pruner.codegen.parts.operands import Nest
 from torch_pruner.codegen.tir.builders import UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.gpu_product.emit import narrow_weights
 from torch_pruner.families.gpu_warpgroup.form import kinds
 from torch_pruner.graph.contraction import Contraction, contraction_of
 
@@ -48,6 +49,7 @@ class _Block:
     decisions: GpuWarpgroupDecisions[int]
     kinds: tuple[int, int]  # how tiles are kept
     parts: Buffer | None  # sums of each part of the reduction
+    narrow: product_tile.Narrow | None  # weights of few bits, which become halves on their way
     sums: Registers = field(init=False)
     a: Buffer = field(init=False)  # of all stages
     b: Buffer = field(init=False)
@@ -106,8 +108,8 @@ def emit(
     tiles = in_blocks(con.rows, decisions.bm) * in_blocks(con.n, decisions.bn)
     blocks = con.groups * tiles * decisions.split
     grid = Grid(blocks, THREADS * decisions.warpgroups, host)
-    held = kinds(spec, pack=panel is not None)
-    block = _Block(con, nest, grid, decisions, held, scratch[0] if scratch else None)
+    held, narrow = kinds(spec, pack=panel is not None), narrow_weights(nest, inputs, grid)
+    block = _Block(con, nest, grid, decisions, held, scratch[0] if scratch else None, narrow)
     body = grid.launch(lambda number: _launch(block, number))
     if block.parts is not None:
         body = seq([body, product_tile.add_up(nest, block.parts, decisions.split, host=host)])
@@ -130,6 +132,10 @@ class _Place:
         at = self.part * block.turns + turn if d.split > 1 else turn
         copies = Copies(block.nest, block.grid, True, True)
         rows = copies.rows(block.tile(0, turn), self.g, self.down, tid, at)
+        if block.narrow is not None:
+            tile = block.tile(1, turn)
+            columns = copies.unpacked(block.narrow, tile, self.g, self.across, tid, at)
+            return seq([columns, rows])
         if block.arrivals is None:
             columns = copies.columns(block.tile(1, turn), self.g, self.across, tid, at)
             return seq([columns, rows])

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from torch_pruner.codegen.parts.gpu.warpgroup_shapes import ACROSS, ALONG, PIECE, PIECES
 from torch_pruner.families.base import Parameters
+from torch_pruner.families.gpu_dots import form as dots
+from torch_pruner.families.gpu_product.form import has_narrow_weights
 from torch_pruner.graph.adjacency import columns_apart, rows_together
 from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.packing import PackLayout
@@ -35,6 +37,8 @@ def kinds(spec: Graph, *, pack: bool = True) -> tuple[int, int]:
     """How the tiles of both operands are kept. ``pack``: as for ``decisions.pack``."""
     con = contraction_of(spec)
     first = ACROSS if rows_together(spec, con) else ALONG
+    if has_narrow_weights(spec):
+        return first, ALONG
     if pack and constant_operand(spec, con) is not None:
         return first, PIECES
     return first, ALONG if columns_apart(spec, con) else ACROSS
@@ -47,7 +51,9 @@ def parameters(spec: Graph, decisions: GpuWarpgroupDecisions[int]) -> Parameters
     """
     packs: dict[int, PackLayout] = {}
     con = contraction_of(spec)
-    constant = constant_operand(spec, con) if decisions.pack else None
+    narrow = has_narrow_weights(spec)
+    packs.update(dots.parameters(spec).packs if narrow else {})
+    constant = constant_operand(spec, con) if decisions.pack and not narrow else None
     if constant is not None:
         (index, view), block, bk = constant, decisions.bn, decisions.bk
         form = "matmul" if con.form == "conv_phases" else con.form

@@ -19,13 +19,17 @@ from torch_pruner.families.gpu import (
     L2_SPEED,
     LAUNCH_S,
     OWN,
+    QUARTERS,
     SHARED_BYTES_A_CYCLE,
     SPLIT_S,
     SUMS,
+    WARP,
+    WORD_CYCLES,
     GpuSketch,
     column,
 )
-from torch_pruner.families.gpu_product.form import weights_lie
+from torch_pruner.families.gpu_dots.form import stored_bytes
+from torch_pruner.families.gpu_product.form import has_narrow_weights, weights_lie
 from torch_pruner.families.gpu_warpgroup.form import GpuWarpgroupDecisions, kinds
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.contraction import contraction_of, traffic_bytes
@@ -59,6 +63,10 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         pack = [1, 0] if weights_lie(self.task.spec) else [1]
         options = (rows, list(COLUMNS), [64, 128], stages, [1, 2], [1, 2, 4, 8], [0, 1], pack)
         return tuple(column(o) for o in options)
+
+    @cached_property
+    def _narrow(self) -> bool:
+        return has_narrow_weights(self.task.spec)
 
     def _whole(self, c: GpuWarpgroupDecisions[Array]) -> Mask:
         """Whether the second operand's tiles arrive whole."""
@@ -94,8 +102,12 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         peak = MMA_SHARE * card.float16_flops / card.multiprocessors / card.frequency_hz
         products = 2.0 * c.bm * c.bn * c.bk / peak
         filled = (c.bm + c.bn) * c.bk * ITEM / FILL_BYTES
-        asked = c.bm + np.where(self._whole(c), 0.0, c.bn)
-        asked = asked * c.bk / 8 / (c.warpgroups * THREADS) * ASKED_CYCLES
+        threads = c.warpgroups * THREADS
+        asked = c.bm + np.where(self._whole(c) | self._narrow, 0.0, c.bn)
+        asked = asked * c.bk / 8 / threads * ASKED_CYCLES
+        if self._narrow:  # threads wait for weights, and make halves of them
+            made = c.bn * c.bk * (WORD_CYCLES + 1.0)
+            asked = asked + WAIT_CYCLES / 2 + made / np.minimum(threads, WARP * QUARTERS)
         alone = TURN_CYCLES + asked + WAIT_CYCLES / (c.stages - 2.0) ** 2
         result: Array = np.maximum(together * np.maximum(products, filled), alone)
         return result
@@ -117,7 +129,8 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         sums = c.bm * c.bn / threads
         depth = turns * c.bk
         operations = 2.0 * blocks * c.bm * c.bn * depth
-        traffic = blocks * (c.bm + c.bn) * depth * ITEM
+        stored = stored_bytes(self.task.spec, con) if self._narrow else ITEM
+        traffic = blocks * (c.bm * ITEM + c.bn * stored) * depth
         unique = float(traffic_bytes(self.task.spec)) * calls
         contiguous = c.bk * ITEM
         resident = np.maximum(self.resident(threads, shared, registers), 1.0)

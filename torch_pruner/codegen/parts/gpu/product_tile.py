@@ -61,6 +61,14 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
+class Narrow:
+    """Weights of few bits, and room for a chunk of them as what is multiplied."""
+
+    weights: Weights
+    halves: Registers
+
+
+@dataclass(frozen=True, slots=True)
 class Copies:
     """How tiles are filled. ``tensor``: for tensor cores, which take elements as they are;
     ``ahead``: asynchronously where operands allow it."""
@@ -172,14 +180,14 @@ class Copies:
         return spread(self.grid.threads, tid, count, piece, width=width)
 
     def unpacked(
-        self, weights: Weights, halves: Registers, tile: Tile, g: Expr, block: Expr, tid: Expr,
-        turn: Expr,
-    ) -> Stmt:  # fmt: skip
-        """Of a second operand of few bits: chunks of columns ``block`` become what is multiplied.
+        self, narrow: Narrow, tile: Tile, g: Expr, block: Expr, tid: Expr, turn: Expr
+    ) -> Stmt:
+        """Of a second operand of few bits: columns of ``block`` become what is multiplied.
 
-        The lines of the tile are columns; ``halves`` has room for a chunk. Where there is no column
-        the last one is taken: nobody reads what comes of it.
+        The lines of the tile are columns. Where there is no column the last one is taken: nobody
+        reads what comes of it.
         """
+        weights, halves = narrow.weights, narrow.halves
         con, bk, chunk = self.nest.con, tile.depth, weights.chunk
         floats, none = weights.floats, imm(0)
 
