@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     Change = Callable[[PreTrainedModel], None]
+    Prepare = Callable[[Callable[..., torch.Tensor], dict[str, Any]], Any]
 
 GROUP = 64  # of int4 weights, as ours
 BFLOAT16_BITS = 16  # all that the weights have, but for those of 32 bits
@@ -30,7 +31,7 @@ def cache_for(model: PreTrainedModel, length: int) -> StaticCache:
     cache = StaticCache(config=config, max_cache_len=length)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = config.hidden_size // config.num_attention_heads
-    cache.early_initialization(1, heads, size, model.dtype, torch.device("cpu"))
+    cache.early_initialization(1, heads, size, model.dtype, model.device)
     return cache
 
 
@@ -45,11 +46,17 @@ class TorchDecoder(Decoder):
     rounded = False
 
     def __init__(
-        self, model: PreTrainedModel, backend: str, options: dict[str, Any], length: int
+        self,
+        model: PreTrainedModel,
+        backend: str | Prepare,
+        options: dict[str, Any],
+        length: int,
     ) -> None:
+        """``backend``: of ``benchmarks.job.compiled``, or what prepares the function by itself."""
+        self.device = model.device
         self.model, self.cache, self.length = model, cache_for(model, length), length
         self.weight_bytes = sum(_bytes(p) for p in read_by_a_step(model).values())
-        self.first = torch.zeros(1, 1, dtype=torch.int64)
+        self.first = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         self.token, self.position = self.first, 0
 
         def forward(tokens: torch.Tensor, at: torch.Tensor, cache: StaticCache) -> torch.Tensor:
@@ -71,10 +78,10 @@ class TorchDecoder(Decoder):
         else:
             self._begin(self.forward, prompt[:-1])
         for word in prompt if self.rounded else prompt[-1:]:
-            self.token = torch.tensor([[word]])
+            self.token = self._on_device([[word]])
             scores = self.scores()
         self.first = self.token
-        return scores[0, -1].float().numpy()
+        return scores[0, -1].float().cpu().numpy()
 
     def rewind(self, prompt: Sequence[int]) -> None:
         self.goto(len(prompt))
@@ -88,9 +95,8 @@ class TorchDecoder(Decoder):
         """Decodes one token and gives the scores it was chosen by; a full cache begins again."""
         if self.position == self.length:  # a step costs the same anywhere
             self.goto(0)
-        scores: torch.Tensor = self.compiled(
-            self.token, torch.tensor([[self.position]]), self.cache
-        )
+        position = self._on_device([[self.position]])
+        scores: torch.Tensor = self.compiled(self.token, position, self.cache)
         self.token = _greedy(scores)
         self.position += 1
         return scores
@@ -103,8 +109,12 @@ class TorchDecoder(Decoder):
 
     def _begin(self, forward: Any, prompt: Sequence[int]) -> None:
         self.goto(0)
-        scores = forward(torch.tensor([prompt]), torch.arange(len(prompt))[None], self.cache)
+        tokens, positions = self._on_device([prompt]), self._on_device([range(len(prompt))])
+        scores = forward(tokens, positions, self.cache)
         self.token, self.position = _greedy(scores), len(prompt)
+
+    def _on_device(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.tensor([list(line) for line in numbers], device=self.device)
 
     def goto(self, position: int) -> None:
         """Decodes from there; what the cache has from there on is masked, then written over."""
@@ -118,7 +128,11 @@ def _greedy(scores: torch.Tensor) -> torch.Tensor:
     return scores[:, -1:].float().argmax(-1)
 
 
-def _compiled(forward: Callable[..., torch.Tensor], backend: str, options: dict[str, Any]) -> Any:
+def _compiled(
+    forward: Callable[..., torch.Tensor], backend: str | Prepare, options: dict[str, Any]
+) -> Any:
+    if callable(backend):
+        return backend(forward, options)
     if backend == "inductor-freezing":
         return torch.compile(forward, backend="inductor", options={"freezing": True})
     return compiled(forward, backend, options)

@@ -36,6 +36,8 @@ step tests "$python" -m pytest -m cuda -q --every -n 8 tests/gpu/test_gpu_kernel
 OMP_NUM_THREADS="${OMP_NUM_THREADS:-3}" step networks "$python" -m benchmarks.gpu.networks --together \
   --effort none --batch 1 --contestants eager,pruner,pruner-graphs,inductor-graphs --rounds 25 \
   --networks bert_base,gpt2,llama,vit,resnet50 --cache-dir "$out/cache" --out "$out/networks.json"
+step decode "$python" -m benchmarks.gpu.decode --models llama,tinyllama --effort none \
+  --cache-dir "$out/cache" --out "$out/decode.json"
 step timeline "$python" -m benchmarks.gpu.timeline --cache-dir "$out/cache" --out "$out/timeline.json"
 # What numbers do not show: reads past a buffer's end, and shared memory without a barrier between.
 # NVIDIA's compute-sanitizer comes with the CUDA toolkit; where it is missing these steps fail.
