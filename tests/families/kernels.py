@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +32,8 @@ def inputs_for(spec: Graph, seed: int = 0) -> list[Array]:
         floating = node.dtype.startswith(("float", "bfloat"))
         least = -4 if node.dtype == "int8" else 0  # others may be positions
         ends = (-(1 << 31), 1 << 31) if i in words else (least, 4)
-        whole = rng.integers(*ends, node.shape)
-        array[...] = rng.standard_normal(node.shape) if floating else whole
+        draw = rng.standard_normal if floating else partial(rng.integers, *ends)
+        array[...] = draw(node.shape)
         arrays.append(array)
     return arrays
 
