@@ -118,8 +118,11 @@ class GpuDotsSketch(GpuSketch[GpuDotsDecisions[Array]]):
         taken = c.columns * item + con.rows * ITEMSIZE[self.task.spec.nodes[con.a].dtype]
         read = steps * vl * taken * c.threads / SHARED_BYTES_A_CYCLE
         compute = each * (np.maximum(issued / pace, read) + exchanged) / card.frequency_hz
+        # Every block computes a first operand that memory has not, before it asks for weights.
+        gathered = con.rows * con.depth if gathered_bytes(self.task.spec, con) else 0
+        before = np.minimum(each, resident) * gathered * COMPUTED_CYCLES / (WARP * QUARTERS)
         ends = EXCHANGES * EXCHANGE_S + (exchanged + issued / steps) / card.frequency_hz
-        latency = np.maximum(compute, memory + ends) + LAUNCH_S
+        latency = before / card.frequency_hz + np.maximum(compute, memory + ends) + LAUNCH_S
         operations = 2.0 * blocks * groups * c.columns * con.rows * steps * c.along * vl
         return Symbols(
             registers, 2.0 * con.rows * c.columns * steps * vl, shared, c.threads,
