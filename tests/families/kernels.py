@@ -12,11 +12,13 @@ from tests.emitting import schedule
 from torch_pruner.codegen.build.lower import LoadedKernel, aligned, compile_kernel
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
+from torch_pruner.graph.updates import before_updates
 from torch_pruner.target import TargetSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch_pruner.codegen.parts.kernel import ScheduledKernel
     from torch_pruner.families.space import Sketch
 
 Array = npt.NDArray[Any]
@@ -36,6 +38,17 @@ def inputs_for(spec: Graph, seed: int = 0) -> list[Array]:
         array[...] = draw(node.shape)
         arrays.append(array)
     return arrays
+
+
+def prepared_outputs(spec: Graph, kernel: ScheduledKernel, arrays: list[Array]) -> list[Array]:
+    """Memory for a kernel's outputs: as their inputs where it writes in place; else no numbers."""
+    outputs = [aligned(o.shape, o.dtype) for o in kernel.outputs]
+    for out in outputs:
+        out.reshape(-1).view(np.uint8)[...] = 0xFF  # what is not written is not right by chance
+    if (before := before_updates(spec)) is not None:
+        for out, value in zip(outputs, evaluate(before, arrays), strict=True):
+            out[...] = value
+    return outputs
 
 
 def run(

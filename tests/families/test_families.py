@@ -68,6 +68,7 @@ SPECS = {
     "gpu_elementwise": G.pointwise(),
     "gpu_rows": G.softmax(),
     "gpu_columns": G.reduction(),
+    "gpu_update": G.update(),
 }
 SEARCHED = [n for n in families.NAMES if n not in ("metaschedule", "library")]
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from tests.emitting import schedule
 from tests.families import kernels as K
+from tests.families.updates import Case, graph
 from tests.unit.tuner import graphs_by_kind as G
 from torch_pruner.codegen.build.lower import aligned, compile_kernel
 from torch_pruner.families import sketches_for
-from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.updates import before_updates, written_inputs
 from torch_pruner.target import TargetSpec
@@ -22,16 +20,6 @@ from torch_pruner.tuner.measure.base import EvaluatorSpec
 from torch_pruner.tuner.measure.local import LocalExecutor
 
 pytestmark = pytest.mark.tvm
-
-
-@dataclass(frozen=True)
-class Case:
-    shape: tuple[int, ...] = (2, 3, 40, 16)
-    dim: int = 2
-    places: tuple[int, ...] = (1,)
-    indices: int = 1
-    dtype: str = "float32"
-    order: tuple[int, ...] = ()
 
 
 CASES = {
@@ -47,20 +35,6 @@ CASES = {
     "truth": Case(dtype="bool"),
     "another order": Case((2, 40, 3, 16), 2, order=(0, 2, 1, 3)),
 }
-
-
-def graph(case: Case, *, in_place: bool = False, adds: bool = False) -> Graph:
-    """A kernel of an update, whose cache and result lie in ``case.order``."""
-    b = GraphBuilder()
-    order = case.order or tuple(range(len(case.shape)))
-    stored = [case.shape[k] for k in order]
-    x = b.permute(b.input(0, stored, case.dtype), [order.index(k) for k in range(len(order))])
-    rows = (*case.shape[: case.dim], *case.places, *case.shape[case.dim + case.indices :])
-    given = [b.input(2 + k, case.places, "int64") for k in range(case.indices)]
-    put = (x, b.input(1, rows, case.dtype), *given)
-    attrs = {"dim": case.dim} if adds else {"dim": case.dim, "in_place": in_place}
-    out = b.append("accumulate" if adds else "update", put, case.shape, case.dtype, **attrs)
-    return b.finish([b.permute(out, order)])
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in place"])

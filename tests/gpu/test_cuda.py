@@ -286,6 +286,35 @@ def test_renewed_weights_wait_for_kernels_on_other_streams(cold) -> None:
 
 
 @torch.no_grad()
+def test_a_cache_is_written_where_it_lies(cold) -> None:
+    def step(
+        cache: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, q: torch.Tensor
+    ) -> torch.Tensor:
+        cache.index_copy_(2, at, rows.cos())
+        return q @ cache.transpose(-1, -2)
+
+    compiled = cold.compile(step, **ASKED)
+    for count in (1, 40):
+        cache, q = (torch.randn(1, 4, n, 64, device="cuda").half() for n in (256, 1))
+        rows = torch.randn(1, 4, count, 64, device="cuda").half()
+        at, twin = torch.arange(7, 7 + count, device="cuda"), cache.clone()
+        for _ in range(3):
+            assert_close(compiled(cache, rows, at, q), step(twin, rows, at, q), HALF)
+            assert_close(cache, twin, HALF)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"int8_weights": True}, {"weight_bits": 4}])
+def test_steps_and_prompts_with_weights_of_few_bits(cold, options) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(512, 768), nn.SiLU(), nn.Linear(768, 256)).cuda().half()
+    for rows in (1, 5, 40, 300):
+        x = torch.randn(rows, 512, device="cuda").half()
+        bound = 0.3 if "weight_bits" in options else 3e-2
+        assert_close(cold.compile(net, **ASKED, **options)(x), net(x), bound)
+
+
+@torch.no_grad()
 def test_int_weights_and_indices_of_the_device(cold) -> None:
     net = nn.Linear(128, 256).cuda()
     x = torch.randn(1, 128, device="cuda")

@@ -136,6 +136,30 @@ def test_a_step_of_decoding(cold, emulated) -> None:
 
 
 @torch.no_grad()
+def test_a_cache_is_written_where_it_lies(cold, emulated) -> None:
+    """A step of decoding with a cache of its own size, and a prompt, are one region each."""
+
+    def step(
+        cache: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, q: torch.Tensor
+    ) -> torch.Tensor:
+        cache.index_copy_(2, at, rows.cos())
+        return q @ cache.transpose(-1, -2)
+
+    compiled = cold.compile(step)
+    for count in (1, 5):
+        cache, rows = torch.randn(1, 2, 32, 16), torch.randn(1, 2, count, 16)
+        given = rows, torch.arange(3, 3 + count), torch.randn(1, 2, 1, 16)
+        twin, memory = cache.clone(), cache.data_ptr()
+        assert_equal(compiled(cache, *given), step(twin, *given))
+        assert_equal(cache, twin)
+        assert cache.data_ptr() == memory
+        report = tp.last_report()
+        assert report is not None
+        assert report.ops_compiled == report.ops_total
+        assert "gpu_update" in {t.sketch for t in report.tasks}
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("options", "bound", "packed"),
     [({}, 1e-2, 0.0), ({"int8_weights": True}, 3e-2, 0.0), ({"weight_bits": 4}, 0.3, 0.3)],

@@ -64,7 +64,8 @@ class Run:
         """What goes wrong; empty if nothing does."""
         own = self.launches(text)
         try:
-            outputs = machine.ran(kernels, own, self.kernel, self.arrays, order, number)
+            outputs = K.prepared_outputs(self.spec, self.kernel, self.arrays)
+            machine.ran(kernels, own, self.kernel, self.arrays, order, number, outputs=outputs)
             error = K.error(outputs, self.expected)
         except (Fault, AssertionError) as err:  # AssertionError: NaN where there is none
             return f"{self.name}, {order}: {err}"

@@ -17,6 +17,7 @@ import pytest
 
 from tests.emitting import schedule
 from tests.families import kernels as K
+from tests.families import updates as U
 from tests.gpu import loops
 from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.codegen.build.gpu import nvrtc
@@ -54,9 +55,7 @@ def error(spec: Graph, sketch: str, decisions: dict[str, int]) -> float:
             array = aligned(packed.shape, str(packed.dtype))
             array[...] = packed
         given.append(array)
-    outputs = [aligned(o.shape, o.dtype) for o in kernel.outputs]
-    for out in outputs:
-        out.view(np.uint8)[...] = 0x55  # what is not written is not right by chance
+    outputs = K.prepared_outputs(spec, kernel, arrays)
     built.bind([*given, *outputs])()
     return K.error(outputs, expected)
 
@@ -297,6 +296,22 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "parts of a norm over a batch": (
         normed(4, 9, 40), "gpu_rows", {"threads": 4, "rows": 32, "abreast": 1, "split": 2},
     ),
+    "update": (U.graph(U.Case(places=(5,))), "gpu_update", {"vl": 4, "threads": 64}),
+    "update in place": (
+        U.graph(U.Case(places=(70,), dtype="float16"), in_place=True), "gpu_update",
+        {"vl": 2, "threads": 64},
+    ),
+    "update of one row in place": (
+        U.graph(U.Case(dtype="bfloat16"), in_place=True), "gpu_update", {"vl": 4, "threads": 64},
+    ),
+    "update of positions of two axes": (
+        U.graph(U.Case((4, 6, 5), 1, (2, 3), 2)), "gpu_update", {"vl": 1, "threads": 64},
+    ),
+    "update in another order": (
+        U.graph(U.Case((2, 40, 6, 16), 2, (3,), order=(0, 2, 1, 3)), in_place=True), "gpu_update",
+        {"vl": 2, "threads": 32},
+    ),
+    "update of a line": (U.graph(U.Case((9,), 0, (2,))), "gpu_update", {"vl": 1, "threads": 64}),
     "pool": (pool(), "gpu_columns", {"threads": 64}),
     "pool with positions": (located_pool(), "gpu_columns", {"threads": 64}),
     "depthwise": (K.conv(8, 14, 8, 3, 2, 1, 8), "gpu_direct", {"threads": 64}),
@@ -654,8 +669,9 @@ def test_numbers_on_the_card(name: str) -> None:
         packed = [a if p is None else p.pack(a) for a, p in zip(arrays, kernel.packs, strict=True)]
         flat = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in packed]
         given = [torch.from_numpy(a).cuda() for a in flat]
-        outputs = [aligned(o.shape, o.dtype) for o in kernel.outputs]
-        made = [torch.full((o.nbytes,), 0x55, dtype=torch.uint8, device="cuda") for o in outputs]
+        outputs = K.prepared_outputs(spec, kernel, arrays)
+        held = [o.reshape(-1).view(np.uint8) for o in outputs]
+        made = [torch.from_numpy(h).cuda() for h in held]
         scratch = [torch.empty(s.nbytes, dtype=torch.uint8, device="cuda") for s in kernel.scratch]
         table = (ctypes.c_int64 * count)(*(t.data_ptr() for t in (*given, *made, *scratch)))
 

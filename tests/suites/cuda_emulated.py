@@ -44,9 +44,9 @@ def fault(task: Task, candidate: Candidate, card: Card, order: machine.Order) ->
         kernels = machine.Kernels([text], card.arch)
         own = [text.launches[key] for key in launches_of("kernel", text.launches)]
         inputs = check.random_inputs(task.spec, 0)
-        error = K.error(
-            machine.ran(kernels, own, kernel, inputs, order), evaluate(task.spec, inputs)
-        )
+        outputs = K.prepared_outputs(task.spec, kernel, inputs)
+        machine.ran(kernels, own, kernel, inputs, order, outputs=outputs)
+        error = K.error(outputs, evaluate(task.spec, inputs))
     except (exc.CompileError, ValueError, AssertionError, machine.Fault) as err:
         return str(err)
     growth = math.sqrt(max(1, check.reduction_length(task.spec) / 256))

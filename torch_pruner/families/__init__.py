@@ -58,6 +58,7 @@ NAMES = (
     "gpu_elementwise",
     "gpu_rows",
     "gpu_columns",
+    "gpu_update",
     "metaschedule",
     "library",
 )

@@ -181,10 +181,12 @@ def ran(
     arrays: Sequence[Array],
     order: Order,
     text: int = 0,
+    *,
+    outputs: list[Array],
 ) -> list[Array]:
-    """The outputs of a kernel, all of whose launches are run on inputs that nobody has packed.
+    """``outputs`` of a kernel, all of whose launches are run on inputs that nobody has packed.
 
-    What is not written is NaN. Raises ``Fault``.
+    Raises ``Fault``.
     """
     held, memory = [], []
     for k, (array, pack) in enumerate(zip(arrays, kernel.packs, strict=True)):
@@ -192,10 +194,10 @@ def ran(
         held.append(aligned(array.shape, str(array.dtype)))
         held[-1][...] = array
         memory.append(Memory(held[-1].ctypes.data, held[-1].nbytes, f"input {k}", False))
-    outputs = [aligned(o.shape, o.dtype) for o in kernel.outputs]
     scratch = [aligned((s.nbytes,), "uint8") for s in kernel.scratch]
+    for array in scratch:  # what is not written is NaN
+        array[...] = 0xFF
     for k, array in enumerate([*outputs, *scratch]):
-        array.reshape(-1).view(np.uint8)[...] = 0xFF
         name = f"output {k}" if k < len(outputs) else f"scratch {k - len(outputs)}"
         memory.append(Memory(array.ctypes.data, array.nbytes, name, True))
     for launch in launches:

@@ -12,6 +12,7 @@ from tests import fakes
 from torch_pruner import exc
 from torch_pruner.cache import KernelEntry
 from torch_pruner.cache.entry import keep_best
+from torch_pruner.cards import CARDS
 from torch_pruner.compiler import drafting, kernels, objectives
 from torch_pruner.compiler.choice import Choice
 from torch_pruner.compiler.context import Context
@@ -21,6 +22,7 @@ from torch_pruner.families.footprint import footprint_of
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.log import PhaseTimer
 from torch_pruner.pareto import TIE, Finalist, Footprint
+from torch_pruner.target import TargetSpec
 from torch_pruner.task import Candidate, MeasureResult, MeasureStatus, Task
 
 if TYPE_CHECKING:
@@ -160,6 +162,19 @@ def test_a_draft_of_least_memory_among_those_predicted_as_fast(cache: Cache) -> 
         assert taken["latency"].candidate == ranked[0][1]
         held = {n: footprint_of(task.spec, c.candidate).nbytes for n, c in taken.items()}
         assert held["memory"] == min(f.footprint.nbytes for f in found) <= held["latency"]
+
+
+@pytest.mark.parametrize("card", ["h200", "a100", "t4"])
+def test_cards_have_drafts_without_a_copy_of_the_weights(card: str) -> None:
+    b = GraphBuilder()
+    x = b.input(0, (128, 1024), "float16")
+    w = b.input(1, (4096, 1024), "float16", static=True)
+    spec = b.finish([b.matmul(x, b.permute(w, (1, 0)))])
+    task = Task("layer", spec, TargetSpec.cuda(CARDS[card]), 1)
+    ranked = drafting.drafts(task)
+    assert footprint_of(spec, ranked[0][1]).packed_bytes >= 8 << 20
+    found = objectives.drafted(task, ranked)
+    assert min(f.footprint.packed_bytes for f in found) == 0
 
 
 def test_a_draft_for_latency_is_drafted_again_for_memory(cache: Cache) -> None:

@@ -173,6 +173,7 @@ def test_every_kind_of_kernel_has_a_space_on_gpus() -> None:
         ("gpu_elementwise", "vl threads"),
         ("gpu_product", "bm bn bk tm tn stages tensor ahead split pack"),
         ("gpu_rows", "threads vl rows abreast split"),
+        ("gpu_update", "vl threads"),
         ("gpu_warpgroup", "bm bn bk stages warpgroups split cluster pack"),
     ],
 )

@@ -85,8 +85,8 @@ def probe(
     reached = _reachable(builder, graph_outputs)
     reads = tuple(arg for arg in inputs if any(v.id in reached for v in _flat(env[arg])))
     nodes = [builder.nodes[i] for i in sorted(reached)]
-    if device.type != CPU.type and any(n.kind is OpKind.UPDATE for n in nodes):
-        raise Unsupported(RejectionKind.DEVICE, f"no kernels for updates on {device.type}")
+    if device.type != CPU.type and any(n.op == "accumulate" for n in nodes):
+        raise Unsupported(RejectionKind.DEVICE, f"no kernels that add up rows on {device.type}")
     free = all(n.kind in (OpKind.VIEW, OpKind.LEAF) for n in nodes)
     return Probe(free, reads, 0 if free else _flops(builder, nodes, results))
 

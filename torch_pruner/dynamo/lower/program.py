@@ -160,8 +160,6 @@ def _partitioned(
 ) -> tuple[PartitionedGraph, frozenset[fx.Node]]:
     """``gm`` divided, and which of its nodes write into their first operand."""
     wanted = updates_in_place(gm, mutated)
-    if device.type != CPU.type:  # eager's alone: there are no kernels for updates
-        wanted = frozenset(node for node in wanted if node.target in IN_PLACE)
     while True:
         found = partition(gm, static_inputs=static, dtypes=dtypes, device=device, in_place=wanted)
         kept = _unrisky(wanted, found, gm)
