@@ -78,13 +78,16 @@ def compiled(
         for name, k in kernels.items()
         for n in (1, *copies.get(name, ()))
     }
-    # The loops of a kernel's first launch do what all of its launches do, with all it takes.
-    for key in [key for key in launches if "/" in key]:
-        name, _, _ = key.partition("/")
-        kernel, first = scheduled[name.partition("*")[0]], launches[name]
+    # The loops of a kernel's first launch do what all of its launches do, with all it takes: what
+    # its text does not read, too.
+    for key, launch in list(launches.items()):
+        name, several, _ = key.partition("/")
+        if several:
+            text[launch.symbol] = []
+            continue
+        kernel = scheduled[name.partition("*")[0]]
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
-        launches[name] = replace(first, parameters=tuple(range(count * first.copies)))
-        text[launches[key].symbol] = []
+        launches[name] = replace(launch, parameters=tuple(range(count * launch.copies)))
     return json.dumps(text).encode(), launches
 
 

@@ -136,8 +136,10 @@ def test_a_step_of_decoding(cold, emulated) -> None:
 
 
 @torch.no_grad()
-def test_a_cache_is_written_where_it_lies(cold, emulated) -> None:
+@pytest.mark.parametrize("device", ["card", "emulated"])
+def test_a_cache_is_written_where_it_lies(cold, request, device) -> None:
     """A step of decoding with a cache of its own size, and a prompt, are one region each."""
+    request.getfixturevalue(device)
 
     def step(
         cache: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, q: torch.Tensor
