@@ -313,6 +313,43 @@ def test_steps_of_training_are_recorded(cold, replaying) -> None:
     assert backward <= parameters
 
 
+class Remembering(nn.Module):
+    """A cache that stays where it is, or one of the caller's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1, 2, 32, 16), persistent=False)
+
+    def forward(
+        self, rows: torch.Tensor, at: torch.Tensor, cache: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        cache = self.cache if cache is None else cache
+        cache.index_copy_(2, at, rows.cos())
+        return rows @ cache.transpose(-1, -2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("own", [True, False], ids=["of the module", "of the caller"])
+def test_caches_that_stay_are_written_by_recordings(cold, replaying, caplog, own) -> None:
+    """Torch would copy another one first, and the copy would be written."""
+    net, reference = Remembering(), Remembering()
+    compiled = cold.compile(net, cuda_graphs=True)
+    caches = [torch.zeros(1, 2, 32, 16) for _ in range(2)]
+    given = [() if own else (cache,) for cache in caches]
+    with caplog.at_level("INFO", "torch_pruner"):
+        for position in range(4):
+            rows, at = torch.randn(1, 2, 1, 16), torch.tensor([position])
+            assert_equal(compiled(rows, at, *given[0]), reference(rows, at, *given[1]))
+    assert_equal(net.cache, reference.cache)
+    assert_equal(*caches)
+    if own:
+        assert replaying.kinds == [(False, True)]
+        assert replaying.lasting == [{net.cache.data_ptr()}]
+    else:
+        assert replaying.kinds == []
+        assert "writes into arguments that may lie elsewhere" in caplog.text
+
+
 def test_a_backward_of_eagers_ends_the_step(cold, card, replaying, monkeypatch) -> None:
     """Torch's trees would wait for it for ever, and let nothing go."""
     manager = Mock()

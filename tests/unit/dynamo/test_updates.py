@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_pruner.dynamo.lower import serialization
+from torch_pruner.dynamo.lower.inplace import written_by_eager
 from torch_pruner.dynamo.lower.program import RegionStep, describe
 from torch_pruner.graph.updates import written_inputs
 
@@ -107,6 +108,19 @@ def test_devices_write_rows_and_leave_sums_to_eager():
     assert isinstance(step.does, fx.GraphModule)
     (step,) = program(assigned, cache(device=meta), rows(device=meta), device=meta).steps
     assert written(step) == {0: 0}
+
+
+def test_what_a_program_writes_into_is_known():
+    def fn(c, x, i):
+        new = aten.index_copy.default(c, 1, i, x)
+        return (new, new.sum())
+
+    at = torch.tensor([3])
+    assert program(fn, cache(), rows(), at).written == {0}
+    left = make_fx(lambda c, x: (c.exp() + x,), tracing_mode="fake")(cache(), rows())
+    assert describe(left, static=frozenset()).written == set()
+    written = make_fx(lambda x, c, i: aten.index_copy_.default(c, 1, i, x), tracing_mode="fake")
+    assert written_by_eager(written(rows(), cache(), at)) == {1}
 
 
 def test_numbers_beside_tensors_are_no_refusals():

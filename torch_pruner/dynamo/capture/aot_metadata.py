@@ -22,7 +22,7 @@ class AotMetadata:
 
     Its kind ("forward", "backward" or "inference"), which inputs rarely change, which it writes,
     whether nothing is to be done around it (``are_plain``), which outputs only its backward reads,
-    and which inputs of training, where none is rarely changed, have the same memory in every step.
+    and which inputs have the same memory at every call though what it holds changes.
     """
 
     kind: str
@@ -53,7 +53,9 @@ class AotMetadata:
             return AotMetadata(kind, frozenset(), (), lasting=parameters_among(names))
         plain = are_plain(len(example_inputs))
         mutated = (*written, *mutated_inputs())
-        return AotMetadata(kind, static_inputs(len(example_inputs)), mutated, plain)
+        count = len(example_inputs)
+        lasting = written_statics(count)
+        return AotMetadata(kind, static_inputs(count), mutated, plain, lasting=lasting)
 
 
 def _metadata() -> ViewAndMutationMeta | None:
@@ -83,6 +85,16 @@ def static_inputs(inputs: int) -> frozenset[int]:
         return frozenset()
     mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
     return frozenset(i for i in metadata.static_input_indices if i not in mutated and i < inputs)
+
+
+def written_statics(inputs: int) -> frozenset[int]:
+    """Positions, of so many ``inputs``, of those that the graph writes and that stay where they
+    are: buffers, and what ``torch._dynamo.mark_static_address`` was told of, as static caches."""
+    metadata = _metadata()
+    if metadata is None:
+        return frozenset()
+    statics = [i for i in metadata.static_input_indices if i < inputs]
+    return frozenset(i for i in statics if metadata.input_info[i].mutates_data)
 
 
 def mutated_inputs() -> Sequence[int]:

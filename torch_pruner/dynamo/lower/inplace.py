@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from torch.fx.node import Argument, Target
 
-__all__ = ["IN_PLACE", "UPDATES", "updates_in_place", "without_copies", "writes_as_results"]
+__all__ = [
+    "IN_PLACE",
+    "UPDATES",
+    "updates_in_place",
+    "without_copies",
+    "writes_as_results",
+    "written_by_eager",
+]
 
 aten = torch.ops.aten
 
@@ -85,6 +92,13 @@ def writes_as_results(gm: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ..
     first = [new[node] for node in writes]
     graph.output((*first, *(new[r] if isinstance(r, fx.Node) else r for r in results)))
     return fx.GraphModule(gm, graph), tuple(writes.values())
+
+
+def written_by_eager(gm: fx.GraphModule) -> frozenset[int]:
+    """Positions of the inputs that a step of eager's writes into."""
+    inputs = list(gm.graph.find_nodes(op="placeholder"))
+    writers = [n for n in gm.graph.nodes if n.target in IN_PLACE.values()]
+    return frozenset(inputs.index(n.args[0]) for n in writers)
 
 
 def without_copies(gm: fx.GraphModule, mutated: Sequence[int]) -> fx.GraphModule:

@@ -17,9 +17,15 @@ from torch_pruner.dynamo.lower.activations import keep_channels_last
 from torch_pruner.dynamo.lower.bounds import IndexCheck, flag_spec
 from torch_pruner.dynamo.lower.broken_up_attention import put_together
 from torch_pruner.dynamo.lower.importer import CPU, attribute
-from torch_pruner.dynamo.lower.inplace import IN_PLACE, updates_in_place, without_copies
+from torch_pruner.dynamo.lower.inplace import (
+    IN_PLACE,
+    updates_in_place,
+    without_copies,
+    written_by_eager,
+)
 from torch_pruner.dynamo.lower.partition import EagerStep, PartitionedGraph, Region, partition
 from torch_pruner.dynamo.lower.tensors import TensorSpec, spec_of
+from torch_pruner.graph.updates import written_inputs
 from torch_pruner.report import OpFallback
 
 if TYPE_CHECKING:
@@ -76,6 +82,18 @@ class Program:
     static: tuple[int, ...] = ()  # positions of arguments that rarely change
     unrecordable: str = ""  # what keeps it from being recorded as a CUDA graph
     lasting: tuple[int, ...] = ()  # of others that lie where they lay before
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Numbers of the arguments that steps write into."""
+        found: set[int] = set()
+        for step in self.steps:
+            if isinstance(step.does, RegionStep):
+                at: Collection[int] = written_inputs(step.does.graph).values()
+            else:
+                at = written_by_eager(step.does)
+            found.update(step.reads[i] for i in at)
+        return frozenset(found)
 
     @property
     def regions(self) -> tuple[RegionStep, ...]:

@@ -47,7 +47,8 @@ def replayed(built: BuiltGraph, kind: str, device: Device) -> BoxedCall:
     Replaying runs no Python, so parameters that changed are packed anew before it, into the memory
     that was recorded. ``kind``: "forward", "backward" or "inference". What a forward keeps for its
     backward lies in the memory of the recordings, where torch's trees find it; a parameter of
-    training is read where it lies. Other arguments are copied.
+    training is read where it lies, and a cache that stays where it is (a buffer, or one whose
+    address was marked as static) is written there. Other arguments are copied.
 
     Raises ``NotRecordableError``.
     """
@@ -55,6 +56,9 @@ def replayed(built: BuiltGraph, kind: str, device: Device) -> BoxedCall:
         raise NotRecordableError(f"CUDA graphs are for GPUs, and the graph runs on {device.device}")
     if built.program.unrecordable:
         raise NotRecordableError(built.program.unrecordable)
+    # Torch would copy the others before a replay, and what is written would be the copy.
+    if built.program.written - {*built.program.lasting}:
+        raise NotRecordableError("it writes into arguments that may lie elsewhere at the next call")
     record = _recorder(built, kind, device)
     for region in built.regions:
         region.call.packed.stay()

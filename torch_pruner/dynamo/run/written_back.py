@@ -52,7 +52,7 @@ class _WritesBack:
             numbers = self._numbers = tuple(map(_number, inputs, new))
         olds, made = [], []
         for old, value, size in zip(inputs, new, numbers, strict=True):
-            if old is value:
+            if old is value or _same(old, value):
                 continue
             if size and old.nbytes == value.nbytes == size:
                 ctypes.memmove(old.data_ptr(), value.data_ptr(), size)
@@ -62,6 +62,14 @@ class _WritesBack:
         if olds:
             with torch.no_grad():
                 torch._foreach_copy_(olds, made)
+
+
+def _same(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether two tensors are the same memory: of a recording the result is a tensor of its own."""
+    if old.device == _HOST or old.device != new.device or old.data_ptr() != new.data_ptr():
+        return False
+    alike = old.dtype == new.dtype and old.shape == new.shape and old.stride() == new.stride()
+    return alike and old.is_neg() == new.is_neg() and old.is_conj() == new.is_conj()
 
 
 def _number(old: torch.Tensor, new: torch.Tensor) -> int:
