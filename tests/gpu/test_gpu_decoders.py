@@ -1,0 +1,28 @@
+"""Decoders of transformers with static caches on a pretended card: ``tests.suites.decoders``.
+
+Every graph is one program: caches are written by kernels, and nothing is left to eager.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tests.gpu import pretend_gpu
+from tests.suites import decoders
+
+pytestmark = pytest.mark.tvm
+NAMES = ["llama", "mistral", "gemma2", "gpt2", "opt", "phi3", "qwen3", "gemma3"]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_decoder(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCH_PRUNER_EFFORT", "none")  # which the suite sets for good
+    torch._dynamo.reset()
+    with pretend_gpu.instead_of_cpu(monkeypatch):
+        found = decoders.check(name)
+    assert found.status == "compiled", found.reason
