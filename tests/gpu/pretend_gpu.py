@@ -33,6 +33,7 @@ from torch_pruner.compiler.context import Context
 from torch_pruner.devices.aten import AtenVendor
 from torch_pruner.devices.base import Device
 from torch_pruner.devices.cuda import CudaToolchain, capabilities, cuda_executor
+from torch_pruner.dynamo.lower import importer
 from torch_pruner.fingerprint import DeviceFingerprint
 from torch_pruner.graph.ir import Graph
 from torch_pruner.graph.memory import KernelCall, Place
@@ -327,4 +328,6 @@ def instead_of_cpu(
             return device
 
     monkeypatch.setattr(devices, "DEVICES", (Kept,))
+    # Its tensors are the CPU's. What is eager's on other devices is eager's here, too.
+    monkeypatch.setattr(importer, "CPU", torch.device("meta"))
     yield device

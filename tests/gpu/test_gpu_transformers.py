@@ -1,0 +1,38 @@
+"""Models of transformers on a pretended card: ``tests.suites.decoders`` and ``architectures``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tests.gpu import pretend_gpu
+from tests.suites import architectures, decoders
+
+pytestmark = pytest.mark.tvm
+NAMES = ["llama", "mistral", "gemma2", "gpt2", "opt", "phi3", "qwen3", "gemma3"]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_decoder(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Every graph is one program: caches are written by kernels, and nothing is left to eager."""
+    monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCH_PRUNER_EFFORT", "none")  # which the suite sets for good
+    torch._dynamo.reset()
+    with pretend_gpu.instead_of_cpu(monkeypatch):
+        found = decoders.check(name)
+    assert found.status == "compiled", found.reason
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_an_architecture(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """What eager adds up alone is left to it; convolutions are as exact as eager's."""
+    monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch._dynamo.reset()
+    with pretend_gpu.instead_of_cpu(monkeypatch):
+        found = architectures.check(name)
+    assert found.status == "compiled", found.reason
