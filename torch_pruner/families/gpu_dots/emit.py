@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks, spread
-from torch_pruner.codegen.parts.gpu.lanes import exchanged
+from torch_pruner.codegen.parts.gpu.lanes import DISTANCES, exchanged
 from torch_pruner.codegen.parts.gpu.operands import Moved, first_operand, write_out
 from torch_pruner.codegen.parts.gpu.weights import Numbers, Weights, Words
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from torch_pruner.families.gpu_dots.form import GpuDotsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
-
-DISTANCES = (16, 8, 4, 2, 1)  # of threads that exchange what they have, until a warp has all
 
 
 @dataclass(slots=True)

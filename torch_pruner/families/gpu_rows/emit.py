@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Unshared, in_blocks, spread
-from torch_pruner.codegen.parts.gpu.lanes import exchanged
+from torch_pruner.codegen.parts.gpu.lanes import DISTANCES, exchanged
 from torch_pruner.codegen.parts.gpu.sweeps import together
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.row_passes import forward, newly_kept, row_index
@@ -287,7 +287,7 @@ def _joined(state: Rows, founds: Sequence[Found]) -> list[Phase]:
         if state.apart:
             return handed_over(tid, state.lane(tid))
         stmts: list[Stmt] = []
-        for distance in (16, 8, 4, 2, 1):
+        for distance in DISTANCES:
             stmts += [_from_lane(found, tid, distance) for found in founds]
         if not alone:
             first = T.EQ(T.floormod(tid, WARP), imm(0))

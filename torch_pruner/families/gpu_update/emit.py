@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks
-from torch_pruner.codegen.parts.gpu.lanes import exchanged
+from torch_pruner.codegen.parts.gpu.lanes import DISTANCES, exchanged
 from torch_pruner.codegen.parts.gpu.sweeps import over_threads, together
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from torch_pruner.families.gpu_update.form import GpuUpdateDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
-
-DISTANCES = (16, 8, 4, 2, 1)
 
 
 def emit(

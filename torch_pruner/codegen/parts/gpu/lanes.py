@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch_pruner.codegen.tir.builders import Expr, S, Stmt, T
 
 ALL_LANES = 0xFFFFFFFF
+DISTANCES = (16, 8, 4, 2, 1)  # of exchanges after which each thread of a warp has what all had
 
 
 def exchanged(value: Expr, dtype: str, distance: int) -> tuple[list[Stmt], Expr, Expr]:
