@@ -50,6 +50,11 @@ class Card:
         """Whether warpgroups multiply from shared memory (``wgmma``): a mode of Hopper alone."""
         return self.capability == (9, 0) and self.arch.endswith("a")
 
+    @property
+    def has_early_launches(self) -> bool:
+        """Whether kernels are launched while those in front of them work, and wait themselves."""
+        return self.capability >= (9, 0)
+
     def peak_flops(self, dtype: str, *, tensor_cores: bool = True) -> float:
         """Operations per second on ``dtype``; 16-bit types without tensor cores are float32's."""
         if tensor_cores and (dtype == "float16" or (dtype == "bfloat16" and self.has_bfloat16)):

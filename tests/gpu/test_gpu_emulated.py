@@ -147,7 +147,9 @@ def test_every_order(turns: str, arch: str) -> None:
 
 
 FIRST = "griddepcontrol.wait"
+WAIT = f'asm volatile("{FIRST};\\n" ::: "memory");'
 WEIGHTS, SCORES, CLUSTER = "warpgroups", "warpgroups, scores", "warpgroups, a cluster"
+DOTS, TILES = "few rows, asked for early", "warpgroups, asked for early"
 HALF, TF32, ROWS = "weighted values", "tf32, scores", "softmax in a warp"
 MEET = "  torch_pruner_cluster_meet();\n"
 SHOWN = 'asm volatile("fence.proxy.async.shared::cta;\\n" ::: "memory");'
@@ -193,6 +195,24 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
         "before the kernel has waited",
     ),
     "others go at once": (ROWS, FIRST, "griddepcontrol.launch_dependents", "not waited"),
+    "a result is asked for early": (
+        DOTS, "torch_pruner_early((&(in1_ptr", "torch_pruner_early((&(out0_ptr",
+        "asks (early )?for",
+    ),
+    "asked for when it waits no more": (
+        DOTS, "  torch_pruner_early((&(in1_ptr", f'  {WAIT}\n  torch_pruner_early((&(in1_ptr',
+        "has waited before",
+    ),
+    "read early": (
+        DOTS, f"  {WAIT}\n", f"  words_ptr[0] = in1_ptr[0];\n  {WAIT}\n",
+        "before the kernel has waited",
+    ),
+    "more than there is, early": (
+        TILES, '"l"(from), "n"(BYTES));', '"l"(from), "n"(BYTES << 6));', "asks for",
+    ),
+    "not by sixteen, early": (
+        TILES, '"l"(from), "n"(BYTES));', '"l"(from), "n"(BYTES + 8));', "not by sixteen",
+    ),
     "not shown to tensor cores": (
         SCORES, f"  {SHOWN}\n}}\n// Begins", "}\n// Begins", "has not shown",
     ),

@@ -350,6 +350,16 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "few rows, each thread computes": (
         gated(4, 8, 8192, "float16"), "gpu_dots", DOTS | {"ahead": 2},
     ),
+    "few rows, asked for early": (
+        K.linear(1, 70, 1032, dtype="float16"), "gpu_dots",
+        DOTS | {"threads": 128, "along": 64, "columns": 4, "ahead": 2, "early": 1},
+    ),
+    "few rows, columns beside, asked for early": (
+        K.neighbours(4, 50, 264, dtype="bfloat16"), "gpu_dots", DOTS | {"ahead": 2, "early": 1},
+    ),
+    "few rows of four bits, asked for early": (
+        of_words(3, 40, 1280, 4, 64), "gpu_dots", DOTS | {"ahead": 2, "early": 1},
+    ),
     "few rows of heads": (scores(3, 12, 64), "gpu_dots", DOTS),
     "small product of bytes": (of_bytes(3, 20, 40), "gpu_direct", {"threads": 64}),
     "product": (K.linear(64, 64, 64), "gpu_product", TINY),
@@ -473,6 +483,22 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "warpgroups, a cluster of eight": (
         K.linear(130, 40, 512, dtype="bfloat16"), "gpu_warpgroup",
         WARPGROUP | {"bm": 128, "bn": 32, "warpgroups": 2, "split": 8, "cluster": 1},
+    ),
+    "warpgroups, asked for early": (
+        K.linear(130, 70, 320, dtype="bfloat16"), "gpu_warpgroup",
+        WARPGROUP | {"bm": 128, "bn": 32, "warpgroups": 2, "early": 1},
+    ),
+    "warpgroups, lines of columns asked for early": (
+        K.linear(70, 130, 200, dtype="float16"), "gpu_warpgroup",
+        WARPGROUP | {"pack": 0, "split": 2, "early": 1},
+    ),
+    "warpgroups, lines of positions asked for early": (
+        K.neighbours(70, 96, 200, dtype="float16"), "gpu_warpgroup",
+        WARPGROUP | {"pack": 0, "bn": 64, "early": 1},
+    ),
+    "warpgroups, a cluster, asked for early": (
+        K.linear(70, 96, 512, dtype="float16"), "gpu_warpgroup",
+        WARPGROUP | {"bn": 32, "split": 4, "stages": 5, "cluster": 1, "early": 1},
     ),
     "attention": (attention(Case(dtype="float16")), "gpu_attention", ATTENTION),
     "attention, several turns": (

@@ -15,6 +15,7 @@ from tests import emitting as gpu_kernel
 from tests.families import kernels as K
 from tests.gpu.pretend_gpu import CARD, STREAM, HostDriver, compiled
 from torch_pruner import families
+from torch_pruner.cards import CARDS
 from torch_pruner.codegen.build.gpu import dependent, image, nvrtc, program
 from torch_pruner.codegen.build.gpu.driver import NO_CONTEXT, CudaDriver, Grid
 from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch, load_gpu_program
@@ -254,12 +255,33 @@ def test_kernels_wait_where_they_may_be_launched_early(arch: str, early: bool) -
     definitions = code.split('extern "C" __global__')[1:]
     bodies = [d.partition("{\n")[2] for d in definitions if "{" in d.partition(";")[0]]
     assert len(bodies) == len(launches)
-    assert {dependent.WAIT in b.partition(";\n")[0] for b in bodies} == {early}
+    assert {b.count(dependent.WAIT) for b in bodies} == {early}
 
 
 def test_a_kernel_that_is_not_found_is_not_launched_early() -> None:
     with pytest.raises(CompileError, match="no definition of other"):
         dependent.waiting('extern "C" __global__ void mine(int* p) {\n}\n', {"mine", "other"})
+
+
+KERNEL = 'extern "C" __global__ void mine(int* p) {\n%s}\n'
+ASKED = "  torch_pruner_early((&(p[0])));\n  torch_pruner_early_ended();\n"
+
+
+def test_cards_with_early_launches() -> None:
+    assert all(dependent.allowed(c.arch) == c.has_early_launches for c in CARDS.values())
+
+
+def test_a_kernel_waits_after_it_has_asked_for_weights() -> None:
+    code = dependent.waiting(KERNEL % f"{ASKED}  p[0] = 1;\n", {"mine"})
+    assert code.index("early((&") < code.index(dependent.WAIT) < code.index("p[0] = 1")
+    assert code.count(dependent.WAIT) == 1
+    assert "ended" not in code
+
+
+@pytest.mark.parametrize("body", [ASKED * 2, "  if (p) {\n    torch_pruner_early_ended();\n  }\n"])
+def test_a_kernel_that_waits_at_no_one_place_is_refused(body: str) -> None:
+    with pytest.raises(CompileError, match="does not wait at one place"):
+        dependent.waiting(KERNEL % body, {"mine"})
 
 
 def siblings(count: int) -> tuple[Graph, dict[str, Scheduled], list[KernelCall]]:

@@ -32,6 +32,8 @@ def test_capabilities() -> None:
     assert CARDS["h200"].capability == (9, 0)
     assert CARDS["t4"].capability == (7, 5)
     assert not CARDS["t4"].has_bfloat16
+    assert CARDS["h200"].has_early_launches
+    assert not CARDS["a100"].has_early_launches
     assert CARDS["t4"].peak_flops("bfloat16") == CARDS["t4"].float32_flops
     assert CARDS["a100"].peak_flops("bfloat16") == CARDS["a100"].float16_flops
     assert CARDS["a100"].peak_flops("float16", tensor_cores=False) == 19.5e12

@@ -28,6 +28,7 @@ REGISTERS = 255  # of a thread, at most
 OWN = 40  # registers for addresses and counters
 TRANSACTION = 32  # bytes of a sector
 SUMS = 128  # a thread keeps at most; more would spill
+EARLY_S = 0.4e-6  # of LAUNCH_S, where weights were asked for before that; not measured
 L2_SPEED = 1.03  # of memory's
 LAUNCH_S = 2.2e-6  # until a kernel's first result, after another that it does not wait for
 # What follows, and the two lines above, were fitted to 69 products in float16 and 30 other kernels
@@ -77,6 +78,10 @@ class GpuSketch(Sketch[C]):
 
     def default(self) -> Decisions:
         return self.best_predicted()
+
+    def early(self, known: bool) -> list[int]:
+        """Whether a kernel may ask for weights before it waits; ``known``: nobody writes them."""
+        return [1, 0] if known and self.card.has_early_launches else [0]
 
     def resident(self, threads: Array, shared: Array, registers: Array) -> Array:
         """Blocks that a multiprocessor holds at once: the scarcest of its resources decides."""

@@ -253,6 +253,25 @@ inline void nothing(int, float&) {}
 
 void dependency_wait(int) { threads[current].waited = true; }
 
+// Nothing is read: lines come to a cache that has what others write to memory, whenever they do.
+void asked_early(int line, const Pointer<const void>& from, int bytes) {
+  if (!from.region) fault("asks for what is no memory (line %d)", line);
+  const Region& region = *from.region;
+  long long at = (const char*)from.at - region.base;
+  if (at < 0 || at + bytes > region.size)
+    fault("asks for %d bytes at %lld of %s (line %d), which has %lld", bytes, at, region.name, line,
+          region.size);
+  if (region.writable) fault("asks early for %s (line %d), which is written", region.name, line);
+  if (has_dependency && threads[current].waited)
+    fault("asks early for %s (line %d), and has waited before", region.name, line);
+}
+void early_line(int line, Pointer<const void> from) { asked_early(line, from, 1); }
+void early_piece(int line, Pointer<const void> from, int bytes) {
+  if (bytes % 16 || (unsigned long long)from.at % 16)
+    fault("asks for %d bytes (line %d), not by sixteen", bytes, line);
+  asked_early(line, from, bytes);
+}
+
 // What follows relies on it that this one has waited for all before.
 void dependency_launch(int line) {
   if (!threads[current].waited) fault("lets others go (line %d), but has not waited itself", line);

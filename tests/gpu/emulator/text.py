@@ -49,6 +49,8 @@ INSTRUCTIONS = {
     "mapa.shared::cluster.u32 %0, %1, %2;": "map_address",
     "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];": "load_remote",
     "": "nothing",  # says that registers are read and written
+    "prefetch.global.L2 [%0];": "early_line",
+    "cp.async.bulk.prefetch.L2.global [%0], %1;": "early_piece",
     "griddepcontrol.wait;": "dependency_wait",
     "griddepcontrol.launch_dependents;": "dependency_launch",
 }

@@ -3,7 +3,8 @@
 What takes the time is reading the weights. So threads that share a column, whole warps, read
 neighbouring pieces of its line, ``ahead`` of each before they multiply any, and keep a sum for each
 row. Sums are exchanged within a warp; what warps have goes through shared memory, from where as
-many threads as there are results take them through the rest of the graph.
+many threads as there are results take them through the rest of the graph. With ``early`` the first
+of the weights are asked for before the kernels in front of this one are done.
 
 The first operand is read from memory, whose caches it does not leave; one that has to be computed
 is put into shared memory first.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.gpu import early
 from torch_pruner.codegen.parts.gpu.grid import WARP, Grid, Registers, in_blocks, spread
 from torch_pruner.codegen.parts.gpu.lanes import DISTANCES, exchanged
 from torch_pruner.codegen.parts.gpu.operands import Moved, first_operand, write_out
@@ -127,7 +129,8 @@ def emit(
         g = T.floordiv(number, tiles) if several else imm(0)
         block = _Block(dots, g, T.floormod(number, tiles) if several else number)
         first = [] if dots.gathered is None else [block.gather]
-        return grid.phases(*first, block.multiply, block.finish)
+        asked = grid.phases(block.ask_early) if decisions.early and not host else None
+        return seq([asked, grid.phases(*first, block.multiply, block.finish)])
 
     return Emitted(grid.launch(launched), inputs, [out], scratch)
 
@@ -172,9 +175,7 @@ class _Block:
     def multiply(self, tid: Expr) -> Stmt:
         """A thread's share of the sums of its columns, and those of its warp."""
         dots, d = self.dots, self.dots.decisions
-        pieces = dots.con.depth // dots.vl
-        whole, rest = divmod(pieces, d.along)
-        lane = dots.lane(tid)
+        (whole, rest), lane = self._turns(), dots.lane(tid)
 
         def clear(i: Expr) -> Stmt:
             return store(dots.sums.buffer, dots.sums.at(tid, i), T.const(0, dots.con.acc_dtype))
@@ -190,13 +191,36 @@ class _Block:
             stmts.append(when(lane < rest, self._some(tid, imm(whole), 1)))
         return seq([*stmts, *self._leave(tid)])
 
+    def ask_early(self, tid: Expr) -> Stmt:
+        """The first weights that each thread takes, before the kernel waits for those in front."""
+        dots, d = self.dots, self.dots.decisions
+
+        def of_piece(u: Expr) -> Stmt:
+            def of_column(c: Expr) -> Stmt:
+                column = self._column(tid, c)
+                return dots.weights.ask_early(self.g, column, self._position(tid, u))
+
+            return loop(d.columns, of_column, UNROLLED, "column")
+
+        count = min(d.ahead, self._turns()[0])
+        return seq([loop(count, of_piece, UNROLLED, "piece"), early.ended()])
+
+    def _turns(self) -> tuple[int, int]:
+        """How many pieces of a column each thread has, and how many threads have one more."""
+        return divmod(self.dots.con.depth // self.dots.vl, self.dots.decisions.along)
+
+    def _position(self, tid: Expr, turn: Expr) -> Expr:
+        """Along the reduction, of a thread's piece."""
+        dots = self.dots
+        return (turn * dots.decisions.along + dots.lane(tid)) * dots.vl
+
     def _some(self, tid: Expr, first: Expr, count: int) -> Stmt:
         """``count`` pieces of each column's weights, ``along`` pieces apart, and their products."""
         dots, d = self.dots, self.dots.decisions
         weights, rows, chunk = dots.weights, dots.con.rows, dots.weights.chunk
 
         def position(u: Expr) -> Expr:
-            return ((first + u) * d.along + dots.lane(tid)) * dots.vl
+            return self._position(tid, first + u)
 
         def asked(u: Expr) -> Stmt:
             def of_column(c: Expr) -> Stmt:

@@ -33,6 +33,7 @@ class GpuDotsDecisions(NamedTuple, Generic[N]):
     along: N  # of them, threads that share the reduction of the same columns
     columns: N  # of these threads
     ahead: N  # times ``vectors`` of each column that a thread asks for before it multiplies
+    early: N = 0  # type: ignore[assignment]  # 1: for the first of them before the kernel waits
 
 
 def fits(spec: Graph) -> bool:
@@ -63,6 +64,11 @@ def words_product(spec: Graph) -> Int4Product | None:
     """The product with constant weights of few bits that a graph is, or None."""
     grouped = contraction_of(spec).form == "matmul_grouped"
     return int4_product(spec) if grouped else None
+
+
+def never_written(spec: Graph, con: Contraction) -> bool:
+    """Whether weights are there before the kernels in front of this one are done."""
+    return words_product(spec) is not None or constant_operand(spec, con) is not None
 
 
 def lies(spec: Graph, con: Contraction) -> bool:

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from torch_pruner.families.gpu import (
+    EARLY_S,
     EXCHANGE_S,
     EXCHANGES,
     LAUNCH_S,
@@ -23,6 +24,7 @@ from torch_pruner.families.gpu_dots.form import (
     GpuDotsDecisions,
     computes,
     gathered_bytes,
+    never_written,
     stored_bytes,
     vectors,
     words_product,
@@ -52,7 +54,12 @@ class GpuDotsSketch(GpuSketch[GpuDotsDecisions[Array]]):
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
         threads, along = [64, 128, 256, 512], [WARP * n for n in (1, 2, 4, 8, 16)]
-        return tuple(column(o) for o in (threads, along, [1, 2, 4, 8], [1, 2, 4, 8]))
+        options = (threads, along, [1, 2, 4, 8], [1, 2, 4, 8], self.early(self._known))
+        return tuple(column(o) for o in options)
+
+    @cached_property
+    def _known(self) -> bool:
+        return never_written(self.task.spec, contraction_of(self.task.spec))
 
     @cached_property
     def _vl(self) -> int:
@@ -84,6 +91,7 @@ class GpuDotsSketch(GpuSketch[GpuDotsDecisions[Array]]):
         useful = (c.along == WARP) | (c.along * vl < 2 * con.depth)
         useful &= c.ahead <= steps
         useful &= (c.columns == 1) | (c.columns <= con.n)
+        useful &= (c.early == 0) | (c.along * vl <= con.depth)
         shared = self._shared(c)
         asked = (self._asked(c) <= MOST_ASKED) & (con.rows * c.columns * c.ahead <= MOST_PRODUCTS)
         room = asked & (shared <= self.card.shared_bytes_per_block)
@@ -123,6 +131,7 @@ class GpuDotsSketch(GpuSketch[GpuDotsDecisions[Array]]):
         before = np.minimum(each, resident) * gathered * COMPUTED_CYCLES / (WARP * QUARTERS)
         ends = EXCHANGES * EXCHANGE_S + (exchanged + issued / steps) / card.frequency_hz
         latency = before / card.frequency_hz + np.maximum(compute, memory + ends) + LAUNCH_S
+        latency = latency - EARLY_S * c.early
         operations = 2.0 * blocks * groups * c.columns * con.rows * steps * c.along * vl
         return Symbols(
             registers, 2.0 * con.rows * c.columns * steps * vl, shared, c.threads,

@@ -3,7 +3,8 @@
 A block computes ``bm`` rows by ``bn`` columns of one group, ``bk`` positions of the reduction at a
 time. Its ``warpgroups`` share the rows. Each turn begins its products and copies the tiles of a
 later turn while tensor cores work; products of two turns are on their way at once, so tiles of
-``stages`` - 2 turns are copied ahead. Packed operands arrive whole, asked for by one thread.
+``stages`` - 2 turns are copied ahead. Packed operands arrive whole, asked for by one thread. With
+``early`` the first weights come to the second cache before the kernels in front are done.
 Convolutions, epilogues and parts of a reduction (``split``) are those of ``gpu_product``; parts may
 also be added up in shared memory, by the blocks that have summed them up.
 """
@@ -13,19 +14,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.gpu import asynchronous, cluster, product_tile, warpgroup
+from torch_pruner.codegen.parts.gpu import (
+    asynchronous,
+    cluster,
+    early,
+    product_tile,
+    warpgroup,
+)
 from torch_pruner.codegen.parts.gpu.bulk import Arrivals
-from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, in_blocks
+from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, Unshared, in_blocks
 from torch_pruner.codegen.parts.gpu.product_tile import Copies, Tile
 from torch_pruner.codegen.parts.gpu.warpgroup_shapes import ACROSS, PIECES, THREADS
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest
-from torch_pruner.codegen.tir.builders import UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq
+from torch_pruner.codegen.tir.builders import UNROLLED, Buffer, Expr, S, Stmt, T, loop, seq, when
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.gpu_product.emit import narrow_weights
 from torch_pruner.families.gpu_warpgroup.form import kinds
 from torch_pruner.graph.contraction import Contraction, contraction_of
+from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,12 +147,31 @@ class _Place:
         if block.arrivals is None:
             columns = copies.columns(block.tile(1, turn), self.g, self.across, tid, at)
             return seq([columns, rows])
-        panel, count = block.nest.panel, d.bn * d.bk
+        into = block.b, block.first(turn, d.bn)
+        return seq([block.arrivals.copy(tid, turn, into, self.panel(at), d.bn * d.bk), rows])
+
+    def panel(self, turn: Expr) -> tuple[Buffer, Expr]:
+        """Where the packed operand has the tile of a turn, counted from the first of all parts."""
+        block, d, panel = self.block, self.block.decisions, self.block.nest.panel
         assert panel is not None  # that is why it arrives whole
         panels = in_blocks(block.con.n, d.bn)
-        start = ((self.g * panels + self.across) * (block.turns * d.split) + at) * count
-        into = block.b, block.first(turn, d.bn)
-        return seq([block.arrivals.copy(tid, turn, into, (panel, start), count), rows])
+        start = (self.g * panels + self.across) * (block.turns * d.split) + turn
+        return panel, start * (d.bn * d.bk)
+
+    def ask_early(self, tid: Expr) -> Stmt:
+        """Barriers for what arrives whole, and the first weights to the second cache."""
+        block, d = self.block, self.block.decisions
+        turns, first = min(block.ahead, block.turns), self.part * block.turns
+        if block.arrivals is None:
+            last = (d.split - 1) * block.turns * d.bk  # where the last part begins
+            deep = min(turns * d.bk, block.con.depth - last)
+            tile, copies = block.tile(1, imm(0)), Copies(block.nest, block.grid, True, True)
+            asked = copies.ask_early(tile, self.g, self.across, tid, first * d.bk, deep)
+            return seq([asked, early.ended()])
+        panel, start = self.panel(first)  # tiles lie one after another
+        nbytes = turns * d.bn * d.bk * ITEMSIZE[block.nest.spec.nodes[block.con.b].dtype]
+        asked = when(T.EQ(tid, imm(0)), early.ask_piece(panel[start], nbytes))
+        return seq([asked, block.arrivals.begin(tid), early.ended()])
 
     def begin(self, tid: Expr) -> Stmt:
         """No sums yet, and the first tiles on their way."""
@@ -252,10 +279,13 @@ def _launch(block: _Block, number: Expr) -> Stmt:
     g, tile, part = unlinear(number, (con.groups, down * across, d.split))
     place = _Place(block, g, *_tile(tile, down, across), part)
     turns = loop(block.turns, place.turn, name="turn")
-    if block.arrivals is None:
-        return seq([grid.phases(place.begin), turns, grid.phases(place.write)])
-    started = grid.phases(block.arrivals.begin, place.begin)
-    return seq([started, turns, grid.phases(place.write)])
+    before: list[Callable[[Expr], Stmt]] = []
+    if d.early and not grid.host:
+        before = [place.ask_early]
+    elif block.arrivals is not None:
+        before = [block.arrivals.begin]
+    begin = place.begin if block.arrivals is not None else Unshared(place.begin)
+    return seq([grid.phases(*before, begin), turns, grid.phases(place.write)])
 
 
 def _tile(number: Expr, down: int, across: int) -> tuple[Expr, Expr]:

@@ -31,6 +31,7 @@ class GpuWarpgroupDecisions(NamedTuple, Generic[N]):
     split: N  # blocks that share the turns of a tile; divides them
     cluster: N = 0  # type: ignore[assignment]  # 1: these read each other's sums in shared memory
     pack: N = 1  # type: ignore[assignment]  # 0: constant weights are read where they lie
+    early: N = 0  # type: ignore[assignment]  # 1: weights are asked for before the kernel waits
 
 
 def kinds(spec: Graph, *, pack: bool = True) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from torch_pruner.codegen.parts.gpu.warpgroup_shapes import (
 )
 from torch_pruner.families.gpu import (
     AS_THEY_LIE,
+    EARLY_S,
     L2_SPEED,
     LAUNCH_S,
     OWN,
@@ -61,7 +62,9 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
     def domains(self) -> tuple[Decisions, ...]:
         rows, stages = [M, 2 * M, 4 * M], [3, 4, 5, 6, 7, 8]
         pack = [1, 0] if weights_lie(self.task.spec) else [1]
-        options = (rows, list(COLUMNS), [64, 128], stages, [1, 2], [1, 2, 4, 8], [0, 1], pack)
+        early = self.early(kinds(self.task.spec)[1] == PIECES)  # packed, or could be
+        parts = [1, 2, 4, 8]
+        options = (rows, list(COLUMNS), [64, 128], stages, [1, 2], parts, [0, 1], pack, early)
         return tuple(column(o) for o in options)
 
     @cached_property
@@ -142,7 +145,7 @@ class GpuWarpgroupSketch(GpuSketch[GpuWarpgroupDecisions[Array]]):
         share = np.minimum(1.0, AT_ONCE * blocks / card.multiprocessors)
         # When the last of it is there, the last products begin.
         memory = unique / (card.dram_bytes_per_s * share) + EDGE_CYCLES / 2 / card.frequency_hz
-        latency = np.maximum(compute, memory) + LAUNCH_S
+        latency = np.maximum(compute, memory) + LAUNCH_S - EARLY_S * c.early
         # Parts of sums are written, read again and added by a launch of their own.
         parts = 2.0 * calls * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
         adding = parts / (card.dram_bytes_per_s * L2_SPEED) + SPLIT_S

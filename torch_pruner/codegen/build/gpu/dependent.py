@@ -3,7 +3,8 @@
 A launch after another kernel costs microseconds: the device starts a kernel only when the one
 before has ended and its writes are seen. From compute capability 9.0 on a kernel may be launched
 earlier ("programmatic dependent launch"): its blocks take their places as soon as all blocks of the
-one before say so or have ended, and the kernel itself waits until all that was written is seen.
+one before say so or have ended, and the kernel itself waits until all that was written is seen: at
+its start, or after it has said which weights it will want (``codegen.parts.gpu.early``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from torch_pruner import exc
+from torch_pruner.codegen.parts.gpu import early
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -27,6 +29,7 @@ _KERNEL = re.compile(r'(?=^extern "C" __global__)', re.MULTILINE)
 _OPENED = re.compile(
     r'^extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\([^)]*\) \{\n', re.MULTILINE
 )
+_ASKED = re.compile(rf"^  {early.ENDED}\(\);\n", re.MULTILINE)  # in no branch and no loop
 _RETURN = re.compile(r"\breturn\b")
 _ARCH = re.compile(r"sm_(\d+)[af]?")
 
@@ -38,7 +41,8 @@ def allowed(arch: str) -> bool:
 
 
 def waiting(code: str, symbols: Collection[str]) -> str:
-    """CUDA C whose kernels, named ``symbols``, wait at their start and let others go at their end.
+    """CUDA C whose kernels, named ``symbols``, wait at their start, or where
+    ``early`` says, and let others go at their end.
 
     Raises ``CompileError`` where one is not found: launched early it would read what is not there.
     """
@@ -51,7 +55,11 @@ def waiting(code: str, symbols: Collection[str]) -> str:
             body = part[head.end() : end]
             if _RETURN.search(body):  # never by an emitter of ours; it would skip the end
                 raise exc.CompileError("kernels", f"{head[1]} returns before its end")
-            parts[n] = "".join([head[0], _WAIT, body, _GO_ON, part[end:]])
+            before, *after = _ASKED.split(body)
+            if len(after) > 1 or early.ENDED in "".join([before, *after]):
+                raise exc.CompileError("kernels", f"{head[1]} does not wait at one place")
+            waits = [before, _WAIT, *after] if after else [_WAIT, body]
+            parts[n] = "".join([head[0], *waits, _GO_ON, part[end:]])
     if missing := set(symbols) - found:
         raise exc.CompileError("kernels", f"no definition of {', '.join(sorted(missing))}")
     return "".join(parts)

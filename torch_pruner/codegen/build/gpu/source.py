@@ -19,6 +19,7 @@ from torch_pruner.codegen.parts.gpu import (
     asynchronous,
     bulk,
     cluster,
+    early,
     tensor_core,
     tf32,
     warpgroup,
@@ -210,7 +211,7 @@ def _preamble(code: str) -> str:
         parts.append(_HALVES)
     parts += [
         h.SOURCE
-        for h in (tensor_core, tf32, asynchronous, bulk, warpgroup, cluster)
+        for h in (tensor_core, tf32, asynchronous, bulk, warpgroup, cluster, early)
         if h.NAME in code
     ]
     if tensor_core.HELD_NAME in code:

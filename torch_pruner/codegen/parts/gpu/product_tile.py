@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.gpu import asynchronous
+from torch_pruner.codegen.parts.gpu import asynchronous, early
 from torch_pruner.codegen.parts.gpu.grid import Grid, Registers, in_blocks, spread
 from torch_pruner.codegen.parts.gpu.operands import (
     Moved,
@@ -30,9 +30,11 @@ from torch_pruner.codegen.tir.builders import (
     T,
     loop,
     seq,
+    when,
 )
 from torch_pruner.codegen.tir.reader import Index, imm, unlinear
 from torch_pruner.codegen.tir.values import store, value_dtype
+from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.strided import common_width
 
 if TYPE_CHECKING:
@@ -154,6 +156,33 @@ class Copies:
             return moved.lanes(width, put, value, guards)
 
         return spread(self.grid.threads, tid, bk * bn, piece, width=width)
+
+    def ask_early(
+        self, tile: Tile, g: Expr, block: Expr, tid: Expr, first: Expr, deep: int
+    ) -> Stmt:
+        """For the first tiles of a second operand that is read where it lies: see ``early``.
+
+        ``deep`` positions of the reduction from ``first`` on, all of which there are; neighbours
+        lie together by sixteen bytes.
+        """
+        con, bn = self.nest.con, tile.lines
+        item = ITEMSIZE[self.nest.spec.nodes[con.b].dtype]
+        moved = Moved(self.nest, con.b, tensor=self.tensor)
+
+        def of_column(line: Expr) -> Stmt:
+            column = block * bn + line
+            column = T.min(column, imm(con.n - 1)) if con.n % bn else column
+            place = b_at(moved.nest, g, block, unlinear(first, con.k), column, line)
+            return early.ask_piece(place, deep * item)
+
+        def of_position(line: Expr) -> Stmt:
+            place = b_at(moved.nest, g, block, unlinear(first + line, con.k), block * bn, imm(0))
+            asked = early.ask_piece(place, bn * item)
+            return when((block + 1) * bn <= con.n, asked) if con.n % bn else asked
+
+        if tile.across:
+            return spread(self.grid.threads, tid, deep, of_position)
+        return spread(self.grid.threads, tid, bn, of_column)
 
     def panel(self, tile: Tile, g: Expr, block: Expr, tid: Expr, turn: Expr) -> Stmt:
         """Of a packed second operand of whole turns: they lie in it as the tile keeps them."""

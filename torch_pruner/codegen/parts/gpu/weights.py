@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.gpu import early
 from torch_pruner.codegen.parts.gpu.operands import Moved
 from torch_pruner.codegen.parts.operands import second_operand
 from torch_pruner.codegen.tir.builders import (
@@ -51,6 +52,10 @@ class Weights(ABC):
         """Read the piece of a column from ``k`` on."""
 
     @abstractmethod
+    def ask_early(self, g: Expr, column: Expr, k: Expr) -> Stmt:
+        """Have the piece come to the second cache: see ``codegen.parts.gpu.early``."""
+
+    @abstractmethod
     def unpack(self, tid: Expr, slot: Expr, first: Expr, c: Expr) -> Stmt:
         """Make floats of a chunk, from number ``first`` of a piece on: those of column ``c``."""
 
@@ -64,16 +69,23 @@ class Numbers(Weights):
         self._words = grid.registers(ahead * columns * vl, self._moved.dtype, "words")
 
     def ask(self, tid: Expr, slot: Expr, g: Expr, column: Expr, k: Expr) -> Stmt:
-        con, nest, words = self._con, self._moved.nest, self._words
+        words = self._words
 
         def one(v: Expr) -> Stmt:
-            if nest.panel is None:
-                value = second_operand(nest, g, (k + v,), column)
-            else:
-                value = nest.panel[(g * con.n + column) * con.depth + k + v]
-            return S.BufferStore(words.buffer, value, [words.at(tid, slot * self._vl + v)])
+            at = words.at(tid, slot * self._vl + v)
+            return S.BufferStore(words.buffer, self._lying(g, column, k + v), [at])
 
         return loop(self._vl, one, VECTORIZED, "v")
+
+    def ask_early(self, g: Expr, column: Expr, k: Expr) -> Stmt:
+        return early.ask(self._lying(g, column, k))
+
+    def _lying(self, g: Expr, column: Expr, k: Expr) -> Expr:
+        """A weight as it lies in memory."""
+        con, nest = self._con, self._moved.nest
+        if nest.panel is None:
+            return second_operand(nest, g, (k,), column)
+        return nest.panel[(g * con.n + column) * con.depth + k]
 
     def unpack(self, tid: Expr, slot: Expr, first: Expr, c: Expr) -> Stmt:
         words, floats = self._words, self.floats
@@ -115,7 +127,7 @@ class Words(Weights):
     def ask(self, tid: Expr, slot: Expr, g: Expr, column: Expr, k: Expr) -> Stmt:
         words, factors, depth = self._words, self._factors, self._con.depth
         given, scales, *offsets = self._operands
-        first = column * (depth // self._per_word) + T.floordiv(k, self._per_word)
+        first = self._first(column, k)
         of_group = column * -(-depth // self._group) + T.floordiv(k, self._group)
 
         def one(v: Expr) -> Stmt:
@@ -129,6 +141,13 @@ class Words(Weights):
             least = load(offset, of_group).astype(self._con.acc_dtype) + least
         stores = (store(factors.buffer, step, whole), store(factors.buffer, zero, least))
         return seq([loop(self._each, one, VECTORIZED, "v"), *stores])
+
+    def ask_early(self, g: Expr, column: Expr, k: Expr) -> Stmt:
+        return early.ask(self._operands[0][self._first(column, k)])
+
+    def _first(self, column: Expr, k: Expr) -> Expr:
+        """The word that has weight ``k`` of a column, which is the first in it."""
+        return column * (self._con.depth // self._per_word) + T.floordiv(k, self._per_word)
 
     def unpack(self, tid: Expr, slot: Expr, first: Expr, c: Expr) -> Stmt:
         factors, floats, each = self._factors, self.floats, self._per_word
