@@ -102,3 +102,70 @@ def test_sequences_of_other_networks_stay(cold, kept) -> None:
     cold.compile(fn, effort="none")(*given).sum().backward()
     assert kept
     assert all(v.is_contiguous() or not channels_last(v) for v in kept)
+
+
+class Scaled(nn.Module):
+    """Reads a buffer, and renews it afterwards: what it has read is what the backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 20))
+        self.register_buffer("seen", torch.linspace(-2.0, 2.0, 20))
+
+    def forward(self, x):
+        scale = nn.functional.leaky_relu(self.seen, 0.1)
+        scale = scale * torch.rsqrt(scale.pow(2).mean() + 1e-5)
+        self.seen.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return scale * self.weight * x
+
+
+def test_an_input_that_is_written_afterwards_is_kept_as_it_was(cold) -> None:
+    model = Scaled()
+    reference = copy.deepcopy(model)
+    compiled = cold.compile(model, effort="none", strict=True)
+    for seed in range(3):
+        x = torch.randn(6, 20, generator=torch.Generator().manual_seed(seed))
+        for call in (compiled, reference):
+            call(x).square().sum().backward()
+        torch.testing.assert_close(model.weight.grad, reference.weight.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model.seen, reference.seen)
+
+
+class Between(nn.Module):
+    """Attention of what a convolution has made: torch wants its neighbours to lie together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before = nn.Conv2d(3, 8, 3, padding=1)
+        self.after = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+    def forward(self, x):
+        given = self.before(x)
+        found = nn.functional.scaled_dot_product_attention(given, given * 2, given)
+        return self.after(torch.tanh(given)), found
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_eager_operators_get_what_was_kept_as_eager_keeps_it(cold, kept, monkeypatch, compiles):
+    """``compiles``: or whatever a backward graph does is left to eager."""
+    if not compiles:
+        original = activations.adopt
+
+        def adopt(gm, example_inputs):
+            original(gm, example_inputs)
+            monkeypatch.setattr(RegionCall, "__call__", refuse)
+
+        def refuse(self, inputs):
+            raise RuntimeError("no kernels")
+
+        monkeypatch.setattr(activations, "adopt", adopt)
+    model, x = Between(), torch.randn(2, 3, 12, 12)
+    reference = copy.deepcopy(model)
+    compiled = cold.compile(model, effort="none", strict=compiles)
+    for call in (compiled, reference):
+        y, found = call(x)
+        (y.square().sum() + found.square().sum()).backward()
+    assert any(channels_last(v) and not v.is_contiguous() for v in kept)
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-4)

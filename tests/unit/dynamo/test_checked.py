@@ -7,7 +7,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_pruner import exc
+from torch_pruner.dynamo.run import in_double
 from torch_pruner.dynamo.run.checked import CheckedCall, bounds_of, run_eager
+from torch_pruner.dynamo.run.differences import Kept
 
 aten = torch.ops.aten
 
@@ -94,3 +96,62 @@ def test_random_numbers_continue_as_after_eager():
     torch.manual_seed(5)
     run_eager(gm, [torch.randn(4)])
     assert torch.equal(after, torch.rand(3))
+
+
+def lost_digits(x):
+    """What is small is lost in bfloat16 beside what is large: eager is off by up to 1."""
+    return [(x + 256) - 256]
+
+
+def numbers():
+    return torch.tensor([1.4, 2.9, -3.2, 7.6, 5.1], dtype=torch.bfloat16)
+
+
+def test_a_result_may_be_nearer_to_double_precision_than_eager() -> None:
+    gm = traced(lost_digits, numbers())
+    first, dropped = checked(gm, lambda args: [args[0].clone()])
+    first([numbers()])
+    assert not dropped
+
+
+def test_a_result_may_be_as_far_from_double_precision_as_eager() -> None:
+    gm = traced(lost_digits, numbers())
+    eager = run_eager(gm, [numbers()])[0]
+    assert ((eager - numbers()).abs() > 0.06 * 7.6).any()
+    first, dropped = checked(gm, lambda args: [2 * args[0] - eager])  # on the other side
+    first([numbers()])
+    assert not dropped
+
+
+@pytest.mark.parametrize("limit", [in_double.MOST_BYTES, 1])
+def test_a_result_that_is_far_from_both_is_refused(monkeypatch, limit) -> None:
+    monkeypatch.setattr(in_double, "MOST_BYTES", limit)
+    gm = traced(lost_digits, numbers())
+    wrong = (lambda args: [args[0] + 3.5]) if limit > 1 else (lambda args: [args[0].clone()])
+    first, dropped = checked(gm, wrong)
+    with pytest.raises(exc.ResultMismatch, match="output 0 "):
+        first([numbers()])
+    assert dropped
+
+
+def test_operators_that_name_a_dtype_run_in_double_precision() -> None:
+    def fn(x):
+        half = x.to(torch.bfloat16)
+        return [(half * 3).to(torch.float32), half.sum(0, dtype=torch.float32), x > 0]
+
+    gm, x = traced(fn, torch.randn(4)), torch.tensor([0.1, 0.2, 0.7, 1.3])
+    eager = [Kept.of(value, 0, 1) for value in run_eager(gm, [x])]
+    found = in_double.bounds_by_double(gm, [x], eager, [0, 1, 2])
+    assert [str(truth.value.dtype) for truth, _ in found.values()] == [
+        "torch.float64", "torch.float64", "torch.bool",
+    ]  # fmt: skip
+    torch.testing.assert_close(found[0][0].value, x.double() * 3, rtol=0, atol=0)
+    assert found[0][1] > 0  # eager has rounded
+    assert found[2][1] == 0
+
+
+def test_a_graph_that_reads_bits_has_no_double_precision() -> None:
+    gm = traced(lambda x: [x.view(torch.int32) + 1], torch.randn(4))
+    x = torch.randn(4)
+    eager = [Kept.of(value, 0, 1) for value in run_eager(gm, [x])]
+    assert in_double.bounds_by_double(gm, [x], eager, [0]) == {}

@@ -22,7 +22,8 @@ class AotMetadata:
 
     Its kind ("forward", "backward" or "inference"), which inputs rarely change, which it writes,
     whether nothing is to be done around it (``are_plain``), which outputs only its backward reads,
-    and which inputs have the same memory at every call though what it holds changes.
+    which inputs have the same memory at every call though what it holds changes, and which inputs
+    get new values when a forward is done.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class AotMetadata:
     plain: bool = False
     loose: range = range(0)
     lasting: frozenset[int] = frozenset()
+    renewed: frozenset[int] = frozenset()
 
     @staticmethod
     def of(
@@ -47,8 +49,11 @@ class AotMetadata:
         if kind == "forward":
             kept = kept_for_backward(outputs - len(written))
             loose = range(kept.start + len(written), outputs)
-            lasting = static_inputs(len(example_inputs))
-            return AotMetadata(kind, frozenset(), written, loose=loose, lasting=lasting)
+            count = len(example_inputs)
+            return AotMetadata(
+                kind, frozenset(), written, loose=loose, lasting=static_inputs(count),
+                renewed=written_inputs(count),
+            )  # fmt: skip
         if kind != "inference":
             return AotMetadata(kind, frozenset(), (), lasting=parameters_among(names))
         plain = are_plain(len(example_inputs))
@@ -85,6 +90,14 @@ def static_inputs(inputs: int) -> frozenset[int]:
         return frozenset()
     mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
     return frozenset(i for i in metadata.static_input_indices if i not in mutated and i < inputs)
+
+
+def written_inputs(inputs: int) -> frozenset[int]:
+    """Positions, of so many ``inputs``, of those that the graph gives new values."""
+    metadata = _metadata()
+    if metadata is None or metadata.tokens:
+        return frozenset()
+    return frozenset(i for i, info in enumerate(metadata.input_info[:inputs]) if info.mutates_data)
 
 
 def written_statics(inputs: int) -> frozenset[int]:

@@ -4,11 +4,16 @@ Nobody but the backward sees them, so they need not have eager's strides. What c
 read lies channels last inside of both graphs; kept in any other order it would be turned twice.
 AOTAutograd asks for the strides of what a compiled forward returns (``TracingContext``) and hands
 values with these strides to whoever compiles the backward.
+
+Eager's operators must not see them so: torch's gradients of attention and of convolutions in groups
+trust that what the forward kept lies as eager keeps it, and are wrong without a word where it does
+not (torch 2.13, on CPUs). So a backward graph gives them copies in eager's order. Kernels read what
+is copied.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx
@@ -45,6 +50,27 @@ def keep_channels_last(
             node.meta["val"] = _channels_last(node.meta["val"])
 
 
+def keep_apart(gm: fx.GraphModule, loose: Collection[int], renewed: Collection[int]) -> None:
+    """Has a forward graph keep copies of inputs that get new values before the backward reads them.
+
+    Eager keeps what it has computed from them; torch's partitioner may rather keep the input, and
+    then refuses to go backward (torch 2.13). ``loose`` as above, ``renewed``: positions of inputs.
+    """
+    inputs = gm.graph.find_nodes(op="placeholder")
+    written = {inputs[k] for k in renewed}
+    output = gm.graph.output_node()
+    results = list(cast("Sequence[Argument]", output.args[0]))
+    for k in loose:
+        kept = results[k]
+        if isinstance(kept, fx.Node) and kept in written:
+            with gm.graph.inserting_before(output):
+                results[k] = gm.graph.call_function(aten.clone.default, (kept,))
+            cast("fx.Node", results[k]).meta["val"] = kept.meta["val"]
+    if results != list(cast("Sequence[Argument]", output.args[0])):
+        output.args = (tuple(results),)
+        gm.recompile()
+
+
 def report(outputs: Sequence[Argument]) -> None:
     """Tell AOTAutograd, if it asks, how ``outputs`` lie."""
     context = torch._guards.TracingContext.try_get()
@@ -55,12 +81,34 @@ def report(outputs: Sequence[Argument]) -> None:
 
 
 def adopt(gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> None:
-    """Placeholders of a backward graph as they will come, and not as eager would have kept them."""
-    for node, given in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False):
+    """Placeholders of a backward graph as they will come, and not as eager would have kept them.
+
+    Operators get copies that lie as those would.
+    """
+    found = list(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
+    for node, given in found:
         known = node.meta.get("val")
-        if isinstance(known, torch.Tensor) and isinstance(given, torch.Tensor):
-            same = _strides(known) == _strides(given)
-            node.meta["val"] = known if same else given
+        if not isinstance(known, torch.Tensor) or not isinstance(given, torch.Tensor):
+            continue
+        if _strides(known) != _strides(given):
+            node.meta["val"] = given
+            if known.is_contiguous():
+                _copied(node, known)
+    gm.recompile()
+
+
+def _copied(node: fx.Node, known: torch.Tensor) -> None:
+    """Gives a copy that lies as ``known`` does to all users of a value that lies otherwise."""
+    users = set(node.users)
+    first = next((n for n in node.graph.nodes if n in users), None)
+    if first is None:
+        return
+    with node.graph.inserting_before(first):
+        how = {"memory_format": torch.contiguous_format}
+        copy = node.graph.call_function(aten.clone.default, (node,), how)
+    copy.meta["val"] = known
+    for user in users:
+        user.replace_input_with(node, copy)
 
 
 def _strides(value: object) -> tuple[int, ...] | None:

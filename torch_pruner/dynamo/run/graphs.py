@@ -81,7 +81,9 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
         return SavedCall(why="an empty graph", kind=kind, call=boxed(gm))
     saved_statistics.as_traced(gm)
     device = device_for(torch_device_of(gm), config)
-    if kind == "backward":
+    if kind == "forward":
+        activations.keep_apart(gm, metadata.loose, metadata.renewed)
+    elif kind == "backward":
         activations.adopt(gm, graph.example_inputs)
     with graph.timer.phase("lower"):
         program = describe(
