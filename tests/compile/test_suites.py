@@ -8,7 +8,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.suites import architectures, cases, decoders, modules, onnx_fuzz, operators, training
+from tests.suites import (
+    architectures,
+    cases,
+    decoders,
+    modules,
+    onnx_fuzz,
+    operators,
+    programs,
+    training,
+)
 
 pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
@@ -81,3 +90,9 @@ def test_damaged_onnx_models_run_or_are_refused(monkeypatch):
 def test_cases_agree(name):
     outcome = cases.check(name)
     assert outcome.status != "failed", outcome.reason
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_programs_agree(number):
+    outcome = programs.check(str(number))
+    assert outcome.status != "failed", f"{outcome.reason}\n{programs.text_of(number)}"

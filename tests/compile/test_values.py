@@ -187,3 +187,42 @@ def test_positions_of_one_token(backend) -> None:
         return x, wrapped + wrapped
 
     backend.check(fn, lambda: (randn(3),))
+
+
+@pytest.mark.parametrize("width", [9, 12])
+def test_flipped_values_that_are_repeated(backend, width):
+    """TVM's arithmetic of indices is wrong about what is subtracted from a number and divided."""
+
+    def fn(x):
+        twice = torch.cat([x, x], -1)
+        return (
+            twice.flip(-1).cumsum(-1), x.repeat(1, 3).flip(1) * 2,
+            x.expand(2, 7, width).flip(0, 2) + 1,
+            twice.flip(-1).reshape(-1, 2, width).exp(), twice.flip(-1)[:, 1:].reshape(-1) - 1,
+        )  # fmt: skip
+
+    backend.check(fn, lambda: (randn(7, width),))
+
+
+def test_what_is_written_over_whole(backend):
+    def fn(x, y):
+        x[..., 0] = 0.25
+        y[:] = y.shape[0]
+        return x * 2, y + 1
+
+    backend.check(fn, lambda: (randn(3, 20, 1), randn(5)))
+
+
+def test_padding_around_nothing(backend):
+    def fn(x):
+        cut = torch.nn.functional.pad(torch.relu(x), (-1, 1), value=0.5)
+        return cut.softmax(0), cut * 2
+
+    backend.check(fn, lambda: (leaf(40, 1),))
+
+
+def test_a_stack_of_very_many(backend):
+    def fn(x):
+        return torch.stack([row * 2 for row in x.unbind(0)]), torch.tanh(x)
+
+    backend.check(fn, lambda: (randn(160, 3),))

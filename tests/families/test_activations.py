@@ -169,3 +169,37 @@ def test_eager_operators_get_what_was_kept_as_eager_keeps_it(cold, kept, monkeyp
     assert any(channels_last(v) and not v.is_contiguous() for v in kept)
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_what_eager_reads_in_the_forward_lies_as_eager_has_it(cold, kept) -> None:
+    """A view that is none of channels last follows an operator that eager runs."""
+    weight = torch.nn.Parameter(torch.randn(7, 7, 3, 3, generator=torch.Generator().manual_seed(0)))
+
+    def fn(x):
+        normal = nn.functional.group_norm(nn.functional.conv2d(x, weight), 1)
+        return normal.sort(1)[0].view(-1), torch.tanh(normal)
+
+    x, compiled = torch.randn(2, 7, 6, 6), cold.compile(fn, effort="none", strict=True)
+    found = []
+    for call in (compiled, fn):
+        weight.grad = None
+        flat, y = call(x)
+        (flat.square().sum() + y.sum()).backward()
+        found.append((flat, weight.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_of_the_largest_find_it_again(cold) -> None:
+    """The backward compares what the forward has computed with the largest of it."""
+    layer = nn.Linear(3, 4, dtype=torch.float64)
+
+    def fn(x):
+        return torch.erf(layer(x)).transpose(0, 1).amax(1) * 2
+
+    compiled = cold.compile(fn, effort="none", strict=True)
+    for seed in range(3):
+        x = torch.randn(33, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        gradients = [
+            torch.autograd.grad(f(x).sum(), list(layer.parameters())) for f in (compiled, fn)
+        ]
+        torch.testing.assert_close(*gradients)

@@ -21,6 +21,7 @@ from torch_pruner.devices import device_for, torch_device_of
 from torch_pruner.dynamo.capture import capture_key, recompiles, torch_cache
 from torch_pruner.dynamo.capture.aot_metadata import AotMetadata
 from torch_pruner.dynamo.capture.decompositions import decomposition_table
+from torch_pruner.dynamo.capture.partitioning import partition
 from torch_pruner.dynamo.capture.torch_cache import SavedCall
 from torch_pruner.dynamo.lower import serialization
 from torch_pruner.dynamo.lower.inplace import writes_as_results
@@ -97,7 +98,6 @@ class GraphCompilation:
     def capture(self, gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> DynamoCall:
         """AOTAutograd's way to the call: it captures ATen graphs and has each of them lowered."""
         from torch._dynamo.backends.common import aot_autograd
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         lower, timer = self.lower, self._timer
         with (
@@ -109,7 +109,7 @@ class GraphCompilation:
                 fw_compiler=kept(partial(lower, kind="forward", timer=timer)),
                 bw_compiler=kept(partial(lower, kind="backward", timer=PhaseTimer())),
                 inference_compiler=kept(partial(lower, kind="inference", timer=timer)),
-                partition_fn=min_cut_rematerialization_partition,
+                partition_fn=partition,
                 decompositions=decomposition_table(),
                 keep_inference_input_mutations=not _learns(example_inputs),
             )(gm, list(example_inputs))

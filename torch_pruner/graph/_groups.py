@@ -280,8 +280,15 @@ def _closed(state: State, members: set[int]) -> Group:
     for m in sorted(outputs - outside, reverse=True):
         if widens(state, m):  # readers do it themselves: the buffer stays narrow
             outputs.discard(m)
-            outputs.update(set(state.node(m).inputs) & members)
+            outputs.update({_viewed(state, j, members) for j in state.node(m).inputs} & members)
     return Group(members, tuple(sorted(outputs)))
+
+
+def _viewed(state: State, node: int, members: set[int]) -> int:
+    """What a node is, or is a view of, that may be among the members."""
+    while node not in members and state.node(node).kind is OpKind.VIEW:
+        node = state.node(node).inputs[0]
+    return node
 
 
 def widens(state: State, i: int) -> bool:

@@ -245,6 +245,8 @@ def reads_apart(graph: Graph, lanes: int) -> int:
             ways += [(i, index) for i in node.inputs if graph.nodes[i].shape == node.shape]
         elif node.op == "pad":
             inside = graph.nodes[node.inputs[0]].shape
+            if 0 in inside:
+                continue
             moved = zip(index, node.attr("lo"), inside, strict=True)
             ways.append((node.inputs[0], [np.clip(e - lo, 0, d - 1) for e, lo, d in moved]))
     return len(found)

@@ -134,6 +134,25 @@ def test_a_result_that_is_far_from_both_is_refused(monkeypatch, limit) -> None:
     assert dropped
 
 
+def test_noise_of_eager_may_be_another_noise() -> None:
+    """Nothing is left in double precision, and something in eager."""
+
+    def fn(x):
+        return [x.log_softmax(0) - x.log_softmax(0).mean()]
+
+    x = torch.zeros(31)
+    gm = traced(fn, x)
+    eager = run_eager(gm, [x])[0]
+    assert eager.abs().max() > 0
+    for other in (torch.zeros(31), -eager, 1.5 * eager):
+        first, dropped = checked(gm, lambda args, other=other: [other.clone()])
+        first([x])
+        assert not dropped
+    first, dropped = checked(gm, lambda args: [100 * eager])
+    with pytest.raises(exc.ResultMismatch, match="output 0 "):
+        first([x])
+
+
 def test_operators_that_name_a_dtype_run_in_double_precision() -> None:
     def fn(x):
         half = x.to(torch.bfloat16)

@@ -300,3 +300,18 @@ def test_what_an_expression_shares_counts_once() -> None:
         parts.append(x)
     graph = b.finish([b.append("cat", tuple(parts), (12, 64), "float32", dim=0)])
     assert len(fuse(graph).kernels) == 1
+
+
+def test_what_is_widened_behind_a_view_is_read_from_a_narrow_buffer() -> None:
+    """Sums in half precision that are seen in another shape before they are used: a gradient."""
+    b = GraphBuilder()
+    x, y = b.input(0, (4, 6, 12), "bfloat16"), b.input(1, (12, 12), "bfloat16")
+    sums = b.cast(b.reduce("sum", b.cast(x, "float32"), [0, 1]), "bfloat16")
+    wide = b.cast(b.reshape(sums, (1, 12)), "float32")
+    product = b.pointwise("mul", b.broadcast(wide, (12, 12)), b.cast(y, "float32"))
+    graph = b.finish([b.cast(product, "bfloat16")])
+    fused = fuse(graph)
+    assert len(fused.kernels) == 2
+    assert [fused.graph.nodes[k.outputs[0]].dtype for k in fused.kernels] == ["bfloat16"] * 2
+    arrays = inputs_for(graph)
+    assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 1e-2)

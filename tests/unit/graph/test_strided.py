@@ -145,3 +145,10 @@ def test_of_little_nothing_is_counted() -> None:
     b = GraphBuilder()
     x = b.input(0, (3, 4), "float32")
     assert reads_apart(b.finish([b.permute(x, (1, 0))]), 16) == 0
+
+
+def test_padding_around_nothing_reads_nothing() -> None:
+    b = GraphBuilder()
+    x = b.slice(b.input(0, (40, 1), "float32"), (0, 0), (40, 0))
+    wide = b.append("pad", (x,), (40, 1), "float32", lo=(0, 0), hi=(0, 1), value=0.5)
+    assert reads_apart(b.finish([b.pointwise("neg", wide)]), 16) == 0

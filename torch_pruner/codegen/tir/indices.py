@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import Expr, T, imm, index_dtype
+from torch_pruner.codegen.tir.vmath import unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -104,10 +105,24 @@ def _join(index: Index, shape: Shape) -> Expr:
 def _split(offset: Expr, source: Shape, result: list[Expr], at: int) -> None:
     """Write the row-major digits of ``offset`` in ``source`` to ``result[at:]``."""
     real = [k for k, d in enumerate(source) if d != 1]
+    if len(real) > 1 and _falls(offset):
+        offset = unseen(offset)
     for pos, k in enumerate(real):
         inner = math.prod(source[m] for m in real[pos + 1 :])
         digit = T.floordiv(offset, inner) if inner != 1 else offset
         result[at + k] = T.floormod(digit, source[k]) if pos else digit
+
+
+def _falls(offset: Expr) -> bool:
+    """Whether something is subtracted that is no constant, as where a dimension is flipped.
+
+    TVM 0.27 takes ``(4 - i) % 9`` for ``-(i % -9)`` when it flattens a buffer's index.
+    """
+    if isinstance(offset, T.Sub):
+        return not isinstance(offset.b, T.IntImm) or _falls(offset.a)
+    if isinstance(offset, (T.Add, T.Mul)):
+        return _falls(offset.a) or _falls(offset.b)
+    return isinstance(offset, T.Cast) and _falls(offset.value)
 
 
 def view_index(op: str, attrs: Mapping[str, object], index: Index, source: Shape) -> Index:

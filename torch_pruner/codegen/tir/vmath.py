@@ -88,6 +88,12 @@ KEEP = "torch_pruner.keep"
 register_op_attr(KEEP, "TCallEffectKind", T.CallEffectKind.ReadState.value)
 register_op_attr(KEEP, "TVectorizable", True)
 T.register_intrin_lowering(KEEP, target="llvm", f=_identity)
+T.register_intrin_lowering(KEEP, target="cuda", f=lambda call: call.args[0])
+
+
+def unseen(value: Expr) -> Expr:
+    """The value, into which TVM's analyzer does not look."""
+    return T.call_intrin(value.ty, Op.get(KEEP), value)
 
 
 class Bindings:
@@ -106,7 +112,7 @@ class Bindings:
         if isinstance(value, (T.Var, T.IntImm, T.FloatImm)) or value.ty.dtype == "bool":
             return value  # TVM's analyzer fails on a variable that is a vector of bool
         var = T.Var("t", value.ty)
-        self._bound[var.id_] = var, T.call_intrin(value.ty, Op.get(KEEP), value)
+        self._bound[var.id_] = var, unseen(value)
         return var
 
     def close(self, result: Expr) -> Expr:

@@ -36,7 +36,8 @@ _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 def keep_channels_last(
     outputs: Sequence[Argument], loose: Collection[int], made: Sequence[fx.Node]
 ) -> None:
-    """Gives nodes among ``outputs`` other strides (in ``meta``), if they are ``made`` by kernels.
+    """Gives nodes among ``outputs`` other strides (in ``meta``), if they are ``made`` by kernels
+    alone and for kernels alone.
 
     ``loose``: positions of outputs that no one but the backward reads.
     """

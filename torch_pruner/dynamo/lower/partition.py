@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx
@@ -326,6 +326,8 @@ def _region(
         for arg in plan.probes[node].reads
         if arg not in inside and not plan.free(arg) and literal(arg) is None
     )
+    # What is written where it lies is there, though nothing of it may be read.
+    read |= dict.fromkeys(cast("fx.Node", n.args[0]) for n in nodes if n in in_place)
     inputs = sorted(read, key=plan.order.__getitem__)
     outputs = [n for n in members if not _is_tuple(n) and _escapes(plan, n, inside, eager)]
     device = plan.label[members[0]]

@@ -131,7 +131,9 @@ def describe(
         numbers[node] = len(numbers)
         constants[numbers[node]] = attribute(gm, str(node.target))
     if loose:
-        keep_channels_last(outputs, loose, [n for r in partitioned.regions for n in r.outputs])
+        steps_read = _read_by_eager(partitioned)
+        made = [n for r in partitioned.regions for n in r.outputs if n not in steps_read]
+        keep_channels_last(outputs, loose, made)
     last = _last_uses(partitioned, outputs)
     steps: list[ProgramStep] = []
     for k, step in enumerate(partitioned.steps):
@@ -255,14 +257,16 @@ def _interface(
 
 def _read(partitioned: PartitionedGraph, outputs: Sequence[fx.Node | RuntimeValue]) -> set[fx.Node]:
     """What steps read, or the caller."""
-    found: set[fx.Node] = set()
+    found = _read_by_eager(partitioned)
     fx.node.map_arg(outputs, found.add)
-    for step in partitioned.steps:
-        if isinstance(step, Region):
-            found.update(step.inputs)
-        else:
-            found.update(a for n in step.nodes for a in n.all_input_nodes)
+    for region in partitioned.regions:
+        found.update(region.inputs)
     return found
+
+
+def _read_by_eager(partitioned: PartitionedGraph) -> set[fx.Node]:
+    steps = (step for step in partitioned.steps if isinstance(step, EagerStep))
+    return {a for step in steps for n in step.nodes for a in n.all_input_nodes}
 
 
 def _last_uses(

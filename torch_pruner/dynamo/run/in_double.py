@@ -7,6 +7,7 @@ worse.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,10 @@ log = logger(__name__)
 MOST_BYTES = 64 << 20
 """Of a graph's inputs and results together; in double precision they are up to four times that."""
 _TIMES = 2.0  # a result may be off by so many times what eager's is
-_LOST = 0.5  # of the largest number: if eager is off by more there is nothing to compare with
+_LOST = 0.5  # of the largest number: if eager is off by more, double precision says nothing
+_NOISE = (
+    1e-3  # of eager's largest number: if there is no more in double precision, eager's is noise
+)
 _WIDE = {
     torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
     torch.complex64: torch.complex128,
@@ -62,7 +66,7 @@ def bounds_by_double(
 ) -> dict[int, tuple[Kept, float]]:
     """Of the results ``wanted``, what they are in double precision, and how far others may be off.
 
-    Relative to the largest magnitude, as ``differences``. ``eager``: what eager gave, whole. Empty
+    Relative to the largest magnitude, theirs or eager's. ``eager``: what eager gave, whole. Empty
     where double precision says nothing: it is too large, cannot be run, or is far from eager, too.
     """
     if sum(v.nbytes for v in (*inputs, *(k.value for k in eager)) if _is_dense(v)) > MOST_BYTES:
@@ -77,8 +81,10 @@ def bounds_by_double(
         truth, theirs = Kept.of(exact[k], 0, 1), _widened(eager[k].value)
         if not isinstance(theirs, torch.Tensor) or truth.shape != tuple(theirs.shape):
             continue
+        scale = max(truth.scale, eager[k].scale)
+        noise, truth = truth.scale < _NOISE * scale, replace(truth, scale=scale)
         off = truth.difference(theirs)
-        found[k] = truth, _TIMES * off if off <= _LOST else 0.0
+        found[k] = truth, _TIMES * off if noise or off <= _LOST else 0.0
     return found
 
 

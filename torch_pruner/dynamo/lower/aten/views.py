@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
+_MOST_PARTS = 128  # of a concatenation: each is a branch of its own, inside of all before it
+
+
 @rule(
     aten.view.default,
     aten._unsafe_view.default,
@@ -189,12 +192,16 @@ def flip(_call: OpCall, x: Value, dims: Sequence[int]) -> Value:
 @rule(aten.cat.default)
 def cat(call: OpCall, tensors: Sequence[Value], dim: int = 0) -> Value:
     parts = [v.cast(call.dtype) for v in tensors if 0 not in v.shape]
+    if len(parts) > _MOST_PARTS:
+        raise arguments(f"more than {_MOST_PARTS} tensors in one")
     return concatenate(parts, dim % len(call.shape))
 
 
 @rule(aten.stack.default)
 def stack(call: OpCall, tensors: Sequence[Value], dim: int = 0) -> Value:
     axis = dim % len(call.shape)
+    if len(tensors) > _MOST_PARTS:
+        raise arguments(f"more than {_MOST_PARTS} tensors in one")
     return concatenate([v.cast(call.dtype).unsqueeze(axis) for v in tensors], axis)
 
 
