@@ -148,9 +148,9 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield ""
     yield (
         f"{len(outcomes)} programs: {count['compiled']} compiled, {count['partly']} partly,"
-        f" {count['eager']} run in eager, {count['left out']} left out (eager raises, or torch's own"
-        f" capture is not as eager), {wrong} wrong, {count['failed'] - wrong} raise what eager does"
-        " not."
+        f" {count['eager']} run in eager, {count['left out']} left out (eager raises, or torch's"
+        f" own capture is not as eager), {wrong} wrong, {count['failed'] - wrong} raise what"
+        " eager does not."
     )
     if count["failed"]:
         yield ""

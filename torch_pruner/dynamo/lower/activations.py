@@ -105,7 +105,7 @@ def _copied(node: fx.Node, known: torch.Tensor) -> None:
     if first is None:
         return
     with node.graph.inserting_before(first):
-        how = {"memory_format": torch.contiguous_format}
+        how: dict[str, Argument] = {"memory_format": torch.contiguous_format}
         copy = node.graph.call_function(aten.clone.default, (node,), how)
     copy.meta["val"] = known
     for user in users:

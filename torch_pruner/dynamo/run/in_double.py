@@ -69,7 +69,7 @@ def bounds_by_double(
     Relative to the largest magnitude, theirs or eager's. ``eager``: what eager gave, whole. Empty
     where double precision says nothing: it is too large, cannot be run, or is far from eager, too.
     """
-    if sum(v.nbytes for v in (*inputs, *(k.value for k in eager)) if _is_dense(v)) > MOST_BYTES:
+    if sum(map(_nbytes, [*inputs, *(k.value for k in eager)])) > MOST_BYTES:
         return {}
     try:
         exact = _InDouble(gm).run(*inputs)
@@ -93,5 +93,7 @@ def difference(truth: Kept, got: RuntimeValue) -> float:
     return truth.difference(_widened(got))
 
 
-def _is_dense(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+def _nbytes(value: object) -> int:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return 0
+    return value.nbytes
