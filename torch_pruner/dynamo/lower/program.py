@@ -131,9 +131,7 @@ def describe(
         numbers[node] = len(numbers)
         constants[numbers[node]] = attribute(gm, str(node.target))
     if loose:
-        steps_read = _read_by_eager(partitioned)
-        made = [n for r in partitioned.regions for n in r.outputs if n not in steps_read]
-        keep_channels_last(outputs, loose, made)
+        keep_channels_last(outputs, loose, _by_and_for_kernels(partitioned))
     last = _last_uses(partitioned, outputs)
     steps: list[ProgramStep] = []
     for k, step in enumerate(partitioned.steps):
@@ -262,6 +260,12 @@ def _read(partitioned: PartitionedGraph, outputs: Sequence[fx.Node | RuntimeValu
     for region in partitioned.regions:
         found.update(region.inputs)
     return found
+
+
+def _by_and_for_kernels(partitioned: PartitionedGraph) -> list[fx.Node]:
+    """What regions compute and eager does not read."""
+    read = _read_by_eager(partitioned)
+    return [n for region in partitioned.regions for n in region.outputs if n not in read]
 
 
 def _read_by_eager(partitioned: PartitionedGraph) -> set[fx.Node]:
