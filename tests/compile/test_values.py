@@ -226,3 +226,17 @@ def test_a_stack_of_very_many(backend):
         return torch.stack([row * 2 for row in x.unbind(0)]), torch.tanh(x)
 
     backend.check(fn, lambda: (randn(160, 3),))
+
+
+def test_parts_put_together_that_are_looked_up(backend):
+    """Which part an element is of depends on data, for each lane of a vector."""
+
+    def fn(x, y, at):
+        total = x + torch.cat([x.new_zeros(16), (y[0] + y[1]).view(1)])
+        return torch.where(at < 17, total[at.clamp(0, 16)], 0).neg()
+
+    def make():
+        half = torch.float16
+        return randn(17, dtype=half), randn(2, dtype=half), torch.randint(0, 20, (33,))
+
+    backend.check(fn, make)

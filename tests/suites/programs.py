@@ -29,9 +29,10 @@ COUNT, CALLS = 1000, 3
 OPTIONS = {"effort": "none", "strict": True}
 # A difference from double precision may be so many times eager's, and so much of the largest
 # number, and as much as cancelled sums leave.
-TIMES = 8.0
+TIMES = 20.0
 SHARE = {"float32": 3e-5, "bfloat16": 6e-2, "float16": 6e-2, "float64": 1e-9}
 LEAST = 1e-5
+UNSURE = (0.002, 0.02)  # of integers that floats decide; with floats of half of the bits
 ANY = 1e30  # as a tolerance: numbers are compared here
 
 
@@ -125,7 +126,8 @@ def _near(mine: Any, theirs: Any, truth: Any, *, narrow: bool, where: str) -> No
         assert (mine is None) == (theirs is None), f"{where}: {mine}, eager {theirs}"
         return
     if not theirs.is_floating_point():
-        assert torch.equal(mine, theirs), f"{where}: other integers"
+        other = (mine != theirs).double().mean().item()
+        assert other <= UNSURE[narrow], f"{where}: {other:.1%} are other integers"
         return
     dtype = str(theirs.dtype).removeprefix("torch.")
     mine, theirs, exact = (t.detach().double() for t in (mine, theirs, truth))

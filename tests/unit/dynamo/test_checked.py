@@ -153,6 +153,17 @@ def test_noise_of_eager_may_be_another_noise() -> None:
         first([x])
 
 
+def test_nothing_may_be_a_little_noise() -> None:
+    """A constant less its mean."""
+    gm = traced(lambda x: [x * 0], torch.ones(31))
+    first, dropped = checked(gm, lambda args: [torch.full((31,), 1e-8)])
+    first([torch.ones(31)])
+    assert not dropped
+    first, dropped = checked(gm, lambda args: [torch.full((31,), 1e-3)])
+    with pytest.raises(exc.ResultMismatch):
+        first([torch.ones(31)])
+
+
 def test_operators_that_name_a_dtype_run_in_double_precision() -> None:
     def fn(x):
         half = x.to(torch.bfloat16)

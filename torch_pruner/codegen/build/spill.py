@@ -48,6 +48,7 @@ class _Frame:
     """Where statements go: a loop body or a branch.
 
     ``lane`` is the index of the vectorised loop around it, if any; its frames share ``buffers``.
+    ``tested`` are variables in conditions there.
     """
 
     stmts: list[Stmt] = field(default_factory=list)
@@ -56,6 +57,7 @@ class _Frame:
     lane: Expr | None = None
     lanes: int = 1
     guards: tuple[Expr, ...] = ()
+    tested: frozenset[int] = frozenset()
 
     def inside(self) -> _Frame:
         child = self.loads.new_child()
@@ -70,6 +72,12 @@ class _Mutator(Protocol):
     def mutate(self, node: Expr) -> Expr: ...
 
     def default_mutate(self, node: Expr) -> Expr: ...
+
+
+class _Visitor(Protocol):
+    """What goes through a statement."""
+
+    def default_visit(self, node: Expr) -> None: ...
 
 
 def _visit(stmt: Stmt, frame: _Frame) -> None:
@@ -92,7 +100,8 @@ def _visit(stmt: Stmt, frame: _Frame) -> None:
             indices = [_expr(i, frame) for i in stmt.indices]
             frame.stmts.append(S.BufferStore(stmt.buffer, value, indices))
         case S.Bind():
-            if (kept := _define(stmt.var, _expr(stmt.value, frame), frame)) is not None:
+            tested = stmt.var.id_ in frame.tested and _reads_lane(stmt.value, frame)
+            if (kept := _define(stmt.var, _expr(stmt.value, frame), frame, tested)) is not None:
                 frame.stmts.append(S.Bind(stmt.var, kept))
         case S.Evaluate():
             frame.stmts.append(S.Evaluate(_expr(stmt.value, frame)))
@@ -105,6 +114,7 @@ def _visit_loop(stmt: S.For, frame: _Frame) -> None:
     vector = stmt.kind == VECTORIZED and frame.lane is None
     if vector:
         inner.lane, inner.lanes = stmt.loop_var, int(stmt.extent)
+        inner.tested = _tested(stmt.body)
     _visit(stmt.body, inner)
     here: list[Stmt] = [] if vector or frame.lane is not None else inner.buffers
     body = seq([*here, *inner.stmts])
@@ -166,8 +176,11 @@ def _expr(value: Expr, frame: _Frame) -> Expr:
     return result
 
 
-def _define(var: Var, value: Expr, frame: _Frame) -> Expr | None:
-    """Store ``value``; or return what the variable must go on being bound to."""
+def _define(var: Var, value: Expr, frame: _Frame, tested: bool = False) -> Expr | None:
+    """Store ``value``; or return what the variable must go on being bound to.
+
+    ``tested``: it is a condition of a lane.
+    """
     if var.id_ in frame.loads:
         return None
     if not isinstance(value.ty, tvm.ir.PrimType):
@@ -175,8 +188,9 @@ def _define(var: Var, value: Expr, frame: _Frame) -> Expr | None:
     if kept := isinstance(value, Call) and value.op.same_as(_KEEP_OP):
         value = value.args[0]
     dtype = str(value.ty.dtype)
-    # Where a definition in a vectorised loop reads another one, TVM's vectoriser loses the first.
-    lanes = frame.lane is not None and var.name != POSITION
+    # Where a definition in a vectorised loop reads another one, TVM's vectoriser loses the first;
+    # and any, where a condition that lanes decide takes the statement behind it apart.
+    lanes = frame.lane is not None and (var.name != POSITION or tested)
     if not (kept or lanes or dtype == "bool" or "float" in dtype):
         return value
     if frame.guards and _reads(value):
@@ -197,6 +211,29 @@ def _reads(value: Expr) -> bool:
         value, [(tvm.ir.TensorLoad, lambda _n, _v: tvm_ffi.VisitInterrupt(1))]
     )
     return found is not None
+
+
+def _variables(value: Expr) -> list[Var]:
+    found: list[Var] = []
+    tvm_ffi.structural_visit(value, [(T.Var, lambda var, _v: found.append(var))])
+    return found
+
+
+def _reads_lane(value: Expr, frame: _Frame) -> bool:
+    return any(var.same_as(frame.lane) for var in _variables(value))
+
+
+def _tested(body: Stmt) -> frozenset[int]:
+    """Variables in conditions of expressions."""
+    found: set[int] = set()
+
+    def call(node: Call, visitor: _Visitor) -> None:
+        if node.op.same_as(_IF_THEN_ELSE):
+            found.update(var.id_ for var in _variables(node.args[0]))
+        visitor.default_visit(node)
+
+    tvm_ffi.structural_visit(body, [(Call, call)])
+    return frozenset(found)
 
 
 _IF_THEN_ELSE = T.if_then_else(T.Var("c", "bool"), T.const(0, "int32"), T.const(1, "int32")).op

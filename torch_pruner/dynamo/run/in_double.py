@@ -28,9 +28,8 @@ MOST_BYTES = 64 << 20
 """Of a graph's inputs and results together; in double precision they are up to four times that."""
 _TIMES = 2.0  # a result may be off by so many times what eager's is
 _LOST = 0.5  # of the largest number: if eager is off by more, double precision says nothing
-_NOISE = (
-    1e-3  # of eager's largest number: if there is no more in double precision, eager's is noise
-)
+_NOISE = 1e-3  # of eager's largest number: if double precision has no more, that is noise
+_NOTHING, _LITTLE = 1e-9, 1e-4  # where all numbers are less than the first, as if they were that
 _WIDE = {
     torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
     torch.complex64: torch.complex128,
@@ -82,6 +81,7 @@ def bounds_by_double(
         if not isinstance(theirs, torch.Tensor) or truth.shape != tuple(theirs.shape):
             continue
         scale = max(truth.scale, eager[k].scale)
+        scale = _LITTLE if scale < _NOTHING else scale
         noise, truth = truth.scale < _NOISE * scale, replace(truth, scale=scale)
         off = truth.difference(theirs)
         found[k] = truth, _TIMES * off if noise or off <= _LOST else 0.0
