@@ -43,3 +43,12 @@ def test_what_is_to_be_computed_again_stays_so() -> None:
     erf.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     keep_compared(gm)
     assert policies(gm)[aten.erf.default] == CheckpointPolicy.MUST_RECOMPUTE
+
+
+def test_integers_and_inputs_have_no_last_digits() -> None:
+    def fn(x, at):
+        return x * (x == 1.0 * x.detach()), (at * 2 == at + 1).sum()
+
+    gm = make_fx(fn, tracing_mode="fake")(torch.randn(4), torch.arange(4))
+    keep_compared(gm)
+    assert policies(gm) == {aten.mul.Tensor: CheckpointPolicy.MUST_SAVE}
