@@ -247,6 +247,17 @@ def gradient(m: int, n: int, rows: int, dtype: str, span: int = 0) -> Graph:
     return b.finish([b.matmul(b.permute(x, (1, 0)), y)])
 
 
+def flipped(rows: int, width: int) -> Graph:
+    """Every row twice, from its end on."""
+    b = GraphBuilder()
+    x = b.reshape(b.input(0, (rows, width), "float32"), (rows, 1, width))
+    twice = b.append("broadcast", (x,), (rows, 2, width), "float32")
+    wide = b.reshape(twice, (rows, 2 * width))
+    return b.finish(
+        [b.pointwise("neg", b.append("flip", (wide,), (rows, 2 * width), "float32", dims=(1,)))]
+    )
+
+
 def planes(dtype: str = "float32") -> Graph:
     """A convolution whose channels are apart."""
     b = GraphBuilder()
@@ -312,6 +323,9 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
         {"vl": 2, "threads": 32},
     ),
     "update of a line": (U.graph(U.Case((9,), 0, (2,))), "gpu_update", {"vl": 1, "threads": 64}),
+    "flipped, in another shape": (
+        flipped(7, 9), "gpu_elementwise", {"vl": 1, "threads": 64},
+    ),
     "pool": (pool(), "gpu_columns", {"threads": 64}),
     "pool with positions": (located_pool(), "gpu_columns", {"threads": 64}),
     "depthwise": (K.conv(8, 14, 8, 3, 2, 1, 8), "gpu_direct", {"threads": 64}),
