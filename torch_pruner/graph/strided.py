@@ -236,7 +236,9 @@ def reads_apart(graph: Graph, lanes: int) -> int:
             continue
         seen.add(key)
         if node.op == "input":
-            steps = np.diff(np.ravel_multi_index(tuple(index), node.shape)) if node.shape else flat
+            steps = flat
+            if node.shape:  # every lane may read one place, by an index without lanes
+                steps = np.diff(np.atleast_1d(np.ravel_multi_index(tuple(index), node.shape)))
             if not ((steps == 0).all() or (steps == 1).all()):
                 found.add(key)
         elif node.kind is OpKind.VIEW:

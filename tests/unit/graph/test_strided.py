@@ -152,3 +152,10 @@ def test_padding_around_nothing_reads_nothing() -> None:
     x = b.slice(b.input(0, (40, 1), "float32"), (0, 0), (40, 0))
     wide = b.append("pad", (x,), (40, 1), "float32", lo=(0, 0), hi=(0, 1), value=0.5)
     assert reads_apart(b.finish([b.pointwise("neg", wide)]), 16) == 0
+
+
+def test_one_place_for_every_lane_is_not_apart() -> None:
+    b = GraphBuilder()
+    x = b.pointwise("neg", b.input(0, (1, 1), "float32"))
+    wide = b.append("broadcast", (b.reshape(x, ()),), (4, 32), "float32")
+    assert reads_apart(b.finish([b.pointwise("neg", wide)]), 16) == 0
