@@ -29,7 +29,7 @@ MOST_BYTES = 64 << 20
 _TIMES = 2.0  # a result may be off by so many times what eager's is
 _LOST = 0.5  # of the largest number: if eager is off by more, double precision says nothing
 _NOISE = 1e-3  # of eager's largest number: if double precision has no more, that is noise
-_NOTHING, _LITTLE = 1e-9, 1e-4  # where all numbers are less than the first, as if they were that
+_NOTHING, _LITTLE = 1e-9, 1e-3  # where all numbers are less than the first, as if they were that
 _WIDE = {
     torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
     torch.complex64: torch.complex128,
