@@ -48,7 +48,7 @@ class _Frame:
     """Where statements go: a loop body or a branch.
 
     ``lane`` is the index of the vectorised loop around it, if any; its frames share ``buffers``.
-    ``tested`` are variables in conditions there.
+    ``body`` is what that loop does.
     """
 
     stmts: list[Stmt] = field(default_factory=list)
@@ -57,7 +57,7 @@ class _Frame:
     lane: Expr | None = None
     lanes: int = 1
     guards: tuple[Expr, ...] = ()
-    tested: frozenset[int] = frozenset()
+    body: Stmt | None = None
 
     def inside(self) -> _Frame:
         child = self.loads.new_child()
@@ -100,7 +100,8 @@ def _visit(stmt: Stmt, frame: _Frame) -> None:
             indices = [_expr(i, frame) for i in stmt.indices]
             frame.stmts.append(S.BufferStore(stmt.buffer, value, indices))
         case S.Bind():
-            tested = stmt.var.id_ in frame.tested and _reads_lane(stmt.value, frame)
+            position = frame.body is not None and stmt.var.name == POSITION
+            tested = position and _decides_lanes(stmt, frame)
             if (kept := _define(stmt.var, _expr(stmt.value, frame), frame, tested)) is not None:
                 frame.stmts.append(S.Bind(stmt.var, kept))
         case S.Evaluate():
@@ -114,7 +115,7 @@ def _visit_loop(stmt: S.For, frame: _Frame) -> None:
     vector = stmt.kind == VECTORIZED and frame.lane is None
     if vector:
         inner.lane, inner.lanes = stmt.loop_var, int(stmt.extent)
-        inner.tested = _tested(stmt.body)
+        inner.body = stmt.body
     _visit(stmt.body, inner)
     here: list[Stmt] = [] if vector or frame.lane is not None else inner.buffers
     body = seq([*here, *inner.stmts])
@@ -219,11 +220,13 @@ def _variables(value: Expr) -> list[Var]:
     return found
 
 
-def _reads_lane(value: Expr, frame: _Frame) -> bool:
-    return any(var.same_as(frame.lane) for var in _variables(value))
+def _decides_lanes(bind: S.Bind, frame: _Frame) -> bool:
+    """Whether a variable of the vectorised loop differs between lanes, and a condition tests it."""
+    of_lane = any(var.same_as(frame.lane) for var in _variables(bind.value))
+    return of_lane and bind.var.id_ in _tested(frame.body)
 
 
-def _tested(body: Stmt) -> frozenset[int]:
+def _tested(body: Stmt | None) -> set[int]:
     """Variables in conditions of expressions."""
     found: set[int] = set()
 
@@ -233,7 +236,7 @@ def _tested(body: Stmt) -> frozenset[int]:
         visitor.default_visit(node)
 
     tvm_ffi.structural_visit(body, [(Call, call)])
-    return frozenset(found)
+    return found
 
 
 _IF_THEN_ELSE = T.if_then_else(T.Var("c", "bool"), T.const(0, "int32"), T.const(1, "int32")).op

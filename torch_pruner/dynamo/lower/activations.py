@@ -87,6 +87,7 @@ def adopt(gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> None:
     Operators get copies that lie as those would.
     """
     found = list(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
+    changed = False
     for node, given in found:
         known = node.meta.get("val")
         if not isinstance(known, torch.Tensor) or not isinstance(given, torch.Tensor):
@@ -95,7 +96,9 @@ def adopt(gm: fx.GraphModule, example_inputs: Sequence[RuntimeValue]) -> None:
             node.meta["val"] = given
             if known.is_contiguous():
                 _copied(node, known)
-    gm.recompile()
+                changed = True
+    if changed:
+        gm.recompile()
 
 
 def _copied(node: fx.Node, known: torch.Tensor) -> None:
