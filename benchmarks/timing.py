@@ -16,7 +16,7 @@ import subprocess
 import time
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -185,11 +185,21 @@ def machine_line(of: Mapping[str, Any]) -> str:
 
 
 def code_identity(parts: Sequence[str] = ("torch_pruner",)) -> str:
-    """Names the source of these parts of the package as it is now, committed or not."""
-    trees = [_git("rev-parse", "--short=12", f"HEAD:{part}") or "unknown" for part in parts]
-    changed = _git("diff", "--stat", "HEAD", "--", *parts)
-    tree = trees[0] if len(trees) == 1 else hashlib.sha256("".join(trees).encode()).hexdigest()[:12]
+    """Names the source of these parts of the package as it is now, committed or not.
+
+    Where there is no card, what only cards run does not count: nothing that is timed there differs.
+    """
+    entries = (_git("ls-tree", "-r", "HEAD", "--", *parts) or "unknown").splitlines()
+    changed = (_git("diff", "--name-only", "HEAD", "--", *parts) or "").splitlines()
+    if not torch.cuda.is_available():
+        entries, changed = ([e for e in of if not _of_cards(e)] for of in (entries, changed))
+    tree = hashlib.sha256("\n".join(entries).encode()).hexdigest()[:12]
     return f"{tree}+changes" if changed else tree
+
+
+def _of_cards(entry: str) -> bool:
+    """Whether a line of git's that ends with a path is of code for GPUs: its names say so."""
+    return any(part.startswith("gpu") for part in PurePosixPath(entry.split("\t")[-1]).parts)
 
 
 def _cpu_model() -> str:

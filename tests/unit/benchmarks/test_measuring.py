@@ -84,6 +84,30 @@ def test_the_machine_is_json() -> None:
     assert timing.machine_line(machine)
 
 
+def test_rows_without_a_card_stay_when_only_what_cards_run_changes(monkeypatch):
+    files = {"package/families/rows.py": "1", "package/families/gpu_rows/emit.py": "1"}
+    changed: list[str] = []
+
+    def git(command, *arguments):
+        listed = [f"100644 blob {content}\t{path}" for path, content in files.items()]
+        return "\n".join(listed if command == "ls-tree" else changed)
+
+    monkeypatch.setattr(timing, "_git", git)
+    for card in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=card: there)
+        files["package/families/gpu_rows/emit.py"], changed[:] = "1", []
+        before = timing.code_identity()
+        files["package/families/gpu_rows/emit.py"] = "2"
+        assert (timing.code_identity() == before) is not card
+        changed[:] = ["package/families/gpu_rows/emit.py"]
+        assert timing.code_identity().endswith("+changes") is card
+    changed[:], before = [], timing.code_identity()
+    files["package/families/rows.py"] = "2"
+    assert timing.code_identity() != before
+    changed[:] = ["package/families/rows.py"]
+    assert timing.code_identity().endswith("+changes")
+
+
 def test_tables_align() -> None:
     text = tables.plain(["name", "ms"], [["eager", "1.5"], ["ours", "12.25"]])
     assert text.splitlines() == ["name      ms", "-----  -----", "eager    1.5", "ours   12.25"]
