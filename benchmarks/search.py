@@ -18,6 +18,8 @@ what they are. With ``--reference-trials 1000 --trials 10`` MetaSchedule has mor
 others, which still get no more time: what some papers' tables ask.
 ``--workloads`` leaves all tasks out but those whose digests begin so, for baselines and ablations
 over a few, with ``--reference-seeds 3``.
+With ``--keep-references`` MetaSchedule's searches in ``--data`` are not run again, on the same
+processor and with the same TVM (``references``): what they found is timed beside what ours find.
 Cost models know nothing when they begin: the package's weights have seen these tasks. ``--weights``
 gives them others, such as ``benchmarks.train --leave-out docs/data/search.json`` writes.
 """
@@ -36,14 +38,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import records, search_table, stock_search
-from benchmarks.arguments import names, network_names
+from benchmarks import records, references, search_table, stock_search
+from benchmarks.arguments import names, network_names, read_json
 from benchmarks.collect import tasks_of
 from benchmarks.job import answer_with, launch
 from benchmarks.models import NETWORKS
 from benchmarks.rows import refresh
 from benchmarks.search_table import REFERENCE, UNTOUCHED
-from benchmarks.timing import code_identity
+from benchmarks.timing import code_identity, machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,7 +98,8 @@ def parts_of(searches: Sequence[str], weights: str = "") -> tuple[str, ...]:
 class SearchJob:
     """One task and who searches it. ``file`` holds its graph; a search is "strategy/cost model".
 
-    ``weights`` is the file that cost models begin with, if they take any.
+    ``weights`` is the file that cost models begin with, if they take any. Where the reference's
+    searches are ``kept`` from an earlier run, what they found is timed again all the same.
     """
 
     file: str
@@ -108,6 +111,7 @@ class SearchJob:
     trials: int
     weights: str = ""
     reference_trials: int = 0  # 0: as many
+    kept: str = ""  # a file of the reference's searches, which are not run again then
 
     def weights_of(self, search: str) -> str:
         """A generator's file is nothing for cost models: beside ``tlm`` others know nothing."""
@@ -132,7 +136,7 @@ class Plan:
     @property
     def settings(self) -> dict[str, Any]:
         fields = json.loads(self.job.to_json())
-        del fields["file"]
+        del fields["file"], fields["kept"]
         if not fields["reference_trials"]:
             del fields["reference_trials"]
         if file := fields.pop("weights"):
@@ -145,14 +149,22 @@ def run(job: SearchJob) -> dict[str, Any]:
     task = next(
         m.task for m in records.read([Path(job.file)])[0] if m.task.workload == job.workload
     )
-    trials = job.reference_trials or job.trials
-    found = [search(task, REFERENCE, seed, trials, math.inf) for seed in job.reference_seeds]
+    found = reference(task, job)
     limit_s = max(s["seconds"] for s in found)
     for name in job.searches:
         seeds = job.reference_seeds[:1] if name == UNTOUCHED else job.seeds  # it takes minutes
         found += [search(task, name, s, job.trials, limit_s, job.weights_of(name)) for s in seeds]
     again = timed_again(task, found)
     return {"status": "ok", "searches": [with_winner(s, again) for s in found], "again": again}
+
+
+def reference(task: Task, job: SearchJob) -> list[dict[str, Any]]:
+    """MetaSchedule's searches: those that are kept, or run now."""
+    if job.kept:
+        kept: list[dict[str, Any]] = json.loads(Path(job.kept).read_text())
+        return kept
+    trials = job.reference_trials or job.trials
+    return [search(task, REFERENCE, seed, trials, math.inf) for seed in job.reference_seeds]
 
 
 def search(
@@ -281,7 +293,8 @@ def timed_again(task: Task, found: list[dict[str, Any]]) -> dict[str, float]:
     from torch_pruner.tuner.measure.base import EvaluatorSpec
     from torch_pruner.tuner.measure.local import LocalExecutor
 
-    candidates = {e["digest"]: e["candidate"] for s in found for e in s["events"]}
+    events = [e for s in found for e in s["events"] if "candidate" in e]  # kept: the best alone
+    candidates = {e["digest"]: e["candidate"] for e in events}
     evaluator = EvaluatorSpec(repeat=AGAIN_REPEATS, early_out=0.0)
     with LocalExecutor(task.threads, evaluator, n_workers=1) as executor:
         inputs = [MeasureInput(task, Candidate.from_json(c)) for c in candidates.values()]
@@ -353,6 +366,7 @@ def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
     from torch_pruner.target import TargetSpec
 
     target, device = TargetSpec.resolve("auto", options.threads), DeviceFingerprint.detect()
+    earlier = read_json(options.data) or {"rows": {}}
     for task in tasks_of(options, target):
         records.append(file, [records.task_line(task, device)])
         job = SearchJob(
@@ -360,7 +374,12 @@ def _plans(options: argparse.Namespace, file: Path) -> Iterator[Plan]:
             tuple(range(options.reference_seeds)), options.trials, options.weights,
             options.reference_trials,
         )  # fmt: skip
-        yield Plan(task.name, job, options.time_limit)
+        plan = Plan(task.name, job, options.time_limit)
+        if options.keep_references:
+            own = references.of_row(earlier, plan.key, plan.settings, machine())
+            kept = references.write(own, file.with_name(f"{task.workload}.json"))
+            plan = replace(plan, job=replace(job, kept=kept))
+        yield plan
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -390,6 +409,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--contractions", action="store_true", help="leave other kernels out")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--time-limit", type=float, default=1800.0, metavar="SECONDS", help="a row")
+    parser.add_argument(
+        "--keep-references", action="store_true", help="no MetaSchedule where --data has its search"
+    )
     parser.add_argument("--force", action="store_true", help="make rows again that are up to date")
     parser.add_argument("--render", action="store_true", help="measure nothing: the rows so far")
     parser.add_argument("--data", default="docs/data/search.json")

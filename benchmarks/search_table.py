@@ -10,6 +10,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables, timing
+from benchmarks.references import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -157,7 +158,7 @@ def render(content: Mapping[str, Any], data: str, picture: str | None = None) ->
             table,
         ]
         lines += [""]
-    lines += _by_trials(rows, names)
+    lines += [*_by_trials(rows, names), *_kept(rows)]
     header = ["of the time", *PHASES, "draft, verify and train"]
     lines += [tables.markdown(header, [_shares(rows, n) for n in (REFERENCE, *names)]), ""]
     header = ["task", "search", "seed", "trials", "took", "best", "reached after", "trials then"]
@@ -218,6 +219,7 @@ def _by_trials(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
         cells = []
         for count in COUNTS:
             runs = [(r, s) for r in own for s in r["searches"] if s["search"] == name]
+            runs = [(r, s) for r, s in runs if KEPT not in s or count >= s["trials"]]
             found = [latency(r, reference(r)) / latency_of(r, s, count) for r, s in runs]
             some = any(s["trials"] >= count for _, s in runs)  # a space may end before
             mean = geometric([f for f in found if f > 0]) if some else None
@@ -226,6 +228,15 @@ def _by_trials(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     header = ["search", *(str(count) for count in COUNTS)]
     text = "MetaSchedule's best of all its trials over the best of so many, geometric mean (worst):"
     return [text, "", tables.markdown(header, lines), ""]
+
+
+def _kept(rows: Sequence[Row]) -> list[str]:
+    """Searches of MetaSchedule's that were not run again: their seconds are of another run."""
+    commits = dict.fromkeys(s[KEPT] for row in rows for s in row["searches"] if KEPT in s)
+    if not commits:
+        return []
+    text = "MetaSchedule searched at {}; what it found was timed again, beside the others' results."
+    return [text.format(", ".join(commits)) + " How soon anything came can't be compared.", ""]
 
 
 def _compared(row: Row) -> list[Search]:

@@ -184,13 +184,14 @@ def machine_line(of: Mapping[str, Any]) -> str:
     )
 
 
-def code_identity(parts: Sequence[str] = ("torch_pruner",)) -> str:
-    """Names the source of these parts of the package as it is now, committed or not.
+def code_identity(parts: Sequence[str] = ("torch_pruner",), commit: str = "") -> str:
+    """Names the source of these parts as it is now, committed or not, or as it was at a commit.
 
     Where there is no card, what only cards run does not count: nothing that is timed there differs.
     """
-    entries = (_git("ls-tree", "-r", "HEAD", "--", *parts) or "unknown").splitlines()
-    changed = (_git("diff", "--name-only", "HEAD", "--", *parts) or "").splitlines()
+    entries = (_git("ls-tree", "-r", commit or "HEAD", "--", *parts) or "unknown").splitlines()
+    now = "" if commit else _git("diff", "--name-only", "HEAD", "--", *parts)
+    changed = (now or "").splitlines()
     if not torch.cuda.is_available():
         entries, changed = ([e for e in of if not _of_cards(e)] for of in (entries, changed))
     tree = hashlib.sha256("\n".join(entries).encode()).hexdigest()[:12]
