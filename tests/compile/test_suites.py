@@ -92,7 +92,13 @@ def test_cases_agree(name):
     assert outcome.status != "failed", outcome.reason
 
 
-@pytest.mark.parametrize("number", range(9))
-def test_programs_agree(number):
-    outcome = programs.check(str(number))
-    assert outcome.status != "failed", f"{outcome.reason}\n{programs.text_of(number)}"
+@pytest.mark.parametrize(
+    "name",
+    [
+        *map(str, range(9)), *(f"sizes-{n}" for n in range(6)),
+        *(f"autocast-{n}" for n in range(3)), *(f"card-{n}" for n in range(3)), "emulated-0",
+    ],
+)  # fmt: skip
+def test_programs_agree(name):
+    outcome = programs.check(name)
+    assert outcome.status != "failed", f"{outcome.reason}\n{programs.text_of(name)}"

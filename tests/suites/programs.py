@@ -2,19 +2,24 @@
 
     python -m tests.suites.programs --out docs/programs.md --jobs 2     all
     python -m tests.suites.programs --sample 40                         about so many
-    python -m tests.suites.programs --match 117                         number 117, and 1117
+    python -m tests.suites.programs --match 117                         all that have 117 in them
 
 Every number is a program: a module with parameters, whose lines a generator seeded with that number
 has chosen (``program_lines``), views and writes into values and arguments among them. It is called
-three times with other numbers, backward where it can be. Compared are dtypes, shapes, strides, who
-shares memory with whom, arguments as they are left and how many random numbers were drawn, as in
-``tests.suites.cases``; numbers and gradients may be no further from the same program in double
-precision than some times what eager is. ``text_of(NUMBER)`` is the program.
+three times with other numbers and parameters, backward where it can be. ``sizes-NUMBER`` is another
+program, compiled once for all sizes, of which every call has others, ``autocast-NUMBER`` one in a
+region of autocast. ``card-NUMBER`` is the program of the number on a pretended card, whose kernels
+are loops here, and ``emulated-NUMBER`` on one that runs their CUDA C (``tests.gpu.pretend_gpu``).
+Compared are dtypes, shapes, strides, who shares memory with whom, arguments as they are left and
+how many random numbers were drawn, as in ``tests.suites.cases``; numbers and gradients may be no
+further from the same program in double precision than some times what eager is. ``text_of(NAME)``
+is the program.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import sys
 from typing import TYPE_CHECKING, Any
@@ -26,6 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 COUNT, CALLS = 1000, 3
+SIZES, AUTOCAST, CARD, EMULATED = "sizes-", "autocast-", "card-", "emulated-"
+TITLES = {  # of programs whose names begin so, and how many there are
+    "": ("", COUNT),
+    SIZES: ("Sizes that change", 400),
+    AUTOCAST: ("Autocast", 200),
+    CARD: ("On a pretended card", 300),
+    EMULATED: ("On an emulated card", 100),
+}
 OPTIONS = {"effort": "none", "strict": True}
 # A difference from double precision may be so many times eager's, and so much of the largest
 # number, and as much as cancelled sums leave.
@@ -36,14 +49,23 @@ UNSURE = (0.002, 0.02)  # of integers that floats decide; with floats of half of
 ANY = 1e30  # as a tolerance: numbers are compared here
 
 
-def program(number: int) -> Program:
-    return Writer(number).write()
+def program(name: str) -> Program:
+    kind = _kind(name)
+    number = int(name.removeprefix(kind))
+    return Writer(number, changing=kind == SIZES, autocast=kind == AUTOCAST).write()
 
 
-def text_of(number: int) -> str:
+def _kind(name: str) -> str:
+    return name.rstrip("0123456789")
+
+
+def text_of(name: str) -> str:
     """The program as text, its arguments and parameters as comments."""
-    found = program(number)
-    heads = [f"x{k}: {dtype} {shape}" for k, (shape, dtype) in enumerate(found.given)]
+    found = program(name)
+    heads = [
+        f"x{k}: {dtype} {', then '.join(map(str, [shape, *(shapes[k] for shapes in found.later)]))}"
+        for k, (shape, dtype) in enumerate(found.given)
+    ]
     heads += [f"self.p{k}: {shape}" for k, shape in enumerate(found.parameters)]
     heads.append(f"gradients: {found.gradients}")
     return "".join(f"# {head}\n" for head in heads) + found.text
@@ -56,11 +78,12 @@ def check(name: str) -> Outcome:
     import torch_pruner
     from torch_pruner.dynamo.run import reports
 
-    found, reason = program(int(name)), ""
+    found, reason = program(name), ""
     torch._dynamo.reset()
     reports.begin()
     try:
-        compared = _compare(found, "pruner", options=OPTIONS)
+        with _device(_kind(name)):
+            compared = _compare(found, "pruner", options=OPTIONS)
     except AssertionError as err:
         reason = f"wrong: {str(err).strip()}"
     except Exception as err:  # any failure is a line of the table
@@ -75,6 +98,24 @@ def check(name: str) -> Outcome:
     if report is None or not report.ops_compiled:
         return Outcome(name, "eager")
     return Outcome(name, "partly" if report.ops_fallback else "compiled")
+
+
+@contextlib.contextmanager
+def _device(kind: str) -> Iterator[None]:
+    """Where programs of a kind are compiled for."""
+    if kind not in (CARD, EMULATED):
+        yield
+        return
+    import pytest
+    import torch
+
+    from tests.gpu import pretend_gpu
+    from torch_pruner.cards import CARDS
+
+    card = CARDS["h200"] if kind == EMULATED else None
+    with pytest.MonkeyPatch.context() as patch, pretend_gpu.instead_of_cpu(patch, card):
+        patch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as exact as eager here
+        yield
 
 
 def _torch_fails(found: Program) -> bool:
@@ -96,7 +137,7 @@ def _compare(found: Program, backend: str, **how: Any) -> bool:
     from tests.compile.agreement import assert_same, observe
 
     mine, theirs, exact = found.module(), found.module(), found.module(double=True)
-    compiled = torch.compile(mine, backend=backend, **how)
+    compiled = torch.compile(mine, backend=backend, dynamic=True if found.later else None, **how)
     for call in range(CALLS):
         make = functools.partial(found.arguments, call)
         try:
@@ -115,7 +156,19 @@ def _compare(found: Program, backend: str, **how: Any) -> bool:
         for (name, p), q, t in named:
             limits(p.grad, q.grad, t.grad, where=f"call {call}, gradient of {name}")
             p.grad = q.grad = t.grad = None
+        for module in (mine, theirs, exact):
+            _renew(module, call)
     return True
+
+
+def _renew(module: Any, call: int) -> None:
+    """Other parameters for the next call, in place, and as exact in single as in double precision:
+    what a kernel has packed of them is to be packed again."""
+    import torch
+
+    with torch.no_grad():
+        for p in module.parameters():
+            p.neg_() if call % 2 == 0 else p.copy_(p.flip(0))
 
 
 def _near(mine: Any, theirs: Any, truth: Any, *, narrow: bool, where: str) -> None:
@@ -142,12 +195,19 @@ def _near(mine: Any, theirs: Any, truth: Any, *, narrow: bool, where: str) -> No
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """The page in Markdown."""
-    count = collections.Counter(o.status for o in outcomes)
-    wrong = sum(o.reason.startswith("wrong") for o in outcomes)
     yield "# Programs"
     yield ""
     yield "Written by `python -m tests.suites.programs`, which says what is compared."
-    yield ""
+    for kind, (title, _) in TITLES.items():
+        if own := [o for o in outcomes if _kind(o.name) == kind]:
+            yield from ["", f"## {title}"] if title else []
+            yield ""
+            yield from _section(own)
+
+
+def _section(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    count = collections.Counter(o.status for o in outcomes)
+    wrong = sum(o.reason.startswith("wrong") for o in outcomes)
     yield (
         f"{len(outcomes)} programs: {count['compiled']} compiled, {count['partly']} partly,"
         f" {count['eager']} run in eager, {count['left out']} left out (eager raises, or torch's"
@@ -163,7 +223,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     def names() -> list[str]:
-        return [str(n) for n in range(COUNT)]
+        return [f"{kind}{n}" for kind, (_, count) in TITLES.items() for n in range(count)]
 
     return command("tests.suites.programs", __doc__, names, check, table, arguments)
 
