@@ -258,6 +258,13 @@ def flipped(rows: int, width: int) -> Graph:
     )
 
 
+def inverted(n: int, dtype: str) -> Graph:
+    """Whole numbers with all bits turned, and a difference, which turns bits if it is of 64."""
+    b = GraphBuilder()
+    x, y = (b.input(i, (n,), dtype) for i in range(2))
+    return b.finish([b.pointwise("bitwise_not", x), b.pointwise("sub", x, y)])
+
+
 def planes(dtype: str = "float32") -> Graph:
     """A convolution whose channels are apart."""
     b = GraphBuilder()
@@ -271,6 +278,8 @@ CASES: dict[str, tuple[Graph, str, dict[str, int]]] = {
     "pointwise": (pointwise(1024), "gpu_elementwise", {"vl": 4, "threads": 128}),
     "pointwise with a rest": (pointwise(1001), "gpu_elementwise", {"vl": 1, "threads": 128}),
     "pointwise half": (pointwise(1024, "float16"), "gpu_elementwise", {"vl": 4, "threads": 64}),
+    "inverted int64": (inverted(1024, "int64"), "gpu_elementwise", {"vl": 2, "threads": 64}),
+    "inverted int32": (inverted(1024, "int32"), "gpu_elementwise", {"vl": 4, "threads": 64}),
     "pointwise with a mask": (kept(1024), "gpu_elementwise", {"vl": 4, "threads": 64}),
     "softmax": (softmax(7, 197), "gpu_rows", {"threads": 64}),
     "softmax in a warp": (softmax(3, 20), "gpu_rows", {"threads": 32}),
@@ -618,7 +627,7 @@ TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2}
 def tolerance(spec: Graph) -> float:
     if any(is_tf32(node) for node in spec.nodes):
         return TOLERANCE["float16"]  # the same mantissa
-    return TOLERANCE[spec.nodes[spec.inputs[0]].dtype]
+    return TOLERANCE.get(spec.nodes[spec.inputs[0]].dtype, 1e-9)  # whole numbers: none
 
 
 NAMES = [pytest.param(name, id=name.replace(" ", "-")) for name in CASES]

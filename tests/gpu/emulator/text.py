@@ -76,7 +76,7 @@ _SHARED = re.compile(
 )
 _MOVED = re.compile(r"\*\(([\w ]+?)\s?\*\)\((?!&)")
 _WATCHED = re.compile(r"\b(const (?:unsigned short|void|float)|void) ?\*")
-_TOGETHER = re.compile(r"(\w[\w ]*)\* (\w+) = static_cast<\1\*>\(given")
+_TOGETHER = re.compile(r"(\w[\w ]*)\* (?:__restrict__ )?(\w+) = static_cast<\1\*>\(given")
 
 
 def translated(source: str, launches: Mapping[str, Launch], number: int) -> str:

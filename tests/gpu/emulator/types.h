@@ -34,6 +34,7 @@ EMULATOR_VECTORS(ushort, unsigned short)
 EMULATOR_VECTORS(int, int)
 EMULATOR_VECTORS(uint, unsigned)
 EMULATOR_VECTORS(longlong, long long)
+EMULATOR_VECTORS(ulonglong, unsigned long long)
 EMULATOR_VECTORS(float, float)
 EMULATOR_VECTORS(double, double)
 struct alignas(4) half2 { half x, y; };

@@ -84,6 +84,8 @@ static __device__ __forceinline__ half4 make_half4(half x, half y, half z, half 
 }
 """
 
+_VECTOR = re.compile(r"\b((?:u?(?:char|short|int|longlong))([234]))\b")
+
 
 def cuda_source(
     kernels: Mapping[str, ScheduledKernel],
@@ -209,6 +211,8 @@ def _preamble(code: str) -> str:
     parts = [_TYPES]
     if "half" in code or tensor_core.HELD_NAME in code:
         parts.append(_HALVES)
+    if "~" in code:
+        parts += [_inverted(*found) for found in sorted(set(_VECTOR.findall(code)))]
     parts += [
         h.SOURCE
         for h in (tensor_core, tf32, asynchronous, bulk, warpgroup, cluster, early)
@@ -217,6 +221,13 @@ def _preamble(code: str) -> str:
     if tensor_core.HELD_NAME in code:
         parts.append(tensor_core.HELD_SOURCE)
     return "".join(parts)
+
+
+def _inverted(vector: str, lanes: str) -> str:
+    """The operator ``~`` of a type, which TVM prints for vectors and CUDA has for numbers alone."""
+    each = ", ".join(f"~x.{lane}" for lane in "xyzw"[: int(lanes)])
+    head = f"static __device__ __forceinline__ {vector} operator~({vector} x)"
+    return f"{head} {{ return make_{vector}({each}); }}\n"
 
 
 def _roomy(code: str) -> str:
