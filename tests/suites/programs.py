@@ -200,18 +200,18 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield "# Programs"
     yield ""
     yield "Written by `python -m tests.suites.programs`, which says what is compared."
-    for kind, (title, _) in TITLES.items():
+    for kind, (title, there) in TITLES.items():
         if own := [o for o in outcomes if _kind(o.name) == kind]:
             yield from ["", f"## {title}"] if title else []
             yield ""
-            yield from _section(own)
+            yield from _section(own, there)
 
 
-def _section(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _section(outcomes: Sequence[Outcome], there: int) -> Iterator[str]:
     count = collections.Counter(o.status for o in outcomes)
     wrong = sum(o.reason.startswith("wrong") for o in outcomes)
     yield (
-        f"{len(outcomes)} programs: {count['compiled']} compiled, {count['partly']} partly,"
+        f"{len(outcomes)} of {there} programs: {count['compiled']} compiled, {count['partly']} partly,"
         f" {count['eager']} run in eager, {count['left out']} left out (eager raises, or torch's"
         f" own capture is not as eager), {wrong} wrong, {count['failed'] - wrong} raise what"
         " eager does not."
