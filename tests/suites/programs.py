@@ -211,9 +211,10 @@ def _section(outcomes: Sequence[Outcome], there: int) -> Iterator[str]:
     count = collections.Counter(o.status for o in outcomes)
     wrong = sum(o.reason.startswith("wrong") for o in outcomes)
     yield (
-        f"{len(outcomes)} of {there} programs: {count['compiled']} compiled,"
-        f" {count['partly']} partly, {count['eager']} run in eager, {count['left out']} left out (eager raises, or torch's"
-        f" own capture is not as eager), {wrong} wrong, {count['failed'] - wrong} raise what"
+        f"{len(outcomes)} of {there} programs: {count['compiled']} compiled, {count['partly']}"
+        f" partly, {count['eager']} run in eager, {count['left out']} left out (eager raises, or"
+        " torch's own capture is not as eager),"
+        f" {wrong} wrong, {count['failed'] - wrong} raise what"
         " eager does not."
     )
     if count["failed"]:
