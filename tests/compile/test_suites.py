@@ -12,6 +12,7 @@ from tests.suites import (
     architectures,
     cases,
     decoders,
+    isolated,
     modules,
     onnx_fuzz,
     operators,
@@ -96,9 +97,18 @@ def test_cases_agree(name):
     "name",
     [
         *map(str, range(9)), *(f"sizes-{n}" for n in range(6)),
-        *(f"autocast-{n}" for n in range(3)), *(f"card-{n}" for n in range(3)), "emulated-0",
+        *(f"autocast-{n}" for n in range(3)),
     ],
 )  # fmt: skip
 def test_programs_agree(name):
     outcome = programs.check(name)
     assert outcome.status != "failed", f"{outcome.reason}\n{programs.text_of(name)}"
+
+
+def test_programs_agree_on_cards(monkeypatch, tmp_path):
+    """In a process of their own, whose only device is the card."""
+    monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(tmp_path))
+    names = ["card-0", "card-1", "card-2", "emulated-0"]
+    outcomes = isolated.run_all("tests.suites.programs", names)
+    assert [o.name for o in outcomes] == names
+    assert [o for o in outcomes if o.status == "failed"] == []
