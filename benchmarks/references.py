@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+REFERENCE = "metaschedule"
 KEPT = "kept_from"  # of a search: the commit at which it ran
 # What MetaSchedule's searches run of ours: its driver, how tasks are written for it, how candidates
 # are built and timed.
@@ -32,7 +33,7 @@ def of_row(
 ) -> list[dict[str, Any]]:
     """The reference's searches in an earlier row of ``content``, each with its best candidate.
 
-    None where there is no such row, or where the task, the trials, the seeds, the machine, TVM or
+    Empty where there is no such row, or where the task, the trials, the seeds, the machine, TVM or
     the code that drives it (``PARTS``) are others.
     """
     row = content["rows"].get(key)
@@ -40,7 +41,7 @@ def of_row(
         return []
     if row["cpu"] != machine["cpu"] or _versions(content["machine"]) != _versions(machine):
         return []
-    found = [s for s in row["searches"] if s["search"] == "metaschedule"]
+    found = [s for s in row["searches"] if s["search"] == REFERENCE]
     commits = {s.get(KEPT, row["commit"]) for s in found}
     if any(code_identity(PARTS, commit) != code_identity(PARTS) for commit in commits):
         return []

@@ -43,8 +43,9 @@ from benchmarks.arguments import names, network_names, read_json
 from benchmarks.collect import tasks_of
 from benchmarks.job import answer_with, launch
 from benchmarks.models import NETWORKS
+from benchmarks.references import REFERENCE
 from benchmarks.rows import refresh
-from benchmarks.search_table import REFERENCE, UNTOUCHED
+from benchmarks.search_table import UNTOUCHED
 from benchmarks.timing import code_identity, machine
 
 if TYPE_CHECKING:

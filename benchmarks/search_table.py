@@ -10,7 +10,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables, timing
-from benchmarks.references import KEPT
+from benchmarks.references import KEPT, REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Search = dict[str, Any]
 
-REFERENCE = "metaschedule"
 UNTOUCHED = "tune_tir"  # the same, driven by its own code
 PHASES = ("draft", "verify", "build", "measure", "train")
 OWN_WORK = ("draft", "verify", "train")
