@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from torch_pruner.codegen.build.lower import compile_module
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.tir import scalar
-from torch_pruner.codegen.tir.builders import VECTORIZED, S, T, buffer, loop, tvm
+from torch_pruner.codegen.tir.builders import VECTORIZED, S, T, buffer, index_var, loop, tvm
+from torch_pruner.codegen.tir.reader import POSITION
 from torch_pruner.graph.ops import BINARY, COMPARISONS, FLOATS, ITEMSIZE, UNARY
 from torch_pruner.target import TargetSpec
 
@@ -449,6 +451,31 @@ def test_spilling_guards_loads_under_a_condition():
     build({"pad": func})["pad"](x, actual)
     expected = torch.nn.functional.pad(torch.exp(-x), (4, 4), value=9.0)
     torch.testing.assert_close(actual, expected)
+
+
+def test_a_position_beside_a_condition_of_lanes():
+    """TVM takes such a statement apart, lane by lane, and loses a variable that it reads."""
+    source, other, out = (buffer(n, "float32", "x") for n in (20, 20, 32))
+    where = buffer(32, "int32", "where")
+
+    def vector(o):
+        def lane(v):
+            at, position, found = o * 16 + v, index_var(POSITION), index_var("found")
+            wrapped = T.min(T.max(found, T.const(0, "int32")), T.const(19, "int32"))
+            padded = T.if_then_else(at < 20, source[at], T.const(0.0, "float32"))
+            value = T.Select(found < 0, padded, other[position])
+            binds = [S.Bind(found, where[at]), S.Bind(position, wrapped)]
+            return S.SeqStmt([*binds, S.BufferStore(out, value, [at])])
+
+        return loop(16, lane, VECTORIZED, "v")
+
+    body = loop(2, vector, name="o")
+    func = T.PrimFunc([source, other, where, out], body).with_attr({"global_symbol": "both"})
+    x, y = (aligned(np.linspace(start, 1, 20), "float32") for start in (-1, 3))
+    actual, positions = torch.empty(32), aligned(torch.arange(32) - 20, "int32")
+    module = compile_module(tvm.IRModule({"both": func}), TargetSpec.resolve("auto"))
+    module["both"](x, y, positions, actual)
+    torch.testing.assert_close(actual, torch.cat([x, y[:12]]))
 
 
 def test_bool_operands():

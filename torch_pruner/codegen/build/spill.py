@@ -100,9 +100,10 @@ def _visit(stmt: Stmt, frame: _Frame) -> None:
             indices = [_expr(i, frame) for i in stmt.indices]
             frame.stmts.append(S.BufferStore(stmt.buffer, value, indices))
         case S.Bind():
+            value = _expr(stmt.value, frame)
             position = frame.body is not None and stmt.var.name == POSITION
-            tested = position and _decides_lanes(stmt, frame)
-            if (kept := _define(stmt.var, _expr(stmt.value, frame), frame, tested)) is not None:
+            apart = position and _is_of_lanes_apart(stmt.var, value, frame)
+            if (kept := _define(stmt.var, value, frame, apart)) is not None:
                 frame.stmts.append(S.Bind(stmt.var, kept))
         case S.Evaluate():
             frame.stmts.append(S.Evaluate(_expr(stmt.value, frame)))
@@ -177,10 +178,10 @@ def _expr(value: Expr, frame: _Frame) -> Expr:
     return result
 
 
-def _define(var: Var, value: Expr, frame: _Frame, tested: bool = False) -> Expr | None:
+def _define(var: Var, value: Expr, frame: _Frame, apart: bool = False) -> Expr | None:
     """Store ``value``; or return what the variable must go on being bound to.
 
-    ``tested``: it is a condition of a lane.
+    ``apart``: each lane reads its own, one after another.
     """
     if var.id_ in frame.loads:
         return None
@@ -191,7 +192,7 @@ def _define(var: Var, value: Expr, frame: _Frame, tested: bool = False) -> Expr 
     dtype = str(value.ty.dtype)
     # Where a definition in a vectorised loop reads another one, TVM's vectoriser loses the first;
     # and any, where a condition that lanes decide takes the statement behind it apart.
-    lanes = frame.lane is not None and (var.name != POSITION or tested)
+    lanes = frame.lane is not None and (var.name != POSITION or apart)
     if not (kept or lanes or dtype == "bool" or "float" in dtype):
         return value
     if frame.guards and _reads(value):
@@ -214,19 +215,43 @@ def _reads(value: Expr) -> bool:
     return found is not None
 
 
-def _variables(value: Expr) -> list[Var]:
+def _variables(value: Expr | Stmt) -> list[Var]:
     found: list[Var] = []
     tvm_ffi.structural_visit(value, [(T.Var, lambda var, _v: found.append(var))])
     return found
 
 
-def _decides_lanes(bind: S.Bind, frame: _Frame) -> bool:
-    """Whether a variable of the vectorised loop differs between lanes, and a condition tests it."""
-    of_lane = any(var.same_as(frame.lane) for var in _variables(bind.value))
-    return of_lane and bind.var.id_ in _tested(frame.body)
+def _is_of_lanes_apart(var: Var, value: Expr, frame: _Frame) -> bool:
+    """Whether a variable of the vectorised loop differs between lanes, and what reads it is taken
+    apart, lane by lane."""
+    of_lane = any(each.same_as(frame.lane) for each in _variables(value))
+    return of_lane and var.id_ in _read_apart(frame.body, frame.lane)
 
 
-def _tested(body: Stmt | None) -> set[int]:
+def _read_apart(body: Stmt | None, lane: Expr | None) -> set[int]:
+    """Variables in conditions of expressions, and in statements whose conditions lanes decide."""
+    found: set[int] = set()
+    of_lanes: set[int] = set()  # what is defined in the loop, and the lane itself
+
+    def bind(node: S.Bind, visitor: _Visitor) -> None:
+        of_lanes.add(node.var.id_)
+        statement(node, visitor)
+
+    def statement(node: Stmt, _visitor: _Visitor) -> None:
+        tested = _tested(node)
+        found.update(tested)
+        if tested & of_lanes:
+            found.update(each.id_ for each in _variables(node))
+
+    if isinstance(lane, Var):
+        of_lanes.add(lane.id_)
+    tvm_ffi.structural_visit(
+        body, [(S.Bind, bind), (S.BufferStore, statement), (S.Evaluate, statement)]
+    )
+    return found
+
+
+def _tested(statement: Stmt) -> set[int]:
     """Variables in conditions of expressions."""
     found: set[int] = set()
 
@@ -235,7 +260,7 @@ def _tested(body: Stmt | None) -> set[int]:
             found.update(var.id_ for var in _variables(node.args[0]))
         visitor.default_visit(node)
 
-    tvm_ffi.structural_visit(body, [(Call, call)])
+    tvm_ffi.structural_visit(statement, [(Call, call)])
     return found
 
 
