@@ -163,6 +163,11 @@ MORE: dict[str, list[Graph]] = {
         G.recurrence("rnn_tanh", 5, rows=6, static=False),
         G.recurrence("rnn_relu", 16),
     ],
+    "grouped_product": [
+        G.grouped(),
+        G.grouped(9, 33, 20, along_k=False),
+        G.grouped(70, 64, 40, dtype="bfloat16"),
+    ],
     "lane_per_row": [G.reduction((1, 2)), G.softmax((17, 5, 3)), K.layer_norm((40, 5))],
     "rows": [
         *(G.softmax((4, 9, 70), 2, dtype) for dtype in sorted(FLOATS)),

@@ -58,6 +58,7 @@ SPECS = {
     "elementwise": G.pointwise(),
     "update": G.update(),
     "recurrence": G.recurrence(),
+    "grouped_product": G.grouped(),
     "lane_per_row": G.reduction(),
     "rows": G.softmax(),
     "gpu_attention": attention(Case()),

@@ -48,6 +48,7 @@ NAMES = (
     "elementwise",
     "update",
     "recurrence",
+    "grouped_product",
     "lane_per_row",
     "rows",
     "gpu_attention",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ANCHORS = {
     OpKind.CONTRACT, OpKind.WINDOW, OpKind.REDUCE, OpKind.UPDATE, OpKind.RECURRENCE,
+    OpKind.GROUPED,
 }  # fmt: skip
 
 
@@ -126,7 +127,8 @@ def is_reduction(spec: Graph) -> bool:
 
 
 def is_elementwise(spec: Graph) -> bool:
-    """Neither products, nor windows, nor reductions, nor an update, nor a recurrence."""
+    """Neither products, nor windows, nor reductions, nor an update, nor a recurrence, nor rows in
+    groups."""
     return not _kinds(spec) & _ANCHORS
 
 
@@ -138,6 +140,11 @@ def is_update(spec: Graph) -> bool:
 def is_recurrence(spec: Graph) -> bool:
     """The steps of a recurrent layer."""
     return OpKind.RECURRENCE in _kinds(spec)
+
+
+def is_grouped(spec: Graph) -> bool:
+    """Rows in groups, each group times a matrix of its own."""
+    return OpKind.GROUPED in _kinds(spec)
 
 
 def ends_reduced(spec: Graph) -> bool:

@@ -22,10 +22,12 @@ from torch_pruner.graph._padding import (
     permuted,
     pointwise,
     regrouped,
+    windows_reach,
 )
 from torch_pruner.graph.ops import (
     BINARY,
     CONTRACT,
+    GROUPED,
     INJECTIVE,
     PARTIAL,
     PREPARED,
@@ -236,6 +238,16 @@ class _Update(Rule):
         return Padding(x.dims, (UNKNOWN,) * len(x.facts))
 
 
+class _Grouped(Rule):
+    """Rows behind the last group are zeros, whatever they are multiplied by."""
+
+    def padding(self, node: Node, pairs: tuple[Pair, ...], operands: Sequence[Operand]) -> Padding:
+        rows, matrices, ends = (o.padding for o in operands)
+        _refuse((*matrices.facts, *ends.facts), "matrices of groups that vary")
+        _refuse(rows.along((1,)), "rows of groups whose length varies")
+        return Padding((rows.dims[0], axis_of(pairs[1])), (UNKNOWN,) * len(rows.facts))
+
+
 class _Reduce(Rule):
     def masks(self, node: Node, operands: Sequence[Operand]) -> Masks:
         known = operands[0].padding
@@ -353,17 +365,6 @@ class _Fixed(Rule):
         return Padding(tuple(axis_of(p) for p in pairs))
 
 
-def windows_reach(node: Node, rank: int) -> dict[int, int]:
-    """By axis that windows or a convolution move along how many elements behind the end of their
-    operand they may read, at whatever size."""
-    if node.op == "conv_transpose":
-        return dict.fromkeys(range(2, rank), 1)
-    if node.op in CONTRACT:
-        return dict(enumerate((max(0, hi) for hi in node.attr("hi")), 2))
-    spans = zip(node.attr("kernel"), node.attr("dilation"), strict=True)
-    return dict(enumerate(((k - 1) * d for k, d in spans), rank - len(node.attr("kernel"))))
-
-
 def _padded(node: Node) -> list[int]:
     sides = zip(node.attr("lo"), node.attr("hi"), strict=True)
     return [axis for axis, (lo, hi) in enumerate(sides) if lo or hi]
@@ -388,6 +389,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(CONTRACT, _Convolution()),
     **dict.fromkeys(UPDATE, _Update()),
     **dict.fromkeys(RECURRENCE, _Fixed("steps that vary")),
+    **dict.fromkeys(GROUPED, _Grouped()),
     "matmul": _Matmul(),
     "matmul_grouped": _MatmulGrouped(),
     **dict.fromkeys(PREPARED, _Fixed("weights that vary")),

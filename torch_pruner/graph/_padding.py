@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.graph import _reference_pointwise as reference
-from torch_pruner.graph.ops import FLOATS
+from torch_pruner.graph.ops import CONTRACT, FLOATS
 from torch_pruner.graph.reference import numpy_dtype, widen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from torch_pruner.graph.ir import Node
 
 Pair = tuple[int, int]
 """An extent where a value is computed, and where it counts."""
@@ -275,3 +277,14 @@ def neutral(op: str, dtype: str) -> float:
         return not least
     limits = np.iinfo(dtype)
     return int(limits.min if least else limits.max)
+
+
+def windows_reach(node: Node, rank: int) -> dict[int, int]:
+    """By axis that windows or a convolution move along how many elements behind the end of their
+    operand they may read, at whatever size."""
+    if node.op == "conv_transpose":
+        return dict.fromkeys(range(2, rank), 1)
+    if node.op in CONTRACT:
+        return dict(enumerate((max(0, hi) for hi in node.attr("hi")), 2))
+    spans = zip(node.attr("kernel"), node.attr("dilation"), strict=True)
+    return dict(enumerate(((k - 1) * d for k, d in spans), rank - len(node.attr("kernel"))))

@@ -15,10 +15,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_pruner.graph._aligned import Alike, Place, aligned
-from torch_pruner.graph._bucket_rules import RULES, windows_reach
+from torch_pruner.graph._bucket_rules import RULES
 from torch_pruner.graph._padded_builder import COUNT_DTYPE, PaddedBuilder
 from torch_pruner.graph._padded_cat import joined, written
-from torch_pruner.graph._padding import UNKNOWN, Fact, NotAlikeError, Padding, Pair, axis_of
+from torch_pruner.graph._padding import (
+    UNKNOWN,
+    Fact,
+    NotAlikeError,
+    Padding,
+    Pair,
+    axis_of,
+    windows_reach,
+)
 from torch_pruner.graph.extents import Bound, bounded, said_once
 from torch_pruner.graph.intervals import interval
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node, const_value

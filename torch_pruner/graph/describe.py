@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _ANCHORS = (
     OpKind.CONTRACT, OpKind.REDUCE, OpKind.WINDOW, OpKind.UPDATE, OpKind.RECURRENCE,
+    OpKind.GROUPED,
 )  # fmt: skip
 
 
@@ -23,6 +24,11 @@ def recurrence_flops(node: Node, weights: Node) -> int:
     """Two per multiply-add of states and the weights of a recurrence."""
     steps, rows = node.shape[:2]
     return 2 * steps * rows * weights.numel
+
+
+def grouped_flops(node: Node, matrices: Node) -> int:
+    """Two per multiply-add of rows in groups, all of which are in one."""
+    return 2 * node.numel * matrices.shape[1]
 
 
 def flops_of(spec: Graph) -> float:
@@ -33,6 +39,8 @@ def flops_of(spec: Graph) -> float:
             total += contraction_at(spec, i).flops
         elif node.kind is OpKind.RECURRENCE:
             total += recurrence_flops(node, spec.nodes[node.inputs[1]])
+        elif node.kind is OpKind.GROUPED:
+            total += grouped_flops(node, spec.nodes[node.inputs[1]])
         elif node.kind is OpKind.POINTWISE and node.dtype in FLOATS:
             total += node.numel
         elif node.kind is OpKind.REDUCE:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MAX_INLINE = 48  # operators of one expression before it is cut
 _FEW_POSITIONS = 16  # elements that each position serves at least: then there are few of them
 # What reads elements of its operands more than once.
-_REREADING = (OpKind.CONTRACT, OpKind.WINDOW, OpKind.RECURRENCE)
+_REREADING = (OpKind.CONTRACT, OpKind.WINDOW, OpKind.RECURRENCE, OpKind.GROUPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def fuse(
         if node.kind is OpKind.CONTRACT and i not in state.group_of:
             _add_group(state, _contraction(state, i))
     for i, node in enumerate(graph.nodes):
-        if node.kind is OpKind.UPDATE:
+        if node.kind in (OpKind.UPDATE, OpKind.GROUPED):
             _add_group(state, Group({i}, (i,)))
         elif node.kind is OpKind.RECURRENCE:
             _add_group(state, _with_views(state, i))

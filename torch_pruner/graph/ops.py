@@ -1,9 +1,10 @@
 """The operators of the graph IR: a closed table that importers target and emitters implement.
 
-Every operator is one of ten kinds. ``POINTWISE`` reads its operands at the output's own index;
+Every operator is one of eleven kinds. ``POINTWISE`` reads its operands at the output's own index;
 ``VIEW`` reads one operand at a permuted or affine index; ``INJECTIVE`` reads at computed indices;
 ``REDUCE``, ``WINDOW`` and ``CONTRACT`` sum or select over axes that the output lacks; ``UPDATE``
 replaces a part of one operand; ``RECURRENCE`` goes along an axis, each step from the one before;
+``GROUPED`` multiplies rows that lie in groups, each group by a matrix of its own;
 ``LEAF`` has no operand; ``PREPARED`` is never part of a kernel: it is computed ahead, of
 parameters.
 """
@@ -26,6 +27,7 @@ class OpKind(StrEnum):
     PREPARED = "prepared"
     UPDATE = "update"
     RECURRENCE = "recurrence"
+    GROUPED = "grouped"
 
 
 # Leaves.  input: attrs index, static (bool: a parameter or buffer that rarely changes) and perhaps
@@ -129,6 +131,11 @@ UPDATE = ("update", "accumulate")
 #   rnn_tanh, rnn_relu: one gate, three operands
 RECURRENCE = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
+# Grouped.  grouped_mm: (S, K) x (E, K, N), ends (E,) integers that do not fall: rows from the end
+#   of the group before on, up to ends[e], are multiplied by matrix e; rows behind the last end are
+#   zeros. Ends outside of 0 to S count as the nearest of these. Accumulation as in matmul.
+GROUPED = ("grouped_mm",)
+
 KINDS: dict[str, OpKind] = {
     **dict.fromkeys(LEAVES, OpKind.LEAF),
     **dict.fromkeys((*UNARY, *BINARY, *TERNARY, *PARTIAL), OpKind.POINTWISE),
@@ -140,6 +147,7 @@ KINDS: dict[str, OpKind] = {
     **dict.fromkeys(PREPARED, OpKind.PREPARED),
     **dict.fromkeys(UPDATE, OpKind.UPDATE),
     **dict.fromkeys(RECURRENCE, OpKind.RECURRENCE),
+    **dict.fromkeys(GROUPED, OpKind.GROUPED),
 }
 
 # Pointwise operators that cost more than a few instructions: not worth computing twice.

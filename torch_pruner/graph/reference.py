@@ -86,6 +86,8 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
             return pointwise.convert(result, dtype)
         case OpKind.RECURRENCE:
             return pointwise.convert(recurrence.states(node, *args), dtype)
+        case OpKind.GROUPED:
+            return pointwise.convert(_grouped(*args), dtype)
         case OpKind.UPDATE:
             x, rows, *index = args
             updated = x.copy()
@@ -95,6 +97,17 @@ def _evaluate(node: Node, args: list[np.ndarray], inputs: Sequence[np.ndarray]) 
             updated[places] = rows
             return updated
     raise AssertionError(node.op)
+
+
+def _grouped(x: np.ndarray, matrices: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Rows in groups, each times the matrix of its group."""
+    rows, wide = widen(x), widen(matrices)
+    result = np.zeros((len(rows), wide.shape[2]), rows.dtype)
+    begin = 0
+    for end, matrix in zip(np.clip(ends, 0, len(rows)), wide, strict=True):
+        result[begin:end] = rows[begin:end] @ matrix
+        begin = int(end)
+    return result
 
 
 def _accumulated(

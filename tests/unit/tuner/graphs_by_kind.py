@@ -146,6 +146,26 @@ def recurrence(
     return b.finish([b.append(op, operands, shape, "float32", reverse=reverse, **more)])
 
 
+def grouped(
+    rows: int = 24,
+    depth: int = 64,
+    columns: int = 40,
+    groups: int = 3,
+    *,
+    along_k: bool = True,
+    dtype: str = "float32",
+) -> Graph:
+    """Rows in groups, each group times a matrix of its own."""
+    b = GraphBuilder()
+    x = b.input(0, (rows, depth), dtype)
+    if along_k:
+        matrices = b.permute(b.input(1, (groups, columns, depth), dtype, static=True), (0, 2, 1))
+    else:
+        matrices = b.input(1, (groups, depth, columns), dtype, static=True)
+    ends = b.input(2, (groups,), "int32")
+    return b.finish([b.append("grouped_mm", (x, matrices, ends), (rows, columns), dtype)])
+
+
 def turned() -> Graph:
     """As in the gradient of a linear layer's weights."""
     b = GraphBuilder()

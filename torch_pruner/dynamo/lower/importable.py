@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from torch_pruner.dynamo.lower.aten import TABLE, RejectionKind, Unsupported, dtype_name
+from torch_pruner.dynamo.lower.aten import RejectionKind, Unsupported, dtype_name, rule_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -48,7 +48,7 @@ def check(node: fx.Node, dtypes: Collection[str], device: torch.device) -> None:
         raise Unsupported(RejectionKind.UNSUPPORTED_OP, "not an ATen operator")
     if op._schema.is_mutable:
         raise Unsupported(RejectionKind.MUTATION, "writes to one of its arguments")
-    if op not in TABLE:
+    if rule_of(op) is None:
         if torch.Tag.nondeterministic_seeded in op.tags:
             raise Unsupported(RejectionKind.RANDOM, _RANDOM)
         raise Unsupported(RejectionKind.UNSUPPORTED_OP, "no rule for this operator")

@@ -18,18 +18,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
 from torch_pruner.dynamo.lower.aten import (
-    TABLE,
     OpCall,
     RejectionKind,
     Unsupported,
     Value,
     dtype_name,
+    rule_of,
 )
 from torch_pruner.dynamo.lower.aten.registry import VARIES
 from torch_pruner.dynamo.lower.aten.value import DTYPE_NAMES, Number
 from torch_pruner.dynamo.lower.bounds import watched
 from torch_pruner.dynamo.lower.importable import check, output_fakes, used_outputs
-from torch_pruner.graph.describe import recurrence_flops
+from torch_pruner.graph.describe import grouped_flops, recurrence_flops
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import FLOATS, OpKind
 
@@ -87,6 +87,8 @@ def probe(
     nodes = [builder.nodes[i] for i in sorted(reached)]
     if device.type != CPU.type and any(n.op == "accumulate" for n in nodes):
         raise Unsupported(RejectionKind.DEVICE, f"no kernels that add up rows on {device.type}")
+    if device.type != CPU.type and any(n.kind is OpKind.GROUPED for n in nodes):
+        raise Unsupported(RejectionKind.DEVICE, f"no kernels for rows in groups on {device.type}")
     free = all(n.kind in (OpKind.VIEW, OpKind.LEAF) for n in nodes)
     return Probe(free, reads, 0 if free else _flops(builder, nodes, results))
 
@@ -212,7 +214,9 @@ def import_node(
 
     args = [_replace(arg, replaced) for arg in node.args]
     kwargs = {k: _replace(v, replaced) for k, v in node.kwargs.items() if k not in _PLACEMENT}
-    result = TABLE[node.target](call, *args, **kwargs)
+    own = rule_of(node.target)
+    assert own is not None, node
+    result = own(call, *args, **kwargs)
     if not isinstance(result, tuple):
         if isinstance(node.meta["val"], (tuple, list)):
             result = (result,)
@@ -312,6 +316,8 @@ def _flops(builder: GraphBuilder, nodes: Sequence[Node], results: Sequence[Value
             total += contraction_flops(node, [builder.nodes[i] for i in node.inputs])
         elif node.kind is OpKind.RECURRENCE:
             total += recurrence_flops(node, builder.nodes[node.inputs[1]])
+        elif node.kind is OpKind.GROUPED:
+            total += grouped_flops(node, builder.nodes[node.inputs[1]])
     return total + sum(v.builder.nodes[v.id].numel for v in results if v and v.dtype in FLOATS)
 
 

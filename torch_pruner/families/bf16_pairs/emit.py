@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.pair_dots import pair_dot, with_pair_dots
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     Expr,
@@ -15,7 +16,6 @@ from torch_pruner.codegen.tir.builders import (
     Stmt,
     T,
     buffer,
-    importing,
     loop,
     seq,
     stack,
@@ -39,19 +39,6 @@ if TYPE_CHECKING:
     from torch_pruner.families.bf16_pairs.form import Bf16PairsDecisions
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
-
-# Vectors of bfloat16 do not survive TVM's own passes, so operands travel as words.
-_NAME = "torch_pruner_dot"
-_IR = f"""
-declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-define <16 x float> @{_NAME}(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
-  %x = bitcast <16 x i32> %a to <32 x bfloat>
-  %y = bitcast <16 x i32> %b to <32 x bfloat>
-  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
-      <16 x float> %c, <32 x bfloat> %x, <32 x bfloat> %y)
-  ret <16 x float> %r
-}}
-"""
 
 
 def emit(spec: Graph, decisions: Bf16PairsDecisions[int], signature: Signature) -> Emitted:
@@ -78,8 +65,8 @@ def emit(spec: Graph, decisions: Bf16PairsDecisions[int], signature: Signature) 
             def step(i: Expr, j: Expr) -> Stmt:
                 source, at = nest.a_address(g, rb, i, outer)
                 both = T.reinterpret("int32", source[vector(at + along, 2)])
-                args = acc[sums(i, j)], T.Broadcast(both, COLUMNS), columns(first, j)
-                value = T.call_extern("float32x16", _NAME, *args)
+                pairs = T.Broadcast(both, COLUMNS), columns(first, j)
+                value = pair_dot(acc[sums(i, j)], *pairs)
                 return S.BufferStore(acc, value, [sums(i, j)])
 
             return each(step)
@@ -99,5 +86,5 @@ def emit(spec: Graph, decisions: Bf16PairsDecisions[int], signature: Signature) 
             ]
         )
 
-    emitted.body = importing(_IR, walk(nest, decisions, 1, tile))
+    emitted.body = with_pair_dots(walk(nest, decisions, 1, tile))
     return emitted

@@ -84,6 +84,7 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
     counts = counted(spec)
     shares = _shares(spec)
     words = {n.inputs[1] for n in spec.nodes if n.op == "matmul_grouped"}
+    ends = _rows_of_ends(spec)
     arrays = []
     for position in spec.inputs:
         node = spec.nodes[position]
@@ -96,6 +97,9 @@ def random_inputs(spec: Graph, seed: int) -> list[Array]:
             value *= np.float32(shares.get(position, 1.0))
         elif position in counts:
             value = np.full(node.shape, counts[position])
+        elif position in ends:
+            value = np.sort(rng.integers(0, ends[position] + 1, size=node.shape))
+            value[-1] = ends[position]
         elif position in words:
             value = rng.integers(-(2**31), 2**31, size=node.shape)
         else:
@@ -114,6 +118,16 @@ def _shares(spec: Graph) -> dict[int, float]:
         source: 0.5 / math.sqrt(spec.nodes[w].shape[1])
         for w in weights
         for source in _sources(spec, (w,))
+    }
+
+
+def _rows_of_ends(spec: Graph) -> dict[int, int]:
+    """By input that says where groups of rows end, how many rows there are."""
+    return {
+        source: node.shape[0]
+        for node in spec.nodes
+        if node.kind is OpKind.GROUPED
+        for source in _sources(spec, (node.inputs[2],))
     }
 
 
@@ -185,7 +199,7 @@ def _terms(spec: Graph, node: Node) -> int:
         weight = spec.nodes[node.inputs[1]].shape
         channels = weight[1] if node.op == "conv" else weight[0]
         return channels * math.prod(weight[2:])
-    if node.kind is OpKind.RECURRENCE:
+    if node.kind in (OpKind.RECURRENCE, OpKind.GROUPED):
         return spec.nodes[node.inputs[1]].shape[1]
     if node.op in ("sum", "prod"):
         return max(1, spec.nodes[node.inputs[0]].numel // max(1, node.numel))

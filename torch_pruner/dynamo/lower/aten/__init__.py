@@ -7,6 +7,7 @@ from torch_pruner.dynamo.lower.aten import (
     attention,
     contractions,
     creation,
+    grouped,
     indexing,
     losses,
     normalization,
@@ -19,13 +20,13 @@ from torch_pruner.dynamo.lower.aten import (
     resampling,
     views,
 )
-from torch_pruner.dynamo.lower.aten.registry import TABLE, OpCall, dtype_name
+from torch_pruner.dynamo.lower.aten.registry import TABLE, OpCall, dtype_name, rule_of
 from torch_pruner.dynamo.lower.aten.rejection import Rejection, RejectionKind, Unsupported
 from torch_pruner.dynamo.lower.aten.value import Value
 
 __all__ = [
     "TABLE", "OpCall", "Rejection", "RejectionKind", "Unsupported", "Value", "activations",
-    "attention", "contractions", "creation", "dtype_name", "indexing", "losses",
+    "attention", "contractions", "creation", "dtype_name", "grouped", "indexing", "losses",
     "normalization", "pointwise", "pooling", "pooling_gradients", "quantized", "recurrent",
-    "reductions", "resampling", "views",
+    "reductions", "resampling", "rule_of", "views",
 ]  # fmt: skip

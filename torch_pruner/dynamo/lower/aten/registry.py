@@ -32,10 +32,12 @@ Operand = Value | Number
 R = TypeVar("R", bound=Rule)
 
 TABLE: dict[torch._ops.OpOverload, Rule] = {}
+FOREIGN: dict[str, Rule] = {}  # by name: operators of packages that need not be there
 
 VARIES = "pruner_varies"  # in a node's meta: whether it has arguments that depend on the sizes
 
 __all__ = [
+    "FOREIGN",
     "PROMOTION",
     "TABLE",
     "VARIES",
@@ -44,7 +46,9 @@ __all__ = [
     "Result",
     "Rule",
     "elementwise",
+    "foreign_rule",
     "rule",
+    "rule_of",
 ]
 
 
@@ -131,6 +135,23 @@ def rule(*ops: torch._ops.OpOverload) -> Callable[[R], R]:
         return fn
 
     return register
+
+
+def foreign_rule(*names: str) -> Callable[[R], R]:
+    """Register a function for operators of other packages, as ``"package::operator"``."""
+
+    def register(fn: R) -> R:
+        for name in names:
+            assert name not in FOREIGN, name
+            FOREIGN[name] = fn
+        return fn
+
+    return register
+
+
+def rule_of(op: torch._ops.OpOverload) -> Rule | None:
+    """The rule of an operator, or None: it has none."""
+    return TABLE.get(op) or FOREIGN.get(str(op.name()))  # type: ignore[no-untyped-call]
 
 
 def elementwise(
