@@ -70,6 +70,7 @@ _SMALL = {
     "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6,
     "num_attention_heads": 12, "num_key_value_heads": 4, "use_cache": False,
 }  # fmt: skip
+_EXPERTS = {**_SMALL, "num_hidden_layers": 2, "vocab_size": 8000}
 
 ENTRIES = (
     Entry("poolformer", "PoolFormer-S12", "PoolFormerConfig", _pixels(224), scaled=True),
@@ -101,6 +102,25 @@ ENTRIES = (
     Entry("qwen3", "Qwen3", "Qwen3Config", _tokens(128), {**_SMALL, "head_dim": 64},
           kind="language"),
     Entry("gemma2", "Gemma 2", "Gemma2Config", _tokens(128), {**_SMALL, "head_dim": 64},
+          kind="language"),
+    Entry("mixtral", "Mixtral, two layers of eight experts", "MixtralConfig", _tokens(128),
+          {**_EXPERTS, "intermediate_size": 1536, "num_local_experts": 8,
+           "num_experts_per_tok": 2}, kind="language"),
+    Entry("qwen3_moe", "Qwen3, two layers of 32 experts", "Qwen3MoeConfig", _tokens(128),
+          {**_EXPERTS, "head_dim": 64, "moe_intermediate_size": 384, "num_experts": 32,
+           "num_experts_per_tok": 4}, kind="language"),
+    Entry("olmoe", "OLMoE, two layers of 64 experts", "OlmoeConfig", _tokens(128),
+          {**_EXPERTS, "intermediate_size": 256, "num_experts": 64, "num_experts_per_tok": 8},
+          kind="language"),
+    Entry("gpt_oss", "gpt-oss, two layers of 16 experts", "GptOssConfig", _tokens(128),
+          {**_EXPERTS, "head_dim": 64, "intermediate_size": 768, "num_local_experts": 16,
+           "num_experts_per_tok": 4}, kind="language"),
+    Entry("deepseek_v3", "DeepSeek-V3, two layers, one of 16 experts", "DeepseekV3Config",
+          _tokens(128),
+          {**_EXPERTS, "intermediate_size": 2048, "moe_intermediate_size": 512,
+           "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
+           "first_k_dense_replace": 1, "num_key_value_heads": 12, "q_lora_rank": 256,
+           "kv_lora_rank": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64},
           kind="language"),
     Entry("lfm2", "LFM2 (short filters)", "Lfm2Config", _tokens(128), _SMALL, kind="language"),
     Entry("mamba", "Mamba (selective scan)", "MambaConfig", _tokens(64),
