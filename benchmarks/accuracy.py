@@ -90,6 +90,8 @@ def float64_outputs(module: nn.Module, inputs: Inputs) -> object:
         return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
     wide = copy.deepcopy(module).double()
+    if hasattr(wide, "set_experts_implementation"):  # torch multiplies no doubles in groups
+        wide.set_experts_implementation("eager")
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
