@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner import exc
 from torch_pruner.codegen.build import team
 from torch_pruner.codegen.build.load import Entry, load_entries, set_threads
 from torch_pruner.compiler.executors import build_pool, release_later, release_needless
 from torch_pruner.compiler.toolchain import NOTHING, Kept, Library, Toolchain
-from torch_pruner.config import c_compiler
+from torch_pruner.config import COMPILERS, c_compiler
 from torch_pruner.graph.memory import CHECKSUMS, COPIES, LAUNCH, MASKS
 from torch_pruner.log import logger
 
@@ -92,7 +93,7 @@ class HostToolchain(Toolchain):
         return Library(entries, library.link, library)
 
     def _in_memory(self, kernels: Kernels, calls: Calls, slots: int, target: TargetSpec) -> Library:
-        from torch_pruner.codegen.build.program import build_program, link
+        from torch_pruner.codegen.build.program import build_program
 
         library = build_program(kernels, calls, slots, target, self.threads)
 
@@ -100,7 +101,15 @@ class HostToolchain(Toolchain):
             # LLVM makes machine code here, as it does once more to write it down.
             return tuple(library[name] for name in (*calls, *self.own))
 
-        return Library(entries, lambda path: link(library, path), library)
+        def unkept(path: Path) -> None:
+            # It would have no ``LAUNCH``, and whoever loaded it took it for damaged.
+            if c_compiler() is None:
+                raise exc.CompileError.no_compiler("the kernel library", COMPILERS)
+            raise exc.CompileError(
+                "the kernel library", "it was built in memory, for want of files"
+            )
+
+        return Library(entries, unkept, library)
 
     def load(self, path: Path, names: Sequence[str]) -> list[Entry]:
         *entries, launch = load_entries(path, [*names, LAUNCH])

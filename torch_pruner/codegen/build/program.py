@@ -6,11 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch_pruner import families
-from torch_pruner.codegen.build.lower import (
-    compile_module,
-    export_library,
-    program_module,
-)
+from torch_pruner.codegen.build.lower import compile_module, program_module
 from torch_pruner.codegen.build.masks import mask_functions
 from torch_pruner.codegen.build.row_copies import copy_functions
 from torch_pruner.codegen.build.weight_checksum import checksum_functions
@@ -19,7 +15,6 @@ from torch_pruner.graph.memory import MASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from torch_pruner.codegen.build.lower import Compiled
     from torch_pruner.graph.memory import KernelCall
@@ -54,8 +49,3 @@ def build_program(
     masks = mask_functions() if MASKS in calls else {}
     module.update(IRModule(checksum_functions() | copy_functions() | masks))
     return compile_module(module, target)
-
-
-def link(library: Compiled, path: Path) -> None:
-    """Write a compiled program as a shared library. Raises ``CompileError``."""
-    export_library(library, path)
