@@ -53,7 +53,7 @@ def test_modules_agree(name, mode):
     assert outcome.status in ("compiled", "eager"), outcome.reason
 
 
-@pytest.mark.parametrize("name", ["swin"])
+@pytest.mark.parametrize("name", ["swin", "mixtral"])
 def test_architectures_agree(name):
     pytest.importorskip("transformers")
     outcome = architectures.check(name)
