@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_FEW = 16
-"""Rows of a group, up to which products of bfloat16 pay whose matrices lie along their columns:
-at 64 they took 1.6 times as long as eager's (an AMD Zen 4; docs/experiments.md)."""
+_FEW = 4
+"""Rows of a group, up to which products of bfloat16 pay whose matrices lie along their columns: at
+4 they took two thirds of eager's time, at 8 to 16 as much or more, at 64 1.4 times (an AMD Zen 4;
+docs/experiments.md)."""
 
 
 @rule(aten._grouped_mm.default)
