@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.tir.builders import Buffer, Expr, S, Stmt, T, imm, vector
+from torch_pruner.codegen.tir.builders import (
+    VECTORIZED,
+    Buffer,
+    Expr,
+    S,
+    Stmt,
+    T,
+    imm,
+    loop,
+    vector,
+)
+from torch_pruner.codegen.tir.values import store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,3 +79,16 @@ def _leaves(lanes: int) -> list[int]:
     for lane, leaf in enumerate(rows[0]):
         order[leaf] = lane
     return order
+
+
+def fold_lanes(sums: Buffer, first: Expr, lanes: int) -> list[Stmt]:
+    """Adds the ``lanes`` (a power of two) elements from ``first`` on up into the first of them:
+    the upper half of a vector to the lower one, and halves of that."""
+
+    def folded(width: int) -> Stmt:
+        def lane(v: Expr) -> Stmt:
+            return store(sums, first + v, sums[first + v] + sums[first + width + v])
+
+        return loop(width, lane, VECTORIZED, "v")
+
+    return [folded(lanes >> n) for n in range(1, lanes.bit_length())]

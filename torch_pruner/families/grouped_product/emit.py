@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.lane_sums import fold_lanes
 from torch_pruner.codegen.parts.operands import element
 from torch_pruner.codegen.parts.pair_dots import SUMS, pair_dot, with_pair_dots
 from torch_pruner.codegen.tir.builders import (
@@ -216,11 +217,7 @@ class _Tile:
             return self._scoped(lambda: self._each(add))
 
         def fold(i: Expr, c: Expr) -> Stmt:
-            parts, width, first = [], d.vl, self._at(i, c)
-            while width > 1:
-                width //= 2
-                parts.append(_halved(acc, first, width))
-            return seq(parts)
+            return seq(fold_lanes(acc, self._at(i, c), d.vl))
 
         def column(c: Expr) -> Stmt:
             return loop(self.rows, lambda i: fold(i, c), UNROLLED, "i")
@@ -301,12 +298,3 @@ class _Tile:
 
     def _result(self, sums: Buffer, at: Expr) -> Expr:
         return sums[at].astype(self._dtype)
-
-
-def _halved(acc: Buffer, first: Expr, width: int) -> Stmt:
-    """The upper half of a vector added to the lower one."""
-
-    def lane(v: Expr) -> Stmt:
-        return store(acc, first + v, acc[first + v] + acc[first + width + v])
-
-    return loop(width, lane, VECTORIZED, "v")

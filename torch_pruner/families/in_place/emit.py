@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.copies import copy_first
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.lane_sums import fold_lanes
 from torch_pruner.codegen.parts.operands import Nest, a_at
 from torch_pruner.codegen.parts.row_tiles import Rows, TilePosition, write_tile
 from torch_pruner.codegen.tir.builders import (
@@ -246,20 +247,10 @@ class _Columns:
 
     def _across(self, i: Expr, c: Expr) -> Stmt:
         """The sum across lanes: halves of a vector, and halves of those."""
-        total, first, width = self.total, self._at(i, c), self.nest.vl
-        parts = []
-
-        def fold(width: int) -> Stmt:
-            def lane(v: Expr) -> Stmt:
-                return store(total, first + v, total[first + v] + total[first + width + v])
-
-            return loop(width, lane, VECTORIZED, "v")
-
-        while width > 1:
-            width //= 2
-            parts.append(fold(width))
+        total, first = self.total, self._at(i, c)
         to = i * self.nest.vl + self.lane + c
-        return seq([*parts, store(self.sums, to, total[first])])
+        folded = fold_lanes(total, first, self.nest.vl)
+        return seq([*folded, store(self.sums, to, total[first])])
 
     def _short(self, depth: int) -> Stmt:
         """The sums of a reduction that fills no vector."""
