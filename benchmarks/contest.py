@@ -123,6 +123,7 @@ def _time(
         pause_s=contest.pause_s,
         wake=timing.WAKE,
         per_turn=timing.PER_TURN,
+        beside=(PEAK,),  # a millisecond: networks of seconds would take dozens of turns for it
     )
     between = amount / timings.pop(PEAK).median_s
     after = max(machine_peak.samples(peak, amount))

@@ -70,6 +70,13 @@ def test_rounds_go_on_until_every_candidate_had_its_seconds() -> None:
     assert timings["a"].n == 6
 
 
+def test_nobody_waits_for_what_is_timed_beside() -> None:
+    clock = Clock()
+    calls = {"a": clock.takes(1.0), "loop": clock.takes(0.002)}
+    timings = timing.interleave(calls, rounds=2, min_seconds=3, beside={"loop"}, clock=clock)
+    assert timings["a"].n == timings["loop"].n == 3
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(1234.0, "1234 s"), (12.34, "12.3 s"), (0.9996, "1000 ms"), (3.1e-5, "31 us"), (5e-9, "5 ns")],
