@@ -145,6 +145,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {  # these run on a pretended card, 
 _EXPERTS = {**_DECODER, "num_experts_per_tok": 2}
 _STATES = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 120, "state_size": 8}
 _STAGES = {"hidden_sizes": [16, 32, 32, 32], "depths": [1, 1, 1, 1]}
+_DETECTOR = {  # reads a few computed positions of maps in place of all
+    "backbone_config": {
+        **_STAGES, "model_type": "resnet", "embedding_size": 16,
+        "out_features": ["stage2", "stage3", "stage4"],
+    },
+    "d_model": 32, "num_queries": 6, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}  # fmt: skip
 
 MORE: Mapping[str, Architecture] = {
     "mixtral": Architecture(
@@ -233,6 +242,16 @@ MORE: Mapping[str, Architecture] = {
         "vision", "SegformerConfig",
         {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1],
          "num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 32}, lambda: _pixels(64),
+    ),
+    "deformable_detr": Architecture(
+        "detection", "DeformableDetrConfig", {**_DETECTOR, "num_feature_levels": 3},
+        lambda: _pixels(64), gradients=True,
+    ),
+    "rt_detr": Architecture(
+        "detection", "RTDetrConfig",
+        {**_DETECTOR, "encoder_hidden_dim": 32, "encoder_in_channels": [32, 32, 32],
+         "decoder_in_channels": [32, 32, 32]},
+        lambda: _pixels(64),
     ),
     "hubert": Architecture("audio", "HubertConfig", _SPEECH, _samples),
     "wavlm": Architecture("audio", "WavLMConfig", _SPEECH, _samples),

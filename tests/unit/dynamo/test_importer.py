@@ -195,6 +195,41 @@ def test_pictures_in_inference_mode(name):
         compiled(lambda v: PICTURES[name](v + 0), x(2, 4, 8, 9))
 
 
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize(
+    ("mode", "sizes"),
+    [(m, s) for m in ("bilinear", "nearest", "bicubic") for s in ((7, 6), (1, 5))]
+    + [(m, (3, 4, 5)) for m in ("bilinear", "nearest")],
+    ids=str,
+)
+def test_values_between_elements(sizes, mode, padding, align_corners):
+    positions = x(2, *[4] * len(sizes), len(sizes)) * 1.5  # some far outside
+    how = {"mode": mode, "padding_mode": padding, "align_corners": align_corners}
+    compiled(lambda v, at: F.grid_sample(v, at, **how), rows(x(2, 3, *sizes)), positions)
+
+
+def rows(image):
+    """The same with the channels of a position beside each other."""
+    return image.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_values_beside_infinite_ones(padding):
+    """What lies outside counts for nothing, whatever is read in its place."""
+    image = x(1, 2, 4, 4)
+    image[..., 0, 0] = torch.inf
+    at = torch.tensor([[-3.0, 0.4], [0.9, 0.9], [1.1, -0.2], [torch.nan, 0.1]]).reshape(1, 1, 4, 2)
+    how = {"padding_mode": padding, "align_corners": False}
+    compiled(lambda v, at: F.grid_sample(v, at, **how), rows(image), at)
+
+
+def test_values_between_elements_whose_channels_lie_apart_are_eagers():
+    positions = x(1, 2, 2, 2)
+    capture = check(lambda v, at: F.grid_sample(v + 0, at), x(1, 3, 5, 5), positions)
+    assert "grid_sampler_2d" in str(capture.rejected)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(

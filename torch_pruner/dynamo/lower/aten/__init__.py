@@ -18,6 +18,7 @@ from torch_pruner.dynamo.lower.aten import (
     recurrent,
     reductions,
     resampling,
+    sampling,
     views,
 )
 from torch_pruner.dynamo.lower.aten.registry import TABLE, OpCall, dtype_name, rule_of
@@ -28,5 +29,5 @@ __all__ = [
     "TABLE", "OpCall", "Rejection", "RejectionKind", "Unsupported", "Value", "activations",
     "attention", "contractions", "creation", "dtype_name", "grouped", "indexing", "losses",
     "normalization", "pointwise", "pooling", "pooling_gradients", "quantized", "recurrent",
-    "reductions", "resampling", "rule_of", "views",
+    "reductions", "resampling", "rule_of", "sampling", "views",
 ]  # fmt: skip
