@@ -224,6 +224,12 @@ def test_values_beside_infinite_ones(padding):
     compiled(lambda v, at: F.grid_sample(v, at, **how), rows(image), at)
 
 
+def test_positions_that_are_no_numbers_along_an_axis_of_one_element():
+    at = torch.tensor([[0.2, torch.nan], [0.4, torch.inf]]).reshape(1, 1, 2, 2)
+    how = {"padding_mode": "reflection", "align_corners": True}
+    compiled(lambda v, g: F.grid_sample(v, g, **how), rows(x(1, 2, 1, 4)), at)
+
+
 def test_values_between_elements_whose_channels_lie_apart_are_eagers():
     positions = x(1, 2, 2, 2)
     capture = check(lambda v, at: F.grid_sample(v + 0, at), x(1, 3, 5, 5), positions)

@@ -73,7 +73,7 @@ def _padding(size: int, padding: int, align_corners: bool) -> Padded:
     def reflection(at: Value) -> Value:
         low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
         if span == 0:
-            return at * 0.0
+            return border(at)
         away = (at - low).apply("abs")
         times, rest = (away / span).apply("floor"), away.apply("fmod", span)
         even = times.apply("fmod", 2.0).equals(0.0)
