@@ -432,3 +432,23 @@ def test_a_cache_of_transformers_that_grows(backend, kind):
     assert any("[.." in g.name for g in graphs)
     assert len(graphs) <= 7
     assert all(g.ops_compiled == g.ops_total for g in graphs[1:])
+
+
+@pytest.mark.parametrize("padding", ["zeros", "reflection"])
+def test_maps_are_read_between_elements_at_any_size(backend, padding):
+    def read(image: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        rows = image.movedim(-1, 1)  # channels of a position lie beside each other
+        how = {"padding_mode": padding, "align_corners": False}
+        return nn.functional.grid_sample(rows, at, **how).tanh()
+
+    compiled = backend.compile(read, dynamic=True)
+    with reports.collect() as graphs, torch.no_grad():
+        for batch, height, width, places in (
+            (2, 5, 7, 4),
+            (3, 9, 4, 6),
+            (2, 5, 7, 4),
+            (4, 3, 17, 9),
+        ):
+            image, at = randn(batch, height, width, 8), 1.3 * randn(batch, 3, places, 2)
+            assert_equal(compiled(image, at), read(image, at))
+    assert all(g.ops_compiled == g.ops_total > 0 for g in graphs)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_pruner.dynamo.capture.aot_metadata import mutated_inputs
 from torch_pruner.dynamo.lower.inplace import IN_PLACE, updates_in_place
-from torch_pruner.dynamo.lower.program import eager_step
+from torch_pruner.dynamo.lower.program import describe, eager_step
+
+aten = torch.ops.aten
 
 
 def found(fn) -> int:
@@ -137,3 +140,19 @@ def test_an_eager_step_writes_into_its_operand():
     (same,) = eager_step([node], reads, [node], {node})(*value)
     assert same is cache
     assert torch.equal(cache, copy)
+
+
+def test_what_is_kept_for_a_backward_is_said_to_lie_as_it_does_where_copies_are_left_out():
+    """Whoever captured the graph asks it, and not the copy of it that is divided."""
+
+    def forward(x, weight, seen):
+        y = aten.convolution(x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        return aten.copy(seen, y.mean(0)), aten.relu(y)
+
+    x, weight, seen = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.zeros(4, 6, 6)
+    gm = make_fx(forward, tracing_mode="fake")(x, weight, seen)
+    program = describe(gm, static=frozenset(), mutated=(2,), loose=frozenset({1}))
+    kept = gm.graph.output_node().args[0][1].meta["val"]
+    assert kept.is_contiguous(memory_format=torch.channels_last)
+    (region,) = program.regions
+    assert any(spec.strides == kept.stride() for spec in region.outputs)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from torch_pruner.devices.dtypes import DEFAULT_DTYPES
-from torch_pruner.dynamo.lower.activations import keep_channels_last
+from torch_pruner.dynamo.lower.activations import keep_channels_last, lie_alike
 from torch_pruner.dynamo.lower.bounds import IndexCheck, flag_spec
 from torch_pruner.dynamo.lower.broken_up_attention import put_together
 from torch_pruner.dynamo.lower.importer import CPU, attribute
@@ -24,6 +24,7 @@ from torch_pruner.dynamo.lower.inplace import (
     written_by_eager,
 )
 from torch_pruner.dynamo.lower.partition import EagerStep, PartitionedGraph, Region, partition
+from torch_pruner.dynamo.lower.sampled_maps import with_channels_together
 from torch_pruner.dynamo.lower.tensors import TensorSpec, spec_of
 from torch_pruner.graph.updates import written_inputs
 from torch_pruner.report import OpFallback
@@ -117,11 +118,9 @@ def describe(
     another order than eager's. What is compiled is on ``device`` and of ``dtypes``.
     ``unrecordable`` is only handed on.
     """
-    gm = without_copies(gm, mutated)
-    if device.type != CPU.type:
-        gm = put_together(gm)
+    given, gm = gm, _rewritten(gm, mutated, device)
     partitioned, in_place = _partitioned(gm, static, mutated, dtypes, device)
-    outputs = cast("Sequence[fx.Node | RuntimeValue]", gm.graph.output_node().args[0])
+    outputs = _outputs(gm)
     numbers = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     constants: dict[int, RuntimeValue] = {}
     needed = _read(partitioned, outputs)
@@ -132,6 +131,7 @@ def describe(
         constants[numbers[node]] = attribute(gm, str(node.target))
     if loose:
         keep_channels_last(outputs, loose, _by_and_for_kernels(partitioned))
+        lie_alike(_outputs(given), outputs, loose)
     last = _last_uses(partitioned, outputs)
     steps: list[ProgramStep] = []
     for k, step in enumerate(partitioned.steps):
@@ -167,6 +167,16 @@ def describe(
         tuple(sorted(static)),
         unrecordable,
     )
+
+
+def _rewritten(gm: fx.GraphModule, mutated: Sequence[int], device: torch.device) -> fx.GraphModule:
+    """What is divided: ``gm``, or a copy with operators that say more of what is meant."""
+    gm = with_channels_together(without_copies(gm, mutated))
+    return gm if device.type == CPU.type else put_together(gm)
+
+
+def _outputs(gm: fx.GraphModule) -> Sequence[fx.Node | RuntimeValue]:
+    return cast("Sequence[fx.Node | RuntimeValue]", gm.graph.output_node().args[0])
 
 
 def _partitioned(
