@@ -70,6 +70,11 @@ def test_others_stay_as_they_are(function):
     ]
 
 
+def test_of_other_dtypes_nothing_is_copied_for_eager():
+    gm = captured(of_heads, *(t.double() for t in given()))
+    assert with_channels_together(gm) is gm
+
+
 def test_sizes_that_are_symbols_are_not_asked():
     """Asking would fix them."""
 

@@ -52,8 +52,8 @@ def _taken_apart(node: fx.Node) -> bool:
     value, copy = node.meta["val"], node
     while copy.target in _VIEWS:
         copy = copy.all_input_nodes[0]
-    if copy.target is not aten.clone.default:
-        return False
+    if copy.target is not aten.clone.default or value.dtype is not torch.float32:
+        return False  # of other dtypes eager's operator reads them, as they are
     copied, source = copy.meta["val"], copy.all_input_nodes[0].meta["val"]
     if any(has_free_symbols(v) for v in (value, copied, source)):
         return False
