@@ -17,7 +17,7 @@ from torch_pruner.task import Task
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
-TILE = {"vl": 16, "tm": 6, "nv": 2, "ln": 2, "rp": 1, "mc": 4, "par": 1, "cp": 1}
+TILE = {"vl": 16, "tm": 6, "nv": 2, "ln": 2, "rp": 1, "mc": 4, "par": 1, "cp": 1, "bl": 0}
 
 
 CASES = [
@@ -49,6 +49,16 @@ CASES = [
     (K.planar(4, (5, 6, 7), 6, (3, 3, 3), 1, 1, batch=2), {"ln": 3}),
     (K.planar(4, (6, 9, 9), 6, (3, 5, 5), 2, 2), {"ln": 2, "nv": 1}),
     (K.planar(2, (11, 11), 4, (11, 11), 1, 5), {"ln": 4, "tm": 4, "nv": 3}),
+    # Vectors below one another: last lines and ends again, strides, dilations, short lines.
+    (K.planar(6, (12, 37), 6, (3, 3), 1, 1, 6), {"tm": 1, "nv": 4, "ln": 6, "bl": 1}),
+    (K.planar(6, (13, 20), 6, (5, 5), 1, 2, 6), {"tm": 1, "nv": 5, "ln": 7, "bl": 1}),
+    (K.planar(5, (7, 7), 5, (3, 3), 1, 1, 5), {"tm": 1, "nv": 7, "ln": 7, "bl": 1, "vl": 8}),
+    (K.planar(6, (15, 34), 6, (3, 3), 2, 1, 6), {"tm": 1, "nv": 3, "ln": 4, "bl": 1}),
+    (K.planar(6, (15, 34), 6, (3, 3), 2, 3, 6, dilation=3), {"tm": 1, "nv": 3, "ln": 4, "bl": 1}),
+    (K.planar(4, (9, 21), 8, (3, 3), 1, 2, 2, dilation=2), {"tm": 3, "nv": 2, "ln": 3, "bl": 1}),
+    (K.planar(130, (6, 8), 5, (3, 3), 1, 1), {"tm": 3, "nv": 3, "ln": 6, "bl": 1, "vl": 8}),
+    (K.planar(4, (5, 6, 17), 4, (3, 3, 3), 1, 1, 4), {"tm": 1, "nv": 2, "ln": 3, "bl": 1}),
+    (K.conv_transpose(9, 17, 8, 6, 3, 3, first=True), {"tm": 4, "nv": 2, "ln": 5, "bl": 1}),
     (K.conv_transpose(12, 4, 20, 4, 2, 1, first=True), {}),
     (K.conv_transpose(10, 5, 7, 4, 2, 1, first=True), {"ln": 3, "tm": 3}),
     (K.conv_transpose(5, 35, 7, 4, 2, 1, first=True), {"ln": 3, "tm": 3}),

@@ -126,7 +126,7 @@ _NAMES = {
     "int8_products": "vl word tm nv mc par",
     "lane_per_row": "vl nv par",
     "outer_products": "vl tm nv mc order ku par kb",
-    "planar": "vl tm nv ln rp mc par cp",
+    "planar": "vl tm nv ln rp mc par cp bl",
     "rows": "vl lanes chunk par apart",
     "winograd": "vl tm nv tb mc nc ku ahead par",
     "winograd4": "vl tm nv tb mc nc ku ahead par",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
@@ -37,7 +38,7 @@ from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, un
 from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import load, store
 from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
-from torch_pruner.families.planar.form import lying, planes_of
+from torch_pruner.families.planar.form import UNROLLED_FMAS, lying, planes_of
 from torch_pruner.families.planar.region import Nest, beyond, clear, copy_channel, run, zero
 from torch_pruner.graph.contraction import contraction_of
 
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
-UNROLLED_FMAS = 288
-"""Vector multiply-adds of a channel that are written out; of more, loops over kernel lines."""
 _STEPS = 4  # channels of a kernel of one offset that are written out
 
 
@@ -60,14 +59,12 @@ def emit(spec: Graph, decisions: PlanarDecisions[int], signature: Signature) -> 
     inputs, (out,), scratch = parameters(signature)
     weights = next(b for b, p in zip(inputs, signature.packs, strict=True) if p is not None)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
-    vl, tm, nv, ln, rp, chunks, par, copied = decisions
-    tiles = -(-ln * planes.pitch // (nv * vl))
+    vl, tm, nv, ln, rp, chunks, par, copied, below = decisions
     room = planes.region(ln) + beyond(planes, nv * vl)
     near = buffer(room if copied else 1, "float32", "near")
-    # Vectors that are woven reach past the last line.
-    sums = buffer(planes.spread[2] * tm * tiles * nv * vl + vl, "float32", "sums")
     place = None if copied else lying(spec, con, planes)
-    nest = Nest(spec, con, planes, reader, weights, out, near, sums, vl, tm, nv, ln, place)
+    nest = Nest(spec, con, planes, reader, weights, out, near, vl, tm, nv, ln, bool(below), place)
+    sums = nest.sums
     shape = planes.tasks(tm, ln, rp)
     tasks = math.prod(shape)
     each = -(-tasks // min(chunks, tasks))
@@ -142,26 +139,34 @@ def _tile(nest: Nest, panel: Expr, shifted: int, kept_at: int, begin: Expr) -> S
     channels, taps = planes.channels, planes.taps
     acc = buffer(nest.tm * nest.width, "float32", "acc", scope="local")
 
-    def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-        """``body`` of a row and a position of the tile."""
+    def each(
+        body: Callable[[Expr, Expr, Expr], Stmt], first: int = 0, vectors: int = nest.nv
+    ) -> Stmt:
+        """``body`` of a row, a vector and a lane of the tile."""
 
         def vector(i: Expr, j: Expr) -> Stmt:
-            return loop(vl, lambda v: body(i, j * vl + v), VECTORIZED, "v")
+            return loop(vl, lambda v: body(i, j, v), VECTORIZED, "v")
 
         def row(i: Expr) -> Stmt:
-            return loop(nest.nv, lambda j: vector(i, j), UNROLLED, "j")
+            if vectors == 1:
+                return vector(i, imm(first))
+            return loop(vectors, lambda j: vector(i, first + j), UNROLLED, "j")
 
         return loop(nest.tm, row, UNROLLED, "i")
 
-    def zeroed(buf: Buffer, row: int, first: Expr | int) -> Stmt:
-        return each(lambda i, x: store(buf, i * row + first + x, zero()))
+    def in_sums(i: Expr, j: Expr, v: Expr) -> Expr:
+        return kept_at + i * length + begin + j * nest.apart + v
 
-    def kept(i: Expr, x: Expr, *, more: bool) -> Stmt:
-        at, value = kept_at + i * length + begin + x, acc[i * nest.width + x]
+    def in_acc(i: Expr, j: Expr, v: Expr) -> Expr:
+        return (i * nest.nv + j) * vl + v
+
+    def kept(i: Expr, j: Expr, v: Expr, *, more: bool) -> Stmt:
+        at, value = in_sums(i, j, v), acc[in_acc(i, j, v)]
         return store(nest.sums, at, nest.sums[at] + value if more else value)
 
     def channel(c: Expr) -> Stmt:
-        def update(tap: Expr | int, shift: Expr | int) -> Stmt:
+        def update(tap: Expr | int, shift: Expr | int, line: int | None = None) -> Stmt:
+            """Products of an offset, for one of the tile's lines or for all vectors."""
             read, near = nest.near, c * (planes.copies * nest.piece) + shift + (begin + shifted)
             if nest.lying is not None and nest.origin is not None:
                 read = nest.reader.buffers[nest.lying.source]
@@ -169,14 +174,15 @@ def _tile(nest: Nest, panel: Expr, shifted: int, kept_at: int, begin: Expr) -> S
             of_channel = tap * channels + c if nest.by_tap else c * taps + tap
             weight = panel + of_channel * nest.tm
 
-            def product(i: Expr, x: Expr) -> Stmt:
-                at = i * nest.width + x
+            def product(i: Expr, j: Expr, v: Expr) -> Stmt:
+                at = in_acc(i, j, v)
+                x = v if line is not None else j * vl + v  # one line's shift is known
                 terms = load(nest.weights, weight + i), read[near + x]
                 return store(acc, at, acc[at] + times(*terms, "float32"))
 
-            return each(product)
+            return each(product) if line is None else each(product, line, 1)
 
-        return _taps(nest, update)
+        return _below(nest, update) if nest.below else _taps(nest, update)
 
     def some(first: Expr | int, count: int) -> Stmt:
         steps = _STEPS if taps == 1 else 1
@@ -189,23 +195,25 @@ def _tile(nest: Nest, panel: Expr, shifted: int, kept_at: int, begin: Expr) -> S
         found += [channel(first + imm(whole * steps + u)) for u in range(rest)]
         return seq(found)
 
+    def cleared() -> Stmt:
+        return each(lambda *at: store(acc, in_acc(*at), zero()))
+
     per_part = max(1, SUM_PART // taps) if planes.depth > LONG_SUM else channels
     whole, rest = divmod(channels, per_part)
     if whole + (rest > 0) == 1:
         body = [
-            zeroed(acc, nest.width, 0),
+            cleared(),
             some(imm(0), channels),
-            each(lambda i, x: kept(i, x, more=False)),
+            each(partial(kept, more=False)),
         ]
         return seq([stack(acc), *body])
 
     def part(first: Expr, count: int) -> Stmt:
-        body = [zeroed(acc, nest.width, 0), some(first, count)]
-        return seq([*body, each(lambda i, x: kept(i, x, more=True))])
+        return seq([cleared(), some(first, count), each(partial(kept, more=True))])
 
     parts = [loop(whole, lambda o: part(o * per_part, per_part), name="part")]
     parts += [part(imm(whole * per_part), rest)] if rest else []
-    return seq([stack(acc), zeroed(nest.sums, length, kept_at + begin), *parts])
+    return seq([stack(acc), each(lambda *at: store(nest.sums, in_sums(*at), zero())), *parts])
 
 
 def _taps(nest: Nest, update: Callable[[Expr | int, Expr | int], Stmt]) -> Stmt:
@@ -241,6 +249,23 @@ def _taps(nest: Nest, update: Callable[[Expr | int, Expr | int], Stmt]) -> Stmt:
     if written_out:
         return seq([plane(r) for r in range(planes.kernel[0])])
     return loop(planes.kernel[0], plane, name="r")
+
+
+def _below(nest: Nest, update: Callable[[int, int, int], Stmt]) -> Stmt:
+    """``update`` of every kernel offset and line of a tile: column after column, and of each the
+    region's lines one after another, so that one is read once for all sums that want it."""
+    planes, pitch = nest.planes, nest.planes.pitch
+    tall, wide = planes.phases(1), planes.phases(2)
+    found = []
+    for r, (b, phase) in itertools.product(range(planes.kernel[0]), enumerate(wide)):
+        for j in range(phase.count):
+            column, right = phase.first + j * phase.step, phase.shift + j * phase.apart
+            for (down, a), wanted in planes.read_below(nest.nv).items():
+                base = ((r * len(tall) + a) * len(wide) + b) * nest.piece + down * pitch + right
+                for row, line in wanted:
+                    tap = (r * planes.kernel[1] + row) * planes.kernel[2] + column
+                    found.append(update(tap, base, line))
+    return seq(found)
 
 
 def _write(nest: Nest, which: Index, where: Index, place: tuple[int, int]) -> Stmt:

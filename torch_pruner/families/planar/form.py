@@ -9,6 +9,7 @@ one for each output position modulo its stride (``graph.contraction``), all of t
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
 
-_FEW_LANES = 4
+FEW_LANES = 4
+UNROLLED_FMAS = 288
+"""Vector multiply-adds of a channel that are written out; of more, loops over kernel lines."""
 
 N = TypeVar("N")
 Three = tuple[int, int, int]
@@ -40,6 +43,7 @@ class PlanarDecisions(NamedTuple, Generic[N]):
     mc: N  # chunks of all tasks
     par: N  # 1: chunks in parallel
     cp: N  # 1: lines are copied into a region; 0: read where they lie
+    bl: N = 0  # type: ignore[assignment]  # 1: vectors of a tile lie below one another, one a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +137,9 @@ class Planes:
     def dealt(self, count: int, lanes: int) -> int:
         """Lanes of the vectors in which ``count`` positions of a line are taken, every other one of
         the input's: ``lanes``, or less where lines are short. 0: they are gathered one by one."""
-        while lanes > _FEW_LANES and (lanes > count or 2 * lanes > self.extent[2]):
+        while lanes > FEW_LANES and (lanes > count or 2 * lanes > self.extent[2]):
             lanes //= 2
-        fits = _FEW_LANES <= lanes <= count and 2 * lanes <= self.extent[2]
+        fits = FEW_LANES <= lanes <= count and 2 * lanes <= self.extent[2]
         return lanes if self.stride[2] == 2 and fits else 0
 
     def lines(self, ln: Any) -> Any:
@@ -155,6 +159,18 @@ class Planes:
     def region(self, ln: Any) -> Any:
         """Elements of the region (a number or an array)."""
         return self.channels * self.copies * self.lines(ln) * self.pitch
+
+    def read_below(self, count: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Lines of the region that a kernel column of a plane reads for ``count`` result lines.
+
+        By line and phase of lines, in order: kernel lines that meet it, each with the result line.
+        """
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for a, phase in enumerate(self.phases(1)):
+            for j, line in itertools.product(range(phase.count), range(count)):
+                at = (phase.shift + j * phase.apart + line, a)
+                found.setdefault(at, []).append((phase.first + j * phase.step, line))
+        return dict(sorted(found.items()))
 
     def blocks(self, tm: int) -> int:
         """Register tiles of a group's output channels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import (
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
 
 
-@dataclass(slots=True)
+@dataclass
 class Nest:
     """Everything the parts of one emission share."""
 
@@ -42,13 +43,20 @@ class Nest:
     weights: Buffer
     out: Buffer
     near: Buffer  # the region: channel, kernel plane, phases, line, position
-    sums: Buffer  # result of a position along its line, output channel, position
     vl: int
     tm: int
     nv: int
     ln: int
+    below: bool = False  # vectors of a tile lie below one another
     lying: Lying | None = None  # where lines are read that are not copied
     origin: Expr | None = None  # there, of the task's first line of its first channel
+
+    @cached_property
+    def sums(self) -> Buffer:
+        """By result of a position along its line, output channel, position."""
+        # Vectors that are woven reach past the last line.
+        size = self.planes.spread[2] * self.tm * self.length + self.vl
+        return buffer(size, "float32", "sums")
 
     @property
     def width(self) -> int:
@@ -56,18 +64,41 @@ class Nest:
         return self.nv * self.vl
 
     @property
+    def apart(self) -> int:
+        """Positions from a vector of a tile to the next."""
+        return self.planes.pitch if self.below else self.vl
+
+    @property
+    def along(self) -> int:
+        """Vectors of a line, where they lie below one another."""
+        return -(-self.planes.out[2] // self.vl)
+
+    @property
     def tiles(self) -> int:
         """Of positions."""
+        if self.below:
+            return -(-self.ln // self.nv) * self.along
         return -(-self.ln * self.planes.pitch // self.width)
 
     @property
     def length(self) -> int:
         """Positions of all tiles."""
-        return self.tiles * self.width
+        return self.ln * self.planes.pitch + self.vl if self.below else self.tiles * self.width
 
     def begin(self, q: Expr) -> Expr:
-        """The first position of a tile: where nothing lies behind the last line, tiles overlap."""
-        last = self.ln * self.planes.pitch - self.width
+        """The first position of a tile: where nothing lies behind the last line, tiles overlap.
+
+        So do those below one another at the last lines and at the end of each.
+        """
+        pitch = self.planes.pitch
+        if self.below:
+            line, x = T.floordiv(q, self.along) * self.nv, T.floormod(q, self.along) * self.vl
+            if self.ln % self.nv:
+                line = T.min(line, imm(self.ln - self.nv))
+            if self.along > 1:
+                x = T.min(x, imm(self.planes.out[2] - self.vl))
+            return line * pitch + x
+        last = self.ln * pitch - self.width
         whole = self.lying is None or last == (self.tiles - 1) * self.width
         return q * self.width if whole else T.min(q * self.width, imm(last))
 
