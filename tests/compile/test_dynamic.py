@@ -452,3 +452,17 @@ def test_maps_are_read_between_elements_at_any_size(backend, padding):
             image, at = randn(batch, height, width, 8), 1.3 * randn(batch, 3, places, 2)
             assert_equal(compiled(image, at), read(image, at))
     assert all(g.ops_compiled == g.ops_total > 0 for g in graphs)
+
+
+def test_blocks_and_windows_whose_number_changes(backend) -> None:
+    def attended(x: torch.Tensor) -> torch.Tensor:  # as in VOLO, and a pool beside it
+        size = x.shape[-2:]
+        blocks = nn.functional.unfold(x, 3, padding=1, stride=2).tanh()
+        folded = nn.functional.fold(blocks, size, 3, padding=1, stride=2)
+        return folded + nn.functional.adaptive_max_pool2d(x, 3).sum((2, 3), keepdim=True)
+
+    compiled = backend.compile(attended, dynamic=True)
+    with torch.no_grad():
+        for batch, height, width in ((2, 6, 8), (3, 9, 6), (2, 6, 8), (1, 12, 15), (2, 7, 7)):
+            x = randn(batch, 4, height, width)
+            assert_equal(compiled(x), attended(x))

@@ -304,6 +304,18 @@ def test_what_a_line_has_in_common_is_computed_before_it(width: int) -> None:
     assert K.error(outputs, expected) < 1e-6
 
 
+def test_positions_that_are_computed_in_many_steps_take_no_longer_with_each() -> None:
+    """TVM writes a whole number out wherever it is read: of these, 4**12 times."""
+    b = GraphBuilder()
+    x, at = b.input(0, (9, 32), "float32"), b.input(1, (14,), "int64")
+    for step in range(12):
+        at = b.pointwise("maximum", b.pointwise("mul", at, at), b.const(step % 3, "int64"))
+        at = b.pointwise("minimum", at, b.const(8, "int64"))
+    spec = b.finish([b.append("take", (x, at), (14, 32), "float32", dim=0)])
+    outputs, expected, _ = K.run(spec, "elementwise", {"chunk": 2, "par": 1, "vl": 8})
+    assert (outputs[0] == expected[0]).all()
+
+
 def test_an_index_that_views_joined_is_taken_apart_without_divisions() -> None:
     """Heads become columns behind a product, and what is added there is one of heads again."""
     b = GraphBuilder()

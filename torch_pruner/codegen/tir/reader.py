@@ -22,6 +22,7 @@ from torch_pruner.codegen.tir.indices import (
 )
 from torch_pruner.codegen.tir.scalar import EXP_AT_MOST_ONE, EXP_BESIDE_ONE, apply, approximated
 from torch_pruner.codegen.tir.values import load, round_bfloat16, value_dtype
+from torch_pruner.codegen.tir.vmath import unseen
 from torch_pruner.graph.ir import Graph, const_value
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.powers import is_at_most_one, is_beside_one
@@ -56,6 +57,13 @@ def held(buf: Buffer, at: Expr | int, dtype: str) -> Callable[[Index], Expr]:
 
 def _element(buf: Buffer, index: Expr) -> Expr:
     return buf[index]
+
+
+def _opaque(value: Expr) -> Expr:
+    """A value for a variable. Whole numbers that were computed are hidden from TVM's analyzer: of
+    numbers computed from each other it would write out each one wherever it is read."""
+    whole = str(value.ty.dtype).removeprefix("u").startswith("int")
+    return unseen(value) if whole and not isinstance(value, (T.Var, T.IntImm)) else value
 
 
 def _variables(exprs: Sequence[Expr]) -> set[int]:
@@ -143,7 +151,7 @@ class Reader:
         shared = self._n_users[node] > 1 and self.graph.nodes[node].kind is OpKind.POINTWISE
         if shared:
             var = T.Var(f"t{node}", value_dtype(self.graph.nodes[node].dtype))
-            self._binds.append(S.Bind(var, value))
+            self._binds.append(S.Bind(var, _opaque(value)))
             value = var
         self._memo[key] = (index, value)  # the index is kept alive: its identity is the key
         return value
@@ -161,7 +169,7 @@ class Reader:
             value = self._compute(node, index)
         finally:
             self._binds, self._memo = inner
-        var = line.bind(T.Var(f"t{node}", value_dtype(n.dtype)), value)
+        var = line.bind(T.Var(f"t{node}", value_dtype(n.dtype)), _opaque(value))
         line.memo[key] = (index, var)
         return var
 

@@ -7,6 +7,7 @@ from torch_pruner.dynamo.lower.aten import (
     attention,
     contractions,
     creation,
+    folding,
     grouped,
     indexing,
     losses,
@@ -27,7 +28,7 @@ from torch_pruner.dynamo.lower.aten.value import Value
 
 __all__ = [
     "TABLE", "OpCall", "Rejection", "RejectionKind", "Unsupported", "Value", "activations",
-    "attention", "contractions", "creation", "dtype_name", "grouped", "indexing", "losses",
-    "normalization", "pointwise", "pooling", "pooling_gradients", "quantized", "recurrent",
-    "reductions", "resampling", "rule_of", "sampling", "views",
+    "attention", "contractions", "creation", "dtype_name", "folding", "grouped", "indexing",
+    "losses", "normalization", "pointwise", "pooling", "pooling_gradients", "quantized",
+    "recurrent", "reductions", "resampling", "rule_of", "sampling", "views",
 ]  # fmt: skip

@@ -14,13 +14,16 @@ from torch_pruner.dynamo.lower.aten.pooling_gradients import (
     spread,
     through_matrices,
 )
-from torch_pruner.dynamo.lower.aten.registry import OpCall, rule
-from torch_pruner.dynamo.lower.aten.value import Value
+from torch_pruner.dynamo.lower.aten.registry import OpCall, Result, rule
+from torch_pruner.dynamo.lower.aten.rejection import arguments
+from torch_pruner.dynamo.lower.aten.value import Value, iota
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 aten = torch.ops.aten
+
+_MAX_TERMS = 32
 
 
 def _window(
@@ -125,3 +128,34 @@ def adaptive_average_pool(call: OpCall, x: Value, output_size: Sequence[int]) ->
         return _average_pool(rank, call, x, kernel)
     rows = zip(source, size, strict=True)
     return through_matrices(wide, [adaptive_matrix(wide, m, n) for m, n in rows])
+
+
+def _adaptive_max_pool(call: OpCall, x: Value, output_size: Sequence[int]) -> Result:
+    """Windows of one size, or of the largest one, which read their last element again."""
+    rank = len(output_size)
+    size, source = call.shape[x.ndim - rank :], x.shape[x.ndim - rank :]
+    if all(m % n == 0 for m, n in zip(source, size, strict=True)):
+        kernel = tuple(m // n for m, n in zip(source, size, strict=True))
+        return _max_pool(rank, call, x, kernel)
+    if 1 in call.used:
+        raise arguments("positions of adaptive maxima over windows of several sizes")
+    for i, (m, n) in enumerate(zip(source, size, strict=True)):
+        x = _adaptive_maximum(x, x.ndim - rank + i, m, n)
+    return x, None
+
+
+rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)(_adaptive_max_pool)
+
+
+def _adaptive_maximum(x: Value, axis: int, source: int, size: int) -> Value:
+    """The maxima of ``size`` windows along one axis of ``source`` elements."""
+    longest = max(-(-(i + 1) * source // size) - i * source // size for i in range(size))
+    if longest > _MAX_TERMS:
+        raise arguments("adaptive maxima over long windows of several sizes")
+    index = iota(x.builder, size)
+    first = (index * source).apply("floordiv", size)
+    last = (index * source + (source + size - 1)).apply("floordiv", size) - 1
+    best = x.take(axis, first)
+    for step in range(1, longest):
+        best = best.maximum(x.take(axis, (first + step).minimum(last)))
+    return best

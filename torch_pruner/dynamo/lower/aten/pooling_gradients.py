@@ -95,7 +95,7 @@ def through_matrices(x: Value, matrices: Sequence[Value]) -> Value:
     return x
 
 
-def _places(x: Value, count: int, positions: int) -> Value:
+def places(x: Value, count: int, positions: int) -> Value:
     """0 to ``count``, in integers that hold twice ``positions`` and are no wider than need be.
 
     Indices are int64 for who asks for them; vectors of int32 have twice the lanes.
@@ -132,7 +132,7 @@ def max_pool2d_backward(
     reach = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(kernel, dilations, strides, strict=True)]
     if math.prod(reach) > _MAX_TERMS:
         raise arguments("gradient of max pooling over strongly overlapping windows")
-    here = _row_major([_places(x, n, math.prod(source)) for n in source], source)
+    here = _row_major([places(x, n, math.prod(source)) for n in source], source)
     total: Value | None = None
     for steps in itertools.product(*(range(r) for r in reach)):
         part, chosen = grad.widened(), indices.cast(here.dtype)
@@ -149,6 +149,15 @@ def max_pool2d_backward(
         total = term if total is None else total + term
     assert total is not None
     return total
+
+
+@rule(aten.adaptive_max_pool2d_backward.default)
+def adaptive_max_pool2d_backward(call: OpCall, grad: Value, x: Value, indices: Value) -> Value:
+    source, size = x.shape[-2:], grad.shape[-2:]
+    if any(m % n for m, n in zip(source, size, strict=True)):
+        raise arguments("gradient of adaptive maxima over windows of several sizes")
+    kernel = [m // n for m, n in zip(source, size, strict=True)]
+    return max_pool2d_backward(call, grad, x, kernel, kernel, (0, 0), (1, 1), False, indices)
 
 
 def _unpooled(
