@@ -33,6 +33,7 @@ class Machine:
         self.now, self.slowness, self.noise = 0.0, 1.0, 0.0
         self.rng = np.random.default_rng(1)
         self.renewed, self.renewals, self.far = [], 0, 0.0
+        self.bound = []
 
     def build(self, spec, target, threads, candidate):
         good = fakes.FakeBuilder().build(spec, target, threads, fakes.candidate())
@@ -41,6 +42,7 @@ class Machine:
         most = {spec.inputs.index(i): n for i, n in check.counted(spec).items()}
 
         def bind(arrays):
+            self.bound.append(arrays)
             less = any(int(arrays[i]) < n for i, n in most.items())
             seconds = decisions["less"] * 1e-6 if less else given
             right = good.bind(arrays)
@@ -113,6 +115,22 @@ def test_activations_are_renewed_before_every_timed_call(worker, machine) -> Non
     results = [spec.nodes[i].shape for i in spec.outputs]
     assert machine.renewed == [activations, results]
     assert machine.renewals >= 3 * 10  # three repeats of a millisecond
+
+
+def test_candidates_of_one_layout_have_weights_of_their_own(worker, machine) -> None:
+    """What one had read would be near for the next, but not for those of other layouts."""
+    spec = fakes.linear_spec()
+    weights = [k for k, i in enumerate(spec.inputs) if spec.nodes[i].attr("static")]
+    for _ in range(2):
+        machine.bound.clear()
+        timed(worker, 100, 90)
+        calls = len(machine.bound) // 2
+        assert calls > 1
+        for k in range(len(spec.inputs)):
+            halves = machine.bound[:calls], machine.bound[calls:]
+            one, other = ({id(a[k]) for a in half} for half in halves)
+            assert not one & other if k in weights else one == other
+            assert len(one) == (calls if k in weights else 1)
 
 
 def test_results_that_lie_far_from_their_reader_cost_their_kernel(worker, machine) -> None:
