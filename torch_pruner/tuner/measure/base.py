@@ -22,16 +22,16 @@ class EvaluatorSpec:
     A repeat is a run of consecutive calls that lasts at least ``min_repeat_s``; its value is
     seconds per call. Static operands (weights) rotate over copies that together fill
     ``flush_bytes``, so that they come from memory as they do in a network, while activations stay
-    in cache; 0 keeps everything hot. Each candidate has copies of its own. With ``renew``,
-    threads write activations anew before every call, each its share, as the kernel before would have: what another core holds has to come from
-    there. After the call they rewrite the results the same way, as a reader would have to fetch
-    them; that is timed, less what it takes when each has written its own share. A repeat during
-    which another process took a core away is disturbed: up to ``extra`` more are run in their
-    place, and only if all were disturbed do the fastest of them count. After the first repeat a
-    candidate slower than ``early_out`` times the best one known is given no further repeats (0
-    turns that off). Candidates of a task take turns, repeat by repeat, with one of its first batch
-    (``measure/pace.py``): where that takes longer than it did, the machine is slower, and the
-    others' times are divided by as much.
+    in cache; 0 keeps everything hot. Each candidate has copies of its own. With ``renew``, threads
+    write activations anew before every call, each its share, as the kernel before would have: what
+    another core holds has to come from there. After the call they rewrite the results the same way,
+    as a reader would have to fetch them; that is timed, less what it takes when each has written
+    its own share. A repeat during which another process took a core away is disturbed: up to
+    ``extra`` more are run in their place, and only if all were disturbed do the fastest of them
+    count. After the first repeat a candidate slower than ``early_out`` times the best one known is
+    given no further repeats (0 turns that off). Candidates of a task take turns, repeat by repeat,
+    with one of its first batch (``measure/pace.py``): where that takes longer than it did, the
+    machine is slower, and the others' times are divided by as much.
     ``rtol`` and ``atol``
     are for float32; see ``measure/check.py`` for how they scale.
 
