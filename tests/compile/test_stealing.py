@@ -117,8 +117,11 @@ def test_what_one_thread_does_is_a_task_of_whoever_is_first(library) -> None:
 
 
 def test_others_do_what_a_late_thread_has_not_begun(library) -> None:
-    rows = library("asleep")(torch.zeros(2 * TASKS, dtype=torch.int64))
-    late, *others = rows[TASKS:].tolist()
+    for _ in range(20):  # on a busy machine another thread may get no core in time
+        rows = library("asleep")(torch.zeros(2 * TASKS, dtype=torch.int64))
+        late, *others = rows[TASKS:].tolist()
+        if set(others) - {late}:
+            break
     assert set(others) - {late}, "another thread ran"
     assert others.count(late) < TASKS // 2 - 1, "half of the tasks are the late thread's share"
 

@@ -89,7 +89,7 @@ def test_random_points_of_each_sketch_compute_the_right_thing(shared, kind) -> N
     task = Task(kind, b.finish([out]), TargetSpec.detect(), 2)
     for sketch in sketches_for(task):
         space = SketchSpace(sketch)
-        candidates = space.candidates(space.random(16, np.random.default_rng(0))[:4])
+        candidates = space.candidates(space.random(256, np.random.default_rng(0))[:4])
         results = shared.measure([MeasureInput(task, c) for c in candidates])
         assert {r.status for r in results} == {MeasureStatus.OK}, [r.error for r in results]
 

@@ -75,9 +75,10 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
         copied = [1] if lying(self.task.spec, self.con, p) is None else [0, 1]
         lanes, below = [self.lanes], [0]
         if p.kernel[1] > 1 and height > 1:
-            half = self.lanes // 2  # where lines are short; vectors of four lanes are slow
-            lanes = [half, self.lanes] if _FEW < half <= p.pitch else lanes
-            below = [0, 1]
+            half, width, below = self.lanes // 2, p.out[2], [0, 1]
+            # Where they fill lines better; vectors of four lanes are slow.
+            if half > _FEW and -(-width // half) * half < -(-width // self.lanes) * self.lanes:
+                lanes = [half, self.lanes]
         options = (lanes, rows, _VECTORS, lines, parts, chunks, parallel, copied, below)
         return tuple(np.array(d, dtype=np.int64) for d in options)
 
@@ -95,7 +96,7 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
 
     def valid(self, decisions: Decisions) -> Mask:
         c, p, target = self.columns(decisions), self.planes, self.task.target
-        side = (c.tm * c.nv + c.nv + 1 <= target.vector_registers) & (c.vl == self.lanes)
+        side = c.tm * c.nv + c.nv + 1 <= target.vector_registers
         side &= c.tm * c.nv * p.kernel[2] <= _MAX_UNROLLED
         # A kernel column's weights and one vector are at hand besides the sums; all is written out.
         below = c.tm * (c.nv + p.kernel[1]) + 1 <= target.vector_registers
