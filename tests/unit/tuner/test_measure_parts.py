@@ -248,10 +248,12 @@ def test_aligned_copies() -> None:
 
 
 def test_copies_reuse_memory_of_the_same_size() -> None:
-    spare = [check.aligned((4, 6), "float32"), check.aligned((5,), "float32")]
+    fits = check.aligned((4, 6), "float32")
+    spare = [fits, check.aligned((5,), "float32")]
     value = np.arange(24, dtype=np.float32).reshape(2, 12)
     copies = check.aligned_copies(value, 3, spare)
-    assert [np.shares_memory(c, spare[0]) for c in copies] == [True, False, False]
+    assert [np.shares_memory(c, fits) for c in copies] == [True, False, False]
+    assert [a.shape for a in spare] == [(5,)]  # nobody else is given what was taken
     for copy in copies:
         np.testing.assert_array_equal(copy, value)
         assert copy.ctypes.data % 64 == 0

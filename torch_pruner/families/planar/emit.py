@@ -256,11 +256,11 @@ def _below(nest: Nest, update: Callable[[int, int, int], Stmt]) -> Stmt:
     region's lines one after another, so that one is read once for all sums that want it."""
     planes, pitch = nest.planes, nest.planes.pitch
     tall, wide = planes.phases(1), planes.phases(2)
-    found = []
+    lines, found = planes.read_below(nest.nv), []
     for r, (b, phase) in itertools.product(range(planes.kernel[0]), enumerate(wide)):
         for j in range(phase.count):
             column, right = phase.first + j * phase.step, phase.shift + j * phase.apart
-            for (down, a), wanted in planes.read_below(nest.nv).items():
+            for (down, a), wanted in lines.items():
                 base = ((r * len(tall) + a) * len(wide) + b) * nest.piece + down * pitch + right
                 for row, line in wanted:
                     tap = (r * planes.kernel[1] + row) * planes.kernel[2] + column

@@ -14,6 +14,7 @@ import numpy as np
 from torch_pruner.families import machine
 from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
 from torch_pruner.families.planar.form import (
+    FEW_LANES,
     UNROLLED_FMAS,
     PlanarDecisions,
     lying,
@@ -37,7 +38,6 @@ _COPIED, _DEALT, _GATHERED = 2.5, 3.0, 0.6
 _EACH = 0.3  # of the second, whatever its width
 _WOVEN = 2.5  # cycles more of a vector of results
 _LINE_CYCLES, _TILE_CYCLES, _LEFT_CYCLES = 0.5, 6.0, 2.0
-_FEW = 4  # lanes
 _WRITTEN, _LAST = 1.5, 0.5  # of a vector of results, and of a line
 
 
@@ -77,7 +77,7 @@ class PlanarSketch(Sketch[PlanarDecisions[Array]]):
         if p.kernel[1] > 1 and height > 1:
             half, width, below = self.lanes // 2, p.out[2], [0, 1]
             # Where they fill lines better; vectors of four lanes are slow.
-            if half > _FEW and -(-width // half) * half < -(-width // self.lanes) * self.lanes:
+            if half > FEW_LANES and -(-width // half) * half < -(-width // self.lanes) * self.lanes:
                 lanes = [half, self.lanes]
         options = (lanes, rows, _VECTORS, lines, parts, chunks, parallel, copied, below)
         return tuple(np.array(d, dtype=np.int64) for d in options)

@@ -66,9 +66,10 @@ def aligned_copy(value: Array) -> Array:
     return copy
 
 
-def aligned_copies(value: Array, count: int, spare: Sequence[Array]) -> list[Array]:
-    """``count`` aligned copies, in the memory of ``spare`` where it fits: fresh pages cost."""
+def aligned_copies(value: Array, count: int, spare: list[Array]) -> list[Array]:
+    """``count`` aligned copies, in memory taken from ``spare`` where it fits: fresh pages cost."""
     fits = [a for a in spare if a.nbytes == value.nbytes][:count]
+    spare[:] = [a for a in spare if not any(a is taken for taken in fits)]
     copies = [a.reshape(-1).view(value.dtype).reshape(value.shape) for a in fits]
     for copy in copies:
         copy[...] = value

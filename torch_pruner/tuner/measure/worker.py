@@ -270,7 +270,7 @@ class Worker:
             if key not in task.arrays:
                 known = task.arrays.get((i, pack, own, 0))
                 packed = known[0] if known else value if pack is None else pack.pack(value)
-                task.arrays[key] = _copies(packed, own, task.spare.setdefault(i, []))
+                task.arrays[key] = check.aligned_copies(packed, own, task.spare.setdefault(i, []))
             arrays = task.arrays[key]
             columns.append(arrays if own == copies else arrays * copies)
         return [[column[k] for column in columns] for k in range(copies)]
@@ -313,13 +313,6 @@ class Worker:
                 self.built.pop(number, None)
         else:
             raise ValueError(f"unknown command {command!r}")
-
-
-def _copies(value: Array, count: int, spare: list[Array]) -> list[Array]:
-    """Aligned copies, in memory that is taken from ``spare`` where it fits."""
-    fits = [a for a in spare if a.nbytes == value.nbytes][:count]
-    spare[:] = [a for a in spare if not any(a is taken for taken in fits)]
-    return check.aligned_copies(value, count, fits)
 
 
 def _static(spec: Graph, node: int) -> bool:
