@@ -137,6 +137,26 @@ def test_a_step_of_decoding(cold, emulated) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("device", ["card", "emulated"])
+def test_blocks_windows_and_computed_positions(cold, request, device) -> None:
+    """``fold``, adaptive maxima and ``grid_sample``: all read at positions that are computed."""
+    request.getfixturevalue(device)
+
+    def read(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        blocks = nn.functional.unfold(x, 3, padding=1, stride=2).tanh()
+        folded = nn.functional.fold(blocks, (8, 6), 3, padding=1, stride=2)
+        rows = x.movedim(1, -1).contiguous().movedim(-1, 1)
+        near = nn.functional.grid_sample(rows, at, align_corners=False)
+        return folded, nn.functional.adaptive_max_pool2d(x + 1, (3, 4)), near
+
+    given = torch.randn(1, 4, 8, 6), torch.rand(1, 5, 3, 2) * 2.4 - 1.2
+    agree(cold.compile(read)(*given), read(*given))
+    report = tp.last_report()
+    assert report is not None
+    assert report.ops_compiled == report.ops_total
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("device", ["card", "emulated"])
 def test_a_cache_is_written_where_it_lies(cold, request, device) -> None:
     """A step of decoding with a cache of its own size, and a prompt, are one region each."""
     request.getfixturevalue(device)
