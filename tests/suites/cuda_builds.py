@@ -22,13 +22,14 @@ from benchmarks import tables, timing
 from benchmarks.arguments import network_names, write_json
 from benchmarks.gpu.kernels import drafted
 from benchmarks.gpu.tasks import tasks_of
-from tests.suites import sass
+from tests.suites import cubin, sass
 from torch_pruner import exc
 from torch_pruner.cards import CARDS, Card
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_pruner.codegen.build.gpu import triton
     from torch_pruner.task import Candidate, Task
 
 USED = re.compile(r"Used (\d+) registers")
@@ -75,6 +76,48 @@ def build(task: Task, candidate: Candidate, card: Card, disassembler: str = "") 
     return Built(task.name, candidate.sketch, registers, spilled, shared, code=code)
 
 
+def build_all(
+    chosen: Sequence[tuple[Task, Candidate]], card: Card, disassembler: str = ""
+) -> list[Built]:
+    """Kernels to machine code, those in Triton's language all at once."""
+    from torch_pruner import families
+    from torch_pruner.codegen.build.gpu import triton
+
+    texts = {
+        str(n): families.named(c.sketch).texts(t.spec, c)
+        for n, (t, c) in enumerate(chosen)
+        if families.named(c.sketch).language == "triton"
+    }
+    built = triton.attempts(triton.separate(texts), card.arch) if texts else {}
+    return [
+        _of_triton(t, c, [b for key, b in built.items() if key.partition("/")[0] == str(n)], disassembler)
+        if str(n) in texts
+        else build(t, c, card, disassembler)
+        for n, (t, c) in enumerate(chosen)
+    ]
+
+
+def _of_triton(
+    task: Task,
+    candidate: Candidate,
+    launches: Sequence[triton.Built | exc.CompileError],
+    disassembler: str,
+) -> Built:
+    done = [b for b in launches if not isinstance(b, exc.CompileError)]
+    if len(done) < len(launches):
+        error = next(b for b in launches if isinstance(b, exc.CompileError))
+        return Built(task.name, candidate.sketch, error=f"{error} {error.log}"[:2000])
+    used = [cubin.uses(b.image) for b in done]
+    return Built(
+        task.name,
+        candidate.sketch,
+        max(u.registers for u in used),
+        max(u.frame_bytes for u in used),
+        max(b.shared_bytes for b in done),
+        code=sass.instructions(done[0].image, disassembler) if disassembler else None,
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     from torch_pruner.compiler.drafting import draft
 
@@ -86,14 +129,17 @@ def main(arguments: list[str] | None = None) -> int:
             if options.precision == "bfloat16" and not card.has_bfloat16:
                 continue
             tasks = tasks_of(name, options.precision, card, options.layers)
-            results = []
-            for task in tasks:
-                chosen = (
+            chosen = [
+                (task, candidate)
+                for task in tasks
+                for candidate in (
                     [draft(task)]
                     if options.count == 1
                     else [c for _, c in drafted(task, options.count)]
                 )
-                results += [build(task, c, card, options.disassembler) for c in chosen]
+                if candidate.sketch in options.families or not options.families
+            ]
+            results = build_all(chosen, card, options.disassembler)
             bad = [r for r in results if not fits(r, card)]
             failed += len(bad)
             for r in bad:
@@ -153,6 +199,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", default="float32", choices=choices)
     parser.add_argument("--layers", type=int, help="build language models with so many layers")
     parser.add_argument("--count", type=int, default=1, help="drafts of each kernel and sketch")
+    parser.add_argument(
+        "--families", type=lambda t: t.split(","), default=[], help="drafts of these alone"
+    )
     parser.add_argument("--disassembler", default="", metavar="PATH", help="nvdisasm")
     parser.add_argument("--out", help="write JSON there, e.g. docs/data/cuda.json")
     return parser.parse_args(arguments)

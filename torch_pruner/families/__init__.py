@@ -55,6 +55,7 @@ NAMES = (
     "gpu_dots",
     "gpu_warpgroup",
     "gpu_product",
+    "gpu_triton_product",
     "gpu_direct",
     "gpu_elementwise",
     "gpu_rows",

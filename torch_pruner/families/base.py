@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch_pruner.codegen.parts.kernel import Emitted, ScheduledKernel
+    from torch_pruner.codegen.parts.triton.kernel import TritonKernel
     from torch_pruner.families.space import Sketch
     from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.packing import PackLayout
@@ -64,6 +65,8 @@ class Family(ABC):
     version: ClassVar[int] = 1
     """Raise it when the same decisions emit other code: libraries are then built anew. (For
     families of the package that is ``CODEGEN_VERSION``.)"""
+    language: ClassVar[str] = "tir"
+    """What kernels for the target are written in: "tir" (``emit``) or "triton" (``text``)."""
     decisions: ClassVar[Any] = None
     """The ``NamedTuple`` of a schedule's decisions, generic in what a field holds: integers of one
     schedule, columns of many. It stands in ``form.py`` of the family. None: any names."""
@@ -85,6 +88,11 @@ class Family(ABC):
         ``decisions`` is what ``typed`` gives. ``host``: the same schedule as loops for any CPU, for
         families of GPUs.
         """
+
+    def text(self, spec: Graph, decisions: Any, signature: Signature) -> tuple[TritonKernel, ...]:
+        """The kernel's launches in Triton's language, for families whose ``language`` that is:
+        ``emit`` then gives loops that do the same."""
+        raise ValueError(f"{self.name} is not written in Triton's language")
 
     def parameters(self, spec: Graph, decisions: Any) -> Parameters:
         """Packed inputs and scratch. Default: inputs as they lie, and none."""
@@ -129,6 +137,11 @@ class Family(ABC):
         """The parameters of ``spec`` scheduled with ``decisions``."""
         found = self.parameters(spec, self.typed(decisions))
         return signature_of(spec, found.packs, found.scratch)
+
+    def texts(self, spec: Graph, candidate: Candidate) -> tuple[TritonKernel, ...]:
+        """``text`` of what ``candidate`` stands for. Raises ``ValueError`` for a wrong one."""
+        named = dict(candidate.decisions)
+        return self.text(spec, self.typed(named), self.signature(spec, named))
 
     def schedule(
         self,

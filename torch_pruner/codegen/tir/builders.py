@@ -28,6 +28,7 @@ Expr = T.Expr
 Var = T.Var
 Buffer = T.Buffer
 PrimFunc = T.PrimFunc
+TensorLoad = tvm.ir.expr.TensorLoad  # an element of a buffer: its ``source`` at its ``indices``
 Stmt = S.Stmt
 ForKind = S.ForKind
 
@@ -40,7 +41,7 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 
 __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind",
-    "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "Var", "as_pointer", "buffer", "imm",
+    "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "TensorLoad", "Var", "as_pointer", "buffer", "imm",
     "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu", "pointer",
     "prefetch", "seq", "simplified", "stack", "stepped", "streaming", "tvm", "vector", "when",
     "widened", "workspace",

@@ -64,10 +64,11 @@ class CudaBuilder:
 
         def bind(arrays: Sequence[Array]) -> Callable[[], object]:
             if not loaded:
-                module = self.driver.load(program.image)
-                loaded.append(GpuEntry(program, "main", self.driver, module))
+                modules = [self.driver.load(image) for image in program.images]
+                loaded.append(GpuEntry(program, "main", self.driver, modules))
                 # A worker times thousands; whoever has timed one has waited for its kernels.
-                weakref.finalize(loaded[0], self.driver.unload, module).atexit = False
+                for module in modules:
+                    weakref.finalize(loaded[0], self.driver.unload, module).atexit = False
             entry = loaded[0]
             table = np.array([self._take(a) for a in arrays], dtype=np.int64)
             address = table.ctypes.data

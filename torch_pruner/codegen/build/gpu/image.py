@@ -8,6 +8,7 @@ copied, allocated or waited for. Nothing here needs a compiler, or TVM.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import struct
 from dataclasses import asdict, dataclass
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
     from torch_pruner.codegen.build.gpu.driver import Driver
 
-_MAGIC = b"torch_pruner cubin 3\n"
+_MAGIC = b"torch_pruner cubin 4\n"
 _LENGTH = struct.Struct("<Q")
 MAX_HEADER = 64 << 20  # bytes of a list of launches
+MAX_NULLS = 16
 MAX_SHARED = 1 << 20  # more than any card has for a block
 
 Calls = dict[str, list[tuple[str, list[Place]]]]
@@ -40,6 +42,8 @@ class Launch:
     kernel does not touch is no parameter of it. With several ``copies`` they are those of as many
     calls, one after another, and the kernel takes all of them as one parameter (``together``).
     A kernel that ``waits`` may be launched before those in front of it are done (``dependent``).
+    ``image`` is the number of the image that it is in; ``nulls`` says how many pointers it takes
+    after those, and never reads.
     """
 
     symbol: str
@@ -49,20 +53,23 @@ class Launch:
     shared_bytes: int = 0
     copies: int = 1
     waits: bool = False
+    image: int = 0
+    nulls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProgram:
-    """Machine code, how each kernel is launched, and which kernels each entry launches on what."""
+    """Images of machine code, how each kernel is launched, and which kernels each entry launches on what."""
 
     arch: str
-    image: bytes
+    images: tuple[bytes, ...]
     kernels: dict[str, Launch]
     entries: Calls
 
     def to_bytes(self) -> bytes:
         header = {
             "arch": self.arch,
+            "images": [len(image) for image in self.images],
             "kernels": {name: asdict(launch) for name, launch in self.kernels.items()},
             "entries": {
                 entry: [[name, [[p.slot, p.offset] for p in places]] for name, places in calls]
@@ -70,7 +77,7 @@ class GpuProgram:
             },
         }
         text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-        return b"".join([_MAGIC, _LENGTH.pack(len(text)), text, self.image])
+        return b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *self.images])
 
     @staticmethod
     def from_bytes(data: bytes) -> GpuProgram:
@@ -92,23 +99,34 @@ class GpuProgram:
                 for entry, calls in header["entries"].items()
             }
             arch = str(header["arch"])
+            images = _images(data[start + length :], [int(n) for n in header["images"]])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
             raise ValueError(f"not a list of launches: {err}") from err
         for calls in entries.values():
             for name, places in calls:
                 if name not in kernels or max(kernels[name].parameters, default=-1) >= len(places):
                     raise ValueError(f"a call of {name!r}, which is not there or takes more")
-        return GpuProgram(arch, data[start + length :], kernels, entries)
+        if any(not 0 <= k.image < len(images) for k in kernels.values()):
+            raise ValueError("a kernel of an image that is not there")
+        return GpuProgram(arch, images, kernels, entries)
+
+
+def _images(data: bytes, sizes: Sequence[int]) -> tuple[bytes, ...]:
+    if min(sizes, default=0) < 0 or sum(sizes) != len(data):
+        raise ValueError("images that are longer or shorter than their file")
+    ends = itertools.accumulate(sizes, initial=0)
+    return tuple(data[first:end] for first, end in itertools.pairwise(ends))
 
 
 def _launch_from(data: Mapping[str, Any]) -> Launch:
     parameters = tuple(int(p) for p in data["parameters"])
-    names = ("blocks", "threads", "shared_bytes", "copies")
+    names = ("blocks", "threads", "shared_bytes", "copies", "image", "nulls")
     numbers = {name: int(data[name]) for name in names}
     waits = bool(data["waits"])
     launch = Launch(str(data["symbol"]), parameters=parameters, waits=waits, **numbers)
     fits = 0 < launch.blocks < 2**31 and 0 < launch.threads <= 1024
     fits = fits and 0 <= launch.shared_bytes <= MAX_SHARED and 0 < launch.copies <= MOST
+    fits = fits and 0 <= launch.nulls <= MAX_NULLS
     if not fits or min(parameters, default=0) < 0:
         raise ValueError(f"a launch that no card takes: {launch}")
     return launch
@@ -123,19 +141,27 @@ def launches_of(name: str, launches: Mapping[str, Launch]) -> list[str]:
 class GpuEntry:
     """One entry of a loaded program. Thread safe: what a call needs is made for that call."""
 
-    def __init__(self, program: GpuProgram, entry: str, driver: Driver, module: Any) -> None:
+    def __init__(
+        self, program: GpuProgram, entry: str, driver: Driver, modules: Sequence[Any]
+    ) -> None:
+        """``modules``: the program's images, loaded by ``driver``."""
         slots: list[int] = []
         offsets: list[int] = []
+        nulls: list[int] = []
         self._launches = []
         for name, places in program.entries[entry]:
             launch = program.kernels[name]
-            function = driver.function(module, launch.symbol, launch.shared_bytes)
+            function = driver.function(modules[launch.image], launch.symbol, launch.shared_bytes)
             grid = Grid(
                 launch.blocks, launch.threads, launch.shared_bytes, launch.copies, launch.waits
             )
             self._launches.append((function, grid, 8 * len(slots)))
             slots += [places[p].slot for p in launch.parameters]
             offsets += [places[p].offset for p in launch.parameters]
+            nulls += range(len(slots), len(slots) + launch.nulls)
+            slots += [0] * launch.nulls
+            offsets += [0] * launch.nulls
+        self._nulls = np.array(nulls, dtype=np.intp)
         self._slots = np.array(slots, dtype=np.intp)
         self._offsets = np.array(offsets, dtype=np.int64)
         self._steps = 8 * np.arange(len(slots), dtype=np.int64)
@@ -146,6 +172,8 @@ class GpuEntry:
         """Launch every kernel on the addresses in the table at ``address``."""
         table = np.ctypeslib.as_array((ctypes.c_int64 * self._size).from_address(address))
         values = table[self._slots] + self._offsets
+        if self._nulls.size:
+            values[self._nulls] = 0
         # A kernel's parameters are handed over as an array of their addresses.
         pointers = values.ctypes.data + self._steps
         first, launch = pointers.ctypes.data, self._driver.launch
@@ -160,5 +188,5 @@ def load_gpu_program(data: bytes, names: Sequence[str], driver: Driver) -> list[
     missing = [n for n in names if n not in program.entries]
     if missing:
         raise ValueError(f"the program has no {', '.join(missing)}")
-    module = driver.load(program.image)
-    return [GpuEntry(program, name, driver, module) for name in names]
+    modules = [driver.load(image) for image in program.images]
+    return [GpuEntry(program, name, driver, modules) for name in names]

@@ -33,12 +33,14 @@ Range = tuple[int, int, int]  # a slot of the table, and its first byte and the 
 
 
 def runs(
-    calls: Sequence[KernelCall], signatures: Mapping[str, Signature]
+    calls: Sequence[KernelCall],
+    signatures: Mapping[str, Signature],
+    alone: Collection[str] = (),
 ) -> list[list[KernelCall]]:
     """The calls in their order, those that one launch may do together.
 
     ``signatures`` of kernels by name. Together are neighbours of one kernel, none of which writes
-    what another reads or writes.
+    what another reads or writes; kernels ``alone`` have a launch for each call.
     """
     found: list[list[KernelCall]] = []
     written: list[Range] = []
@@ -46,6 +48,7 @@ def runs(
     for call in calls:
         reads, writes = _ranges(call, signatures[call.kernel])
         alike = found and found[-1][0].kernel == call.kernel and len(found[-1]) < MOST
+        alike = alike and call.kernel not in alone
         if alike and not (_meet(writes, read) or _meet(writes, written) or _meet(reads, written)):
             found[-1].append(call)
             read, written = read + reads, written + writes

@@ -1,0 +1,175 @@
+"""Kernels in Triton's language to machine code, by Triton's compiler in processes of its own.
+
+Every CUDA build of torch brings Triton along. No GPU, no driver and no toolkit are needed: it has
+its own assembler. What comes out is an image and a launch like any other, so what was compiled once
+is loaded without Triton.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_pruner import exc
+from torch_pruner.codegen.build.gpu import dependent
+from torch_pruner.codegen.build.gpu.image import MAX_SHARED, Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_pruner.codegen.parts.triton.kernel import TritonKernel
+
+SECONDS = 120.0  # for one kernel
+_CHILD = Path(__file__).with_name("triton_child.py")
+_NUMBER = re.compile(r"sm_(\d+)[af]?")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One kernel's machine code. ``nulls``: pointers after its own that it takes and never reads.
+
+    ``ptx`` is what the machine code was made of, where it was asked for.
+    """
+
+    symbol: str
+    image: bytes
+    shared_bytes: int
+    threads: int
+    nulls: int
+    ptx: str = ""
+
+
+@cache
+def available() -> bool:
+    """Whether Triton is installed; it is not imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def compile_kernels(
+    kernels: Mapping[str, TritonKernel], arch: str, *, texts: bool = False
+) -> dict[str, Built]:
+    """Machine code of kernels by name, on all cores. ``arch``: ``sm_80``, ``sm_90a``, ...
+
+    Raises ``CompileError`` with the compiler's message where one is refused, or Triton is absent.
+    """
+    found = attempts(kernels, arch, texts=texts)
+    for built in found.values():
+        if isinstance(built, exc.CompileError):
+            raise built
+    return {name: built for name, built in found.items() if isinstance(built, Built)}
+
+
+def attempts(
+    kernels: Mapping[str, TritonKernel], arch: str, *, texts: bool = False
+) -> dict[str, Built | exc.CompileError]:
+    """The same with an error for each kernel that was refused."""
+    if not available():
+        fix = "install triton, or a CUDA build of torch"
+        raise exc.CompileError("a Triton kernel", "Triton was not found", fix=fix)
+    count = max(1, min(len(kernels), len(os.sched_getaffinity(0))))
+    names = list(kernels)
+    groups = [names[k::count] for k in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        parts = pool.map(lambda g: _process({n: kernels[n] for n in g}, arch, texts), groups)
+        found = {name: built for part in parts for name, built in part.items()}
+    return {name: found[name] for name in names}
+
+
+def launches_of(
+    kernels: Mapping[str, Sequence[TritonKernel]], built: Mapping[str, Built], arch: str, first: int
+) -> tuple[list[bytes], dict[str, Launch]]:
+    """Images and launches of kernels by name, as ``cuda_source`` has them: each launch of one is an
+    image of its own, counted from ``first``."""
+    images: list[bytes] = []
+    launches: dict[str, Launch] = {}
+    for name, several in kernels.items():
+        for n, kernel in enumerate(several):
+            key = f"{name}/{n}" if n else name
+            one = built[key]
+            launches[key] = Launch(
+                one.symbol, kernel.blocks, one.threads, kernel.parameters, one.shared_bytes,
+                waits=dependent.allowed(arch), image=first + len(images), nulls=one.nulls,
+            )  # fmt: skip
+            images.append(one.image)
+    return images, launches
+
+
+def separate(kernels: Mapping[str, Sequence[TritonKernel]]) -> dict[str, TritonKernel]:
+    """Every launch of every kernel, by the names of ``launches_of``."""
+    return {
+        f"{name}/{n}" if n else name: kernel
+        for name, several in kernels.items()
+        for n, kernel in enumerate(several)
+    }
+
+
+def _process(
+    kernels: Mapping[str, TritonKernel], arch: str, texts: bool
+) -> dict[str, Built | exc.CompileError]:
+    number = _NUMBER.fullmatch(arch)
+    assert number is not None, arch
+    given = {
+        "arch": int(number[1]),
+        "early": dependent.allowed(arch),
+        "texts": texts,
+        "kernels": {
+            name: {
+                "text": k.text, "types": k.types, "warps": k.warps, "stages": k.stages,
+                "symbol": re.sub(r"\W", "_", f"triton_{name}"),
+            }
+            for name, k in kernels.items()
+        },
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="torch_pruner_triton_") as folder:
+        environment = os.environ | {"TRITON_CACHE_DIR": folder, "TRITON_INTERPRET": "0"}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", str(_CHILD)],
+                input=json.dumps(given), capture_output=True, text=True, env=environment,
+                timeout=SECONDS * len(kernels), check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            late = exc.CompileError("a Triton kernel", f"not built in {SECONDS:g} s each")
+            return dict.fromkeys(kernels, late)
+    try:
+        answer = json.loads(done.stdout)["kernels"] if done.returncode == 0 else None
+    except (ValueError, KeyError, TypeError):
+        answer = None
+    if answer is None:
+        if len(kernels) > 1:  # one of them ended the process: each alone, to find it
+            return {
+                n: b
+                for name in kernels
+                for n, b in _process({name: kernels[name]}, arch, texts).items()
+            }
+        log = done.stderr[-4000:]
+        ended = exc.CompileError(
+            "a Triton kernel", f"the compiler ended with {done.returncode}", log=log
+        )
+        return dict.fromkeys(kernels, ended)
+    return {name: _built(kernels[name], answer[name]) for name in kernels}
+
+
+def _built(kernel: TritonKernel, answer: Mapping[str, Any]) -> Built | exc.CompileError:
+    if "error" in answer:
+        return exc.CompileError("a Triton kernel", "Triton refused it", log=answer["error"])
+    built = Built(
+        str(answer["symbol"]), base64.b64decode(answer["code"]), int(answer["shared"]),
+        int(answer["threads"]), int(answer["parameters"]) - len(kernel.types), answer["text"],
+    )  # fmt: skip
+    if not 0 <= built.shared_bytes <= MAX_SHARED or built.nulls < 0:
+        return exc.CompileError(
+            "a Triton kernel", f"no card has {built.shared_bytes} bytes to share"
+        )
+    return built

@@ -1,0 +1,1 @@
+"""Kernels in the language of Triton: expressions and statements of TIR as operations on tiles."""

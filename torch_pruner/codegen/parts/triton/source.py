@@ -1,0 +1,60 @@
+"""A kernel's text around its lines: its parameters, and what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch_pruner.codegen.parts.triton.expressions import Tile
+from torch_pruner.codegen.parts.triton.kernel import (
+    EARLY,
+    GO_ON,
+    HEADER,
+    POINTEES,
+    SYMBOL,
+    WAIT,
+    TritonKernel,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_pruner.codegen.tir.builders import Buffer
+    from torch_pruner.graph.signature import Signature
+
+
+@dataclass(slots=True)
+class Source:
+    """Makes kernels on the buffers of ``signature``, whose names are those of ``buffers``.
+
+    ``width``: the dtype of indices.
+    """
+
+    signature: Signature
+    buffers: Sequence[Buffer]
+    width: str
+    _names: list[str] = field(init=False)
+    _dtypes: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        s = self.signature
+        self._names = [str(b.name) for b in self.buffers]
+        self._dtypes = [b.dtype for b in (*s.inputs, *s.outputs, *s.scratch)]
+
+    @property
+    def block(self) -> str:
+        """The number of a block."""
+        return "tl.program_id(0)" + (".to(tl.int64)" if self.width == "int64" else "")
+
+    def tile(self, axes: dict[str, int]) -> Tile:
+        """What prints a kernel's first lines."""
+        pairs = zip(self._names, self._dtypes, strict=True)
+        return Tile(axes, {name: (name, dtype) for name, dtype in pairs})
+
+    def kernel(self, tile: Tile, blocks: int, warps: int, stages: int) -> TritonKernel:
+        """Of the lines that ``tile`` has printed."""
+        heads = ", ".join([*self._names, f"{EARLY}: tl.constexpr"])
+        body = "\n".join(tile.lines)
+        text = f"{HEADER}@triton.jit\ndef {SYMBOL}({heads}):\n{WAIT}{body}\n{GO_ON}"
+        types = tuple(POINTEES[d] for d in self._dtypes)
+        return TritonKernel(text, tuple(range(len(types))), types, blocks, warps, stages)
