@@ -65,6 +65,7 @@ setup(
             "setuptools",
             "tornado",  # the tracker of a fleet, which tests start
             "transformers",
+            "triton",  # kernels in its language are built and interpreted in tests, without a GPU
         ],
         "decode-peers": ["ctranslate2", "gguf", "nncf", "openvino", "torchao", "transformers"],
         "llama-cpp": ["gguf", "llama-cpp-python"],  # built from source: minutes, and a compiler

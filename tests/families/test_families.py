@@ -64,6 +64,8 @@ SPECS = {
     "gpu_attention": attention(Case()),
     "gpu_dots": K.linear(4, 96, 128, dtype="float16"),
     "gpu_product": G.matmul(64, 96, 128),
+    "gpu_triton_attention": attention(Case(dtype="float16")),
+    "gpu_triton_product": K.linear(64, 96, 128, dtype="float16"),
     "gpu_warpgroup": K.linear(64, 96, 128, dtype="float16"),
     "gpu_direct": G.convolution(16),
     "gpu_elementwise": G.pointwise(),

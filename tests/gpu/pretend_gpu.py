@@ -23,12 +23,13 @@ from tests.gpu import loops
 from tests.gpu.emulator import machine
 from torch_pruner import devices, families
 from torch_pruner.cards import CARDS, Card
-from torch_pruner.codegen.build.gpu import together
+from torch_pruner.codegen.build.gpu import together, triton
 from torch_pruner.codegen.build.gpu.image import Launch
-from torch_pruner.codegen.build.gpu.program import build_gpu_program
+from torch_pruner.codegen.build.gpu.program import build_gpu_program, triton_texts
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.codegen.build.gpu.timing_driver import TimingDriver
 from torch_pruner.codegen.build.lower import compile_module, program_module
+from torch_pruner.codegen.parts.triton import kernel as language
 from torch_pruner.compiler.context import Context
 from torch_pruner.devices.aten import AtenVendor
 from torch_pruner.devices.base import Device
@@ -63,13 +64,18 @@ BUILDER = "tests.gpu.pretend_gpu:PretendBuilder"
 
 def compiled(
     kernels: Mapping[str, Scheduled], card: Card, copies: Mapping[str, Collection[int]]
-) -> tuple[bytes, dict[str, Launch]]:
+) -> tuple[tuple[bytes, ...], dict[str, Launch]]:
     """As ``program.compile_kernels``: code for the card is generated, and what runs is the text."""
+    in_triton = triton_texts(kernels)
     scheduled = {
         name: gpu_kernel.schedule(k.spec, k.candidate.sketch, dict(k.candidate.decisions))
         for name, k in kernels.items()
     }
-    _, launches = cuda_source(scheduled, card.arch, copies)
+    in_tir = {name: kernel for name, kernel in scheduled.items() if name not in in_triton}
+    launches = cuda_source(in_tir, card.arch, copies)[1] if in_tir else {}
+    for name, kernel in triton.separate(in_triton).items():
+        symbol = name.replace("/", "_")
+        launches[name] = Launch(symbol, kernel.blocks, 32 * kernel.warps, kernel.parameters)
     text = {
         launches[together.key(name, n)].symbol: [
             k.spec.to_json(),
@@ -89,7 +95,7 @@ def compiled(
         kernel = scheduled[name.partition("*")[0]]
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
         launches[name] = replace(launch, parameters=tuple(range(count * launch.copies)))
-    return json.dumps(text).encode(), launches
+    return (json.dumps(text).encode(),), launches
 
 
 class HostDriver(TimingDriver):
@@ -164,7 +170,7 @@ class HostDriver(TimingDriver):
 
 def compiled_text(
     kernels: Mapping[str, Scheduled], card: Card, copies: Mapping[str, Collection[int]]
-) -> tuple[bytes, dict[str, Launch]]:
+) -> tuple[tuple[bytes, ...], dict[str, Launch]]:
     """As ``program.compile_kernels``, but the image is the source that NVRTC would have got."""
     target = TargetSpec.cuda(card)
     scheduled = {name: families.scheduled(k, target) for name, k in kernels.items()}
@@ -181,7 +187,7 @@ def compiled_text(
         "launches": {key: asdict(launch) for key, launch in launches.items()},
         "buffers": buffers,
     }
-    return json.dumps(image).encode(), launches
+    return (json.dumps(image).encode(),), launches
 
 
 class EmulatingDriver(HostDriver):
@@ -328,6 +334,8 @@ def instead_of_cpu(
             return device
 
     monkeypatch.setattr(devices, "DEVICES", (Kept,))
+    if emulated:  # which runs CUDA C alone
+        monkeypatch.setattr(language, "available", lambda: False)
     # Its tensors are the CPU's. What is eager's on other devices is eager's here, too.
     monkeypatch.setattr(importer, "CPU", torch.device("meta"))
     yield device

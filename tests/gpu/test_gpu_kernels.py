@@ -711,7 +711,7 @@ def test_numbers_on_the_card(name: str) -> None:
     count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
     places = [Place(i) for i in range(count)]
     calls = {"main": [(name, places) for name in launches_of("k", launches)]}
-    program = GpuProgram(arch, image, launches, calls)
+    program = GpuProgram(arch, (image,), launches, calls)
     stream = torch.cuda.Stream()
     driver = CudaDriver(lambda: int(stream.cuda_stream))
     with torch.cuda.stream(stream):

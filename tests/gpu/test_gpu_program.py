@@ -87,7 +87,9 @@ def launch_of(**changes: Any) -> GpuProgram:
     launch = Launch(
         **{"symbol": "k_kernel", "blocks": 2, "threads": 64, "parameters": (0, 1)} | changes
     )
-    return GpuProgram("sm_80", b"\x7fELF", {"k": launch}, {"main": [("k", [Place(0), Place(1)])]})
+    return GpuProgram(
+        "sm_80", (b"\x7fELF",), {"k": launch}, {"main": [("k", [Place(0), Place(1)])]}
+    )
 
 
 def test_bytes_round_trip() -> None:
@@ -142,7 +144,7 @@ def test_a_program_is_built_for_a_card() -> None:
     kernels = {spec.digest(): drafted(spec)}
     places = tuple(Place(i) for i in range(4))
     built = program.build_gpu_program(kernels, {"main": [KernelCall(spec.digest(), places)]}, CARD)
-    assert built.image.startswith(b"\x7fELF")
+    assert built.images[0].startswith(b"\x7fELF")
     assert GpuProgram.from_bytes(built.to_bytes()) == built
 
 

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from torch_pruner.codegen.parts.triton.kernel import TritonKernel
 
 SECONDS = 600
+LIBRARY = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "atan2", "fmod",
+    "pow", "trunc", "nearbyint", "copysign",
+)  # fmt: skip
 
 
 def run(
@@ -54,29 +59,10 @@ def run(
 
 def _main(folder: Path) -> None:
     import torch
-    import triton.language as tl
-    from triton.runtime import interpreter
 
     from torch_pruner.codegen.build.gpu.triton_child import function_of
 
-    def number(builder: Any, axis: int) -> Any:
-        """Of a block. As an array of one element it is no bound of a loop any more (numpy 2.4)."""
-        return interpreter.TensorHandle(np.array(builder.grid_idx[axis], np.int32), tl.int32)
-
-    interpreter.InterpreterBuilder.create_get_program_id = number
-    plain = interpreter.InterpreterBuilder.create_dot
-
-    def product(builder: Any, a: Any, b: Any, *others: Any) -> Any:
-        """Of bfloat16, which the interpreter holds as bits and would multiply as whole numbers."""
-        return plain(builder, widened(a), widened(b), *others)
-
-    def widened(value: Any) -> Any:
-        if value.dtype.scalar != tl.bfloat16:
-            return value
-        bits = value.data.astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
-
-    interpreter.InterpreterBuilder.create_dot = product
+    _complete()
     torch.set_num_threads(1)
     for n, case in enumerate(json.loads((folder / "work.json").read_text())):
         files = [folder / f"{n}-{k}.npy" for k in range(len(case["dtypes"]))]
@@ -91,6 +77,67 @@ def _main(folder: Path) -> None:
             before = np.load(file)
             raw = tensor.view(torch.uint8).numpy().view(before.dtype).reshape(before.shape)
             np.save(file, raw, allow_pickle=False)
+
+
+def _complete() -> None:
+    """What the interpreter of Triton 3.6 lacks: bounds of loops that were computed, products of
+    bfloat16 and rounding to it, and functions of the device's library."""
+    import torch
+    import triton.language as tl
+    from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    patched = interpreter._patch_lang_tensor
+
+    def with_bounds(tensor: Any, *others: Any) -> None:
+        """A number is an array of one element, which numpy 2.4 takes for no bound of a loop."""
+        patched(tensor, *others)
+        tensor.__index__ = lambda self: int(self.handle.data.reshape(-1)[0])
+
+    interpreter._patch_lang_tensor = with_bounds
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def product(builder: Any, a: Any, b: Any, *others: Any) -> Any:
+        """Of bfloat16, which the interpreter holds as bits and would multiply as whole numbers."""
+        return plain(builder, widened(a), widened(b), *others)
+
+    def widened(value: Any) -> Any:
+        if value.dtype.scalar != tl.bfloat16:
+            return value
+        bits = value.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    cast = interpreter.InterpreterBuilder.cast_impl
+
+    def rounded(builder: Any, value: Any, kind: Any) -> Any:
+        """To the nearest bfloat16, as a GPU does it; the interpreter cuts."""
+        if (value.dtype.scalar, kind.scalar) != (tl.float32, tl.bfloat16):
+            return cast(builder, value, kind)
+        near = torch.from_numpy(np.array(value.data)).to(torch.bfloat16).view(torch.uint16)
+        return interpreter.TensorHandle(near.numpy(), kind.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = product
+    interpreter.InterpreterBuilder.cast_impl = rounded
+
+    def on_host(name: str) -> Any:
+        function = getattr(torch, {"nearbyint": "round"}.get(name, name))
+
+        def call(*given: Any) -> Any:
+            first = next(g for g in given if isinstance(g, tl.tensor))
+            numpy = first.handle.data.dtype
+            arrays = [
+                g.handle.data if isinstance(g, tl.tensor) else np.full((), g, numpy) for g in given
+            ]
+            found = function(*(torch.from_numpy(np.array(a)) for a in arrays)).numpy()
+            handle = interpreter.TensorHandle(found, first.dtype)
+            scalar = first.type.scalar
+            shape = list(found.shape)
+            return tl.tensor(handle, tl.block_type(scalar, shape) if shape else scalar)
+
+        return call
+
+    for name in LIBRARY:
+        setattr(libdevice, name, on_host(name))
 
 
 if __name__ == "__main__":

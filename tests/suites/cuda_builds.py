@@ -90,7 +90,9 @@ def build_all(
     }
     built = triton.attempts(triton.separate(texts), card.arch) if texts else {}
     return [
-        _of_triton(t, c, [b for key, b in built.items() if key.partition("/")[0] == str(n)], disassembler)
+        _of_triton(
+            t, c, [b for key, b in built.items() if key.partition("/")[0] == str(n)], disassembler
+        )
         if str(n) in texts
         else build(t, c, card, disassembler)
         for n, (t, c) in enumerate(chosen)

@@ -52,6 +52,7 @@ NAMES = (
     "lane_per_row",
     "rows",
     "gpu_attention",
+    "gpu_triton_attention",
     "gpu_dots",
     "gpu_warpgroup",
     "gpu_product",

@@ -41,10 +41,10 @@ SERIAL, PARALLEL, VECTORIZED, UNROLLED = (
 
 __all__ = [
     "PARALLEL", "SERIAL", "UNROLLED", "VECTORIZED", "Buffer", "Call", "Expr", "ForKind",
-    "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "TensorLoad", "Var", "as_pointer", "buffer", "imm",
-    "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop", "on_cpu", "pointer",
-    "prefetch", "seq", "simplified", "stack", "stepped", "streaming", "tvm", "vector", "when",
-    "widened", "workspace",
+    "GlobalVar", "IRModule", "PrimFunc", "S", "Stmt", "T", "TensorLoad", "Var", "as_pointer",
+    "buffer", "imm", "importing", "index_dtype", "index_var", "indexing", "intrinsic", "loop",
+    "on_cpu", "pointer", "prefetch", "seq", "simplified", "stack", "stepped", "streaming", "tvm",
+    "vector", "when", "widened", "workspace",
 ]  # fmt: skip
 
 _index_dtype: ContextVar[str] = ContextVar("index_dtype", default="int32")

@@ -14,6 +14,8 @@ variables (hiding ``x - x`` and ``x != x`` from it), integers wrap in unsigned a
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeGuard
 
 from torch_pruner.codegen.tir import approximate, integer, vmath
@@ -22,7 +24,7 @@ from torch_pruner.codegen.tir.vmath import Bindings
 from torch_pruner.graph.ops import COMPARISONS, FLOATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _PREDICATES = COMPARISONS | {
     "isnan",
@@ -35,6 +37,9 @@ _PREDICATES = COMPARISONS | {
 # No operators of graphs: exp of what is known not to exceed 0, exp to which 1 is added.
 EXP_AT_MOST_ONE, EXP_BESIDE_ONE = "exp_at_most_one", "exp_beside_one"
 _FAST = "fast_"  # nor these: what may be less exact, by ``approximate``
+_POWERS = frozenset(("exp", EXP_AT_MOST_ONE, EXP_BESIDE_ONE, _FAST + "exp"))
+_POWERS |= {_FAST + EXP_AT_MOST_ONE, _FAST + EXP_BESIDE_ONE}
+_by_hardware: ContextVar[bool] = ContextVar("by_hardware", default=False)
 _ROUNDING = {"floor": T.floor, "ceil": T.ceil, "trunc": T.trunc, "round": T.nearbyint}
 _VECTOR: dict[str, Callable[[Bindings, Expr], Expr]] = {
     "exp": vmath.exp, "exp2": vmath.exp2, "expm1": vmath.expm1, "log": vmath.log,
@@ -55,6 +60,17 @@ _LIBM = frozenset(
     )
 )  # fmt: skip
 _COMPARE = {"eq": T.EQ, "lt": T.LT, "le": T.LE, "gt": T.GT, "ge": T.GE}
+
+
+@contextmanager
+def powers_by_hardware() -> Iterator[None]:
+    """Inside, e**x of float32 is the target's own, and no polynomial: GPUs have an instruction,
+    whose result is off by 2**-22 and, for it multiplies by log2 e first, by |x| 2**-24."""
+    token = _by_hardware.set(True)
+    try:
+        yield
+    finally:
+        _by_hardware.reset(token)
 
 
 def apply(op: str, args: Sequence[Expr], dtype: str, bindings: Bindings | None = None) -> Expr:
@@ -217,7 +233,12 @@ def _float(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
         return _float_binary(b, op, args[0], args[1], dtype)
     x = args[0]
     zero, one = T.const(0.0, dtype), T.const(1.0, dtype)
-    if op in _VECTOR and dtype == "float32" and not isinstance(x, T.FloatImm):
+    single = dtype == "float32" and not isinstance(x, T.FloatImm)
+    if single and _by_hardware.get() and op.removeprefix(_FAST) == "sigmoid":
+        return one / (one + T.exp(T.const(-1.0, dtype) * x))
+    if single and _by_hardware.get() and op in _POWERS:
+        return T.exp(x)
+    if op in _VECTOR and single:
         return _VECTOR[op](b, x)
     op = op.removeprefix(_FAST)
     if op in (EXP_AT_MOST_ONE, EXP_BESIDE_ONE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.build.gpu import triton
+from torch_pruner.codegen.parts.triton import kernel
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.gpu_triton_product import form
 from torch_pruner.families.gpu_triton_product.form import GpuTritonProductDecisions
@@ -30,7 +30,7 @@ class GpuTritonProductFamily(Family):
 
     def matches(self, task: Task) -> bool:
         spec, card = task.spec, task.target.card
-        if card is None or card.capability < (8, 0) or not triton.available():
+        if card is None or card.capability < (8, 0) or not kernel.available():
             return False
         if not is_contraction(spec) or is_depthwise(spec, constant=False):
             return False

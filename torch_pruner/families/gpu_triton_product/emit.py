@@ -19,21 +19,13 @@ from torch_pruner.codegen.parts.gpu.grid import in_blocks
 from torch_pruner.codegen.parts.gpu.operands import Moved, first_operand
 from torch_pruner.codegen.parts.kernel import index_dtype_of, parameters
 from torch_pruner.codegen.parts.operands import Nest, second_operand
-from torch_pruner.codegen.parts.output import along, anchor_index, output_path
+from torch_pruner.codegen.parts.output import anchor_index
 from torch_pruner.codegen.parts.triton.expressions import TYPES, Tile, Value
-from torch_pruner.codegen.parts.triton.kernel import TritonKernel
-from torch_pruner.codegen.parts.triton.source import Source
-from torch_pruner.codegen.tir.builders import (
-    Buffer,
-    Expr,
-    S,
-    T,
-    Var,
-    index_var,
-    indexing,
-)
+from torch_pruner.codegen.parts.triton.source import Source, write
+from torch_pruner.codegen.tir.builders import Buffer, Expr, T, Var, index_var, indexing
 from torch_pruner.codegen.tir.indices import remembering
-from torch_pruner.codegen.tir.reader import Index, Reader, linear, unlinear
+from torch_pruner.codegen.tir.reader import Index, Reader, unlinear
+from torch_pruner.codegen.tir.scalar import powers_by_hardware
 from torch_pruner.codegen.tir.values import value_dtype
 from torch_pruner.families.gpu_triton_product.form import packed_depth
 from torch_pruner.graph.contraction import contraction_of
@@ -41,6 +33,7 @@ from torch_pruner.graph.contraction import contraction_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from torch_pruner.codegen.parts.triton.kernel import TritonKernel
     from torch_pruner.families.gpu_triton_product.form import GpuTritonProductDecisions
     from torch_pruner.graph.contraction import Contraction
     from torch_pruner.graph.ir import Graph
@@ -70,7 +63,7 @@ def text(
 ) -> tuple[TritonKernel, ...]:
     """One kernel, or two where parts of a reduction are added up."""
     width = index_dtype_of(spec, signature)
-    with indexing(width), remembering():
+    with indexing(width), remembering(), powers_by_hardware():
         inputs, (out,), scratch = parameters(signature)
         nest = nest_of(spec, decisions, signature, inputs, out)
         source = Source(signature, [*inputs, out, *scratch], width)
@@ -212,16 +205,8 @@ class _Product:
 
         Of what is only moved a load makes them, and Triton may copy it without registers.
         """
-        made: list[Expr] = []
-
-        def emit() -> list[S.Stmt]:
-            made.append(value())
-            return [S.Evaluate(made[0])]
-
-        stmt = moved.nest.reader.scope(emit)
         with _under(tile, inside) as guard:
-            tile.run(stmt)
-            found = tile(made[0])
+            found = tile.computed(moved.nest.reader, value)
         dtype = self._dtype
         if moved.raw:
             return tile.whole(found, dtype)
@@ -233,20 +218,10 @@ class _Product:
 
     def _write(self, tile: Tile, place: Index, acc: Var) -> None:
         """Sums through the rest of the graph, stored."""
-        con, spec, reader, out = self.con, self.nest.spec, self.nest.reader, self.nest.out
+        con, nest = self.con, self.nest
         g, m, n = place
-        path = output_path(spec, con.anchor)
-        shape, dtype = spec.nodes[path[-1]].shape, spec.nodes[con.anchor].dtype
-        index = along(spec, path, anchor_index(con, g, unlinear(m, con.m), n))
-        reader.overrides[con.anchor] = lambda _: acc.astype(value_dtype(dtype))
-        made: list[Expr] = []
-
-        def emit() -> list[S.Stmt]:
-            made.append(reader.at(path[-1], index))
-            return [S.Evaluate(made[0])]
-
-        tile.run(reader.scope(emit))
-        tile.store(out, linear(index, shape), made[0])
+        index = anchor_index(con, g, unlinear(m, con.m), n)
+        write(tile, nest.spec, nest.reader, con.anchor, index, acc, nest.out)
 
     def adding(self) -> TritonKernel:
         """A launch of its own: the sums of all parts, through the rest of the graph."""

@@ -1,4 +1,4 @@
-"""What a product by Triton takes: columns of weights one after another, sums of a split reduction."""
+"""What a product by Triton takes: columns of weights in one piece each, sums of parts."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class GpuProgram:
-    """Images of machine code, how each kernel is launched, and which kernels each entry launches on what."""
+    """Machine code in images, how each kernel is launched, and what each entry launches."""
 
     arch: str
     images: tuple[bytes, ...]

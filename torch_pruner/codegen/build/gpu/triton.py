@@ -8,7 +8,6 @@ is loaded without Triton.
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import os
 import re
@@ -17,13 +16,13 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
 from torch_pruner.codegen.build.gpu import dependent
 from torch_pruner.codegen.build.gpu.image import MAX_SHARED, Launch
+from torch_pruner.codegen.parts.triton import kernel as language
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,12 +49,6 @@ class Built:
     ptx: str = ""
 
 
-@cache
-def available() -> bool:
-    """Whether Triton is installed; it is not imported."""
-    return importlib.util.find_spec("triton") is not None
-
-
 def compile_kernels(
     kernels: Mapping[str, TritonKernel], arch: str, *, texts: bool = False
 ) -> dict[str, Built]:
@@ -74,7 +67,7 @@ def attempts(
     kernels: Mapping[str, TritonKernel], arch: str, *, texts: bool = False
 ) -> dict[str, Built | exc.CompileError]:
     """The same with an error for each kernel that was refused."""
-    if not available():
+    if not language.available():
         fix = "install triton, or a CUDA build of torch"
         raise exc.CompileError("a Triton kernel", "Triton was not found", fix=fix)
     count = max(1, min(len(kernels), len(os.sched_getaffinity(0))))
@@ -132,11 +125,11 @@ def _process(
         },
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="torch_pruner_triton_") as folder:
-        environment = os.environ | {"TRITON_CACHE_DIR": folder, "TRITON_INTERPRET": "0"}
+        given["folder"] = folder
         try:
             done = subprocess.run(
                 [sys.executable, "-P", str(_CHILD)],
-                input=json.dumps(given), capture_output=True, text=True, env=environment,
+                input=json.dumps(given), capture_output=True, text=True,
                 timeout=SECONDS * len(kernels), check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

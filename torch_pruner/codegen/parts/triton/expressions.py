@@ -31,7 +31,9 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.vmath import KEEP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from torch_pruner.codegen.tir.reader import Reader
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()
@@ -49,7 +51,8 @@ _BINARY = {
 _FUNCTIONS = {
     "tirx.fabs": "tl.abs({})", "tirx.floor": "tl.floor({})", "prim.ceil": "tl.ceil({})",
     "tirx.ceil": "tl.ceil({})", "tirx.trunc": "libdevice.trunc({})",
-    "tirx.nearbyint": "libdevice.nearbyint({})", "tirx.isnan": "({0} != {0})",
+    "tirx.exp": "tl.exp({})", "tirx.nearbyint": "libdevice.nearbyint({})",
+    "tirx.isnan": "({0} != {0})",
     "tirx.copysign": "libdevice.copysign({}, {})", "tirx.pow": "libdevice.pow({}, {})",
     "prim.likely": "{}", KEEP: "{}",
 }  # fmt: skip
@@ -106,9 +109,20 @@ class Tile:
         self.known[var.id_] = Value(name, frozenset([axis]) if axis else NONE)
         self._analyzer.bind(var, tvm.ir.Range.from_min_extent(0, extent), True)
 
-    def held(self, var: Var, name: str) -> None:
-        """``var`` is the whole tile that is called ``name``."""
-        self.known[var.id_] = Value(name, frozenset(self.axes))
+    def held(self, var: Var, name: str, axes: Iterable[str] | None = None) -> None:
+        """``var`` is what is called ``name``: a whole tile, or what differs along ``axes``."""
+        self.known[var.id_] = Value(name, frozenset(self.axes if axes is None else axes))
+
+    def computed(self, reader: Reader, make: Callable[[], Expr]) -> Value:
+        """What ``make`` returns, which reads by ``reader``."""
+        made: list[Expr] = []
+
+        def emit() -> list[Stmt]:
+            made.append(make())
+            return [S.Evaluate(made[0])]
+
+        self.run(reader.scope(emit))
+        return self(made[0])
 
     def shape(self, axes: Axes) -> str:
         """Of a value that differs along ``axes``, as text."""
@@ -212,7 +226,7 @@ class Tile:
             truth = str(expr.a.ty.dtype) == "bool"
             return self._joined("({} ^ True)" if truth else "(~{})", expr.a)
         if isinstance(expr, T.Select):
-            return self._chosen(expr.condition, expr.true_value, expr.false_value)
+            return self._chosen(expr)
         if isinstance(expr, T.Cast):
             return self._converted(expr.value, str(expr.ty.dtype))
         if isinstance(expr, T.Let):
@@ -249,9 +263,9 @@ class Tile:
             return Value(f"tl.where({rest} < 0, {rest} + {y.text}, {rest})", axes)
         return Value(f"(({x.text} // {y.text}) - ({rest} < 0).to(tl.int32))", axes)
 
-    def _chosen(self, condition: Expr, one: Expr, other: Expr) -> Value:
-        test, left, right = self(condition), self(one), self(other)
-        return self._where(test, left, right, str(one.ty.dtype))
+    def _chosen(self, expr: Any) -> Value:
+        test, left, right = self(expr.condition), self(expr.true_value), self(expr.false_value)
+        return self._where(test, left, right, str(expr.ty.dtype))
 
     def _where(self, test: Value, left: Value, right: Value, dtype: str) -> Value:
         if left.literal and right.literal:
@@ -263,7 +277,7 @@ class Tile:
         found = self._bits(value)
         return Value(f"({found.text}).to({TYPES[dtype]})", found.axes)
 
-    def _called(self, call: Call) -> Value:
+    def _called(self, call: Any) -> Value:
         name = str(call.op.name)
         if name == "tirx.reinterpret":
             return self._reinterpreted(call)
@@ -323,7 +337,7 @@ class Tile:
         return Value(f"({text} != 0)" if kept == "bool" else text, axes)
 
     def _mask(self, axes: Axes) -> str:
-        """What must hold where something is read or written at places that differ along ``axes``."""
+        """What must hold where places that differ along ``axes`` are read or written."""
         conditions = [text for axis, text in self.edges.items() if axis in axes]
         conditions += [guard.text for guard in self._guards]
         return f", mask={' & '.join(conditions)}" if conditions else ""

@@ -5,7 +5,9 @@ Nothing here needs Triton, or TVM.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from functools import cache
 
 SYMBOL = "kernel"  # the function's name in every text
 HEADER = """\
@@ -46,3 +48,9 @@ POINTEES = {
     "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8", "bool": "i8",
 }  # fmt: skip
 """Triton's names of what pointers lead to, by dtypes of buffers."""
+
+
+@cache
+def available() -> bool:
+    """Whether Triton is installed, as every CUDA build of torch brings it; it is not imported."""
+    return importlib.util.find_spec("triton") is not None

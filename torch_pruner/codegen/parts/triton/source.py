@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.output import along, output_path
 from torch_pruner.codegen.parts.triton.expressions import Tile
 from torch_pruner.codegen.parts.triton.kernel import (
     EARLY,
@@ -15,11 +16,15 @@ from torch_pruner.codegen.parts.triton.kernel import (
     WAIT,
     TritonKernel,
 )
+from torch_pruner.codegen.tir.builders import S, Stmt
+from torch_pruner.codegen.tir.reader import Index, Reader, linear
+from torch_pruner.codegen.tir.values import value_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_pruner.codegen.tir.builders import Buffer
+    from torch_pruner.codegen.tir.builders import Buffer, Expr
+    from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.signature import Signature
 
 
@@ -58,3 +63,21 @@ class Source:
         text = f"{HEADER}@triton.jit\ndef {SYMBOL}({heads}):\n{WAIT}{body}\n{GO_ON}"
         types = tuple(POINTEES[d] for d in self._dtypes)
         return TritonKernel(text, tuple(range(len(types))), types, blocks, warps, stages)
+
+
+def write(
+    tile: Tile, spec: Graph, reader: Reader, anchor: int, index: Index, value: Expr, out: Buffer
+) -> None:
+    """``value``, that of node ``anchor`` at ``index``, through the rest of the graph, stored."""
+    path, dtype = output_path(spec, anchor), spec.nodes[anchor].dtype
+    at = along(spec, path, index)
+    reader.overrides[anchor] = lambda _: value.astype(value_dtype(dtype))
+    made: list[Expr] = []
+
+    def emit() -> list[Stmt]:
+        made.append(reader.at(path[-1], at))
+        return [S.Evaluate(made[0])]
+
+    tile.run(reader.scope(emit))
+    del reader.overrides[anchor]
+    tile.store(out, linear(at, spec.nodes[path[-1]].shape), made[0])

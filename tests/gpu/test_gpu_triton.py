@@ -1,0 +1,370 @@
+"""Kernels in Triton's language without a GPU: numbers by its interpreter and of the loops that
+stand in for them, machine code for three generations of cards by its compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu.kernels import drafted
+from tests.families import kernels as K
+from tests.gpu import triton_cases as TC
+from tests.gpu.pretend_gpu import HostDriver
+from tests.gpu.test_gpu_kernels import CASES, error, tolerance
+from tests.suites import cubin
+from torch_pruner import families
+from torch_pruner.cards import CARDS
+from torch_pruner.codegen.build.gpu import nvrtc, triton
+from torch_pruner.codegen.build.gpu import program as programs
+from torch_pruner.codegen.build.gpu.image import GpuEntry, GpuProgram, Launch
+from torch_pruner.codegen.parts.triton import kernel as language
+from torch_pruner.codegen.parts.triton.kernel import TritonKernel
+from torch_pruner.exc import CompileError
+from torch_pruner.graph import ops
+from torch_pruner.graph.ir import GraphBuilder
+from torch_pruner.graph.memory import KernelCall, Place
+from torch_pruner.graph.reference import evaluate
+from torch_pruner.task import Scheduled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch_pruner.codegen.build.gpu.driver import Grid
+    from torch_pruner.graph.ir import Graph
+    from torch_pruner.task import Candidate
+
+pytestmark = [
+    pytest.mark.tvm,
+    pytest.mark.skipif(not language.available(), reason="Triton is not installed"),
+]
+PRODUCT, ATTENTION = "gpu_triton_product", "gpu_triton_attention"
+TOGETHER = 8  # kernels that one process interprets
+OPERATORS = [op for op in (*ops.UNARY, *ops.BINARY) if op != "cast"]
+
+
+def _specs() -> Iterator[tuple[str, Graph, str]]:
+    """Graphs of other families' cases that one of ours takes."""
+    for name, (spec, _, _) in CASES.items():
+        for family in (PRODUCT, ATTENTION):
+            if families.named(family).matches(TC.task_of(spec)):
+                yield name, spec, family
+
+
+SPECS = list(_specs())
+GROUPS = [SPECS[k : k + TOGETHER] for k in range(0, len(SPECS), TOGETHER)]
+
+
+def test_there_are_kernels_of_every_kind() -> None:
+    assert len([s for s in SPECS if s[2] == PRODUCT]) >= 40
+    assert len([s for s in SPECS if s[2] == ATTENTION]) >= 15
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("group", range(len(GROUPS)))
+def test_numbers_of_the_texts(group: int) -> None:
+    cases = [
+        (name, spec, c)
+        for k, (name, spec, family) in enumerate(GROUPS[group])
+        for c in TC.candidates(spec, family, 2, seed=group * TOGETHER + k)
+    ]
+    found = TC.errors([(spec, c) for _, spec, c in cases])
+    wrong = [
+        (name, dict(c.decisions), e)
+        for (name, spec, c), e in zip(cases, found, strict=True)
+        if not e < tolerance(spec)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("case", range(len(SPECS)))
+def test_numbers_of_the_loops(case: int) -> None:
+    _, spec, family = SPECS[case]
+    for candidate in TC.candidates(spec, family, 1, seed=case):
+        assert error(spec, family, dict(candidate.decisions)) < tolerance(spec)
+
+
+def after_a_product(op: str) -> Graph:
+    """An operator of sums, and of a second operand, in numbers of the kind that it takes."""
+    b = GraphBuilder()
+    x, w = b.input(0, (40, 32), "float16"), b.input(1, (32, 48), "float16", static=True)
+    y = b.pointwise("mul", b.cast(b.matmul(x, w), "float32"), b.const(0.25, "float32"))
+    operands = [y, b.input(2, (40, 48), "float32")] if op in ops.BINARY else [y]
+    dtype = "bool" if op.startswith("logical") else "int32" if "bit" in op or "shift" in op else ""
+    operands = [b.cast(o, dtype) for o in operands] if dtype else operands
+    if "shift" in op:
+        operands[1] = b.pointwise("bitwise_and", operands[1], b.const(7, "int32"))
+    return b.finish([b.cast(b.pointwise(op, *operands), "float32")])
+
+
+def of_whole_numbers(op: str, dtype: str) -> Graph:
+    """The same of whole numbers, negative ones among them."""
+    b = GraphBuilder()
+    x, w = b.input(0, (40, 32), "float16"), b.input(1, (32, 48), "float16", static=True)
+    operands = [b.cast(b.matmul(x, w), dtype), b.cast(b.input(2, (40, 48), "float32"), dtype)]
+    if op == "where":
+        operands.insert(0, b.pointwise("lt", *operands))
+    return b.finish([b.cast(b.pointwise(op, *operands), "float32")])
+
+
+def _epilogues() -> list[tuple[Graph, Candidate]]:
+    graphs = [after_a_product(op) for op in OPERATORS]
+    graphs += [
+        of_whole_numbers(op, dtype)
+        for op in ("floordiv", "mod", "truncdiv", "fmod", "where", "mul", "maximum")
+        for dtype in ("int32", "int64")
+    ]
+    return [(spec, TC.candidates(spec, PRODUCT, 1, seed=k)[0]) for k, spec in enumerate(graphs)]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities and NaN are among the results
+def test_every_operator_behind_a_product() -> None:
+    cases = _epilogues()
+    wrong = [
+        [spec.nodes[i].op for i in range(len(spec.nodes) - 3, len(spec.nodes))]
+        for (spec, _), e in zip(cases, TC.errors(cases), strict=True)
+        if not e < 1e-6
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("card", "instruction"),
+    [("a100", "mma.sync"), ("h200", "wgmma.mma_async"), ("b200", "tcgen05.mma")],
+)
+def test_every_kernel_becomes_machine_code(card: str, instruction: str) -> None:
+    arch = CARDS[card].arch
+    texts = {
+        f"k{k}": families.named(family).texts(spec, candidate)
+        for k, (_, spec, family) in enumerate(SPECS)
+        for candidate in TC.candidates(spec, family, 1, seed=k)
+    }
+    kernels = triton.separate(texts)
+    built = triton.compile_kernels(kernels, arch, texts=True)
+    assert built.keys() == kernels.keys()
+    products = [built[name] for name in texts]
+    tensor_cores = [b for b in products if instruction in b.ptx or "mma.sync" in b.ptx]
+    assert len(tensor_cores) == len(products)  # none multiplies anywhere else
+    assert sum(instruction in b.ptx for b in products) >= 0.25 * len(products)
+    for name, one in built.items():
+        assert one.image.startswith(b"\x7fELF")
+        assert 32 * kernels[name].warps <= one.threads <= 1024
+        assert one.shared_bytes <= CARDS[card].shared_bytes_per_block
+        assert ("griddepcontrol.wait" in one.ptx) == CARDS[card].has_early_launches
+    used = [cubin.uses(b.image) for b in built.values()]
+    assert max(u.registers for u in used) <= 255
+    assert sum(u.frame_bytes > 0 for u in used) <= 0.05 * len(used)
+
+
+def test_operators_behind_a_product_become_machine_code() -> None:
+    """Those of the device's library, too, which the interpreter does without."""
+    texts = {
+        f"k{k}": families.named(c.sketch).texts(spec, c) for k, (spec, c) in enumerate(_epilogues())
+    }
+    built = triton.compile_kernels(triton.separate(texts), "sm_90a")
+    assert len(built) >= len(texts)
+
+
+def test_a_kernel_waits_before_it_reads_and_lets_others_go_at_its_end() -> None:
+    spec = K.linear(70, 96, 128, dtype="float16")
+    for candidate in TC.candidates(spec, PRODUCT, 4):
+        texts = {"k": families.named(PRODUCT).texts(spec, candidate)}
+        for one in triton.compile_kernels(triton.separate(texts), "sm_90a", texts=True).values():
+            body = one.ptx[one.ptx.index(".entry") :]
+            touched = [body.find(word) for word in ("ld.global", "cp.async", "st.global")]
+            assert 0 < body.index("griddepcontrol.wait") < min(t for t in touched if t > 0)
+            assert body.rindex("st.global") < body.index("griddepcontrol.launch_dependents")
+
+
+@pytest.mark.parametrize(
+    ("network", "precision", "card"),
+    [("bert_tiny", "float16", "h200"), ("bert_tiny", "bfloat16", "a100")],
+)
+@pytest.mark.sampled(2)
+def test_the_best_drafts_do_not_spill(network: str, precision: str, card: str) -> None:
+    from benchmarks.gpu.tasks import tasks_of
+
+    texts = {
+        f"k{n}_{k}": families.named(c.sketch).texts(task.spec, c)
+        for n, task in enumerate(tasks_of(network, precision, CARDS[card], 1))
+        for k, (_, c) in enumerate(
+            pair for pair in drafted(task, 8) if pair[1].sketch in (PRODUCT, ATTENTION)
+        )
+    }
+    assert len(texts) >= 24
+    built = triton.compile_kernels(triton.separate(texts), CARDS[card].arch)
+    assert sum(cubin.uses(b.image).frame_bytes > 0 for b in built.values()) <= 0.05 * len(built)
+
+
+def _scheduled(spec: Graph, family: str) -> Scheduled:
+    return Scheduled(spec, _whole(spec, family))
+
+
+def _mixed() -> tuple[dict[str, Scheduled], dict[str, list[KernelCall]]]:
+    """A product by Triton, and one in CUDA C of what it gives."""
+    spec = K.linear(64, 64, 64, dtype="float16")
+    kernels = {name: Scheduled(spec, _whole(spec, of)) for name, of in _MIXED.items()}
+    chain = [
+        KernelCall("first", tuple(Place(i) for i in (0, 1, 2, 3))),
+        KernelCall("second", tuple(Place(i) for i in (3, 1, 2, 4))),
+    ]
+    return kernels, {"main": chain}
+
+
+_MIXED = {"first": PRODUCT, "second": "gpu_product"}
+
+
+def _whole(spec: Graph, family: str) -> Candidate:
+    """One whose reduction is not shared by blocks."""
+    return next(c for c in TC.candidates(spec, family, 40) if dict(c.decisions)["split"] == 1)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC or CUDA's headers are not installed")
+def test_a_program_has_kernels_of_both_compilers() -> None:
+    kernels, calls = _mixed()
+    built = programs.build_gpu_program(kernels, calls, CARDS["h200"])
+    assert len(built.images) == 2
+    assert all(image.startswith(b"\x7fELF") for image in built.images)
+    assert {built.kernels[name].image for name, _ in built.entries["main"]} == {0, 1}
+    assert GpuProgram.from_bytes(built.to_bytes()) == built
+
+
+class Noting(HostDriver):
+    """Says what it is asked to launch, with what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[str, list[int]]] = []
+
+    def load(self, image: bytes) -> str:  # type: ignore[override]
+        return image.decode()
+
+    def function(self, module: str, symbol: str, shared_bytes: int) -> tuple[str, int]:  # type: ignore[override]
+        return f"{module}:{symbol}", 4
+
+    def launch(self, function: tuple[str, int], grid: Grid, stream: int, parameters: int) -> None:
+        pointers = (ctypes.c_int64 * function[1]).from_address(parameters)
+        values = [ctypes.c_int64.from_address(p).value for p in pointers]
+        self.given.append((function[0], values))
+
+
+def test_pointers_that_are_never_read_are_null_and_each_kernel_is_of_its_image() -> None:
+    launches = {
+        "a": Launch("one", 1, 128, (0, 1), image=1, nulls=2),
+        "b": Launch("two", 1, 128, (1, 0, 1, 0)),
+    }
+    places = [Place(0, 16), Place(1)]
+    made = GpuProgram("sm_90a", (b"x", b"y"), launches, {"main": [("a", places), ("b", places)]})
+    driver = Noting()
+    program = GpuProgram.from_bytes(made.to_bytes())
+    entry = GpuEntry(program, "main", driver, [driver.load(i) for i in program.images])
+    table = np.array([1000, 2000], np.int64)
+    entry(table.ctypes.data)
+    assert driver.given == [("y:one", [1016, 2000, 0, 0]), ("x:two", [2000, 1016, 2000, 1016])]
+
+
+@pytest.mark.parametrize("wrong", [{"image": 1}, {"image": -1}, {"nulls": 99}, {"nulls": -1}])
+def test_launches_of_no_image_are_refused(wrong: dict[str, int]) -> None:
+    launch = Launch("k", 1, 128, (0,), **wrong)  # type: ignore[arg-type]
+    made = GpuProgram("sm_90a", (b"x",), {"k": launch}, {"main": [("k", [Place(0)])]})
+    with pytest.raises(ValueError, match=r"image that is not there|no card takes"):
+        GpuProgram.from_bytes(made.to_bytes())
+
+
+def test_images_have_the_length_of_the_file() -> None:
+    made = GpuProgram("sm_90a", (b"xyz", b"uv"), {}, {"main": []})
+    assert GpuProgram.from_bytes(made.to_bytes()).images == (b"xyz", b"uv")
+    for data in (made.to_bytes()[:-1], made.to_bytes() + b"w"):
+        with pytest.raises(ValueError, match="longer or shorter"):
+            GpuProgram.from_bytes(data)
+
+
+def test_calls_are_launches_of_their_own() -> None:
+    spec = K.linear(64, 64, 64, dtype="float16", static=False)
+    calls = [KernelCall("k", tuple(Place(i) for i in (0, 1, 2, 3 + n))) for n in range(3)]
+    kernels = {"k": _scheduled(spec, PRODUCT)}
+    seen = {}
+
+    def compiled(named, card, copies):
+        seen.update(copies)
+        return (b"",), dict.fromkeys(named, Launch("k", 1, 128, (0, 1, 2, 3)))
+
+    built = programs.build_gpu_program(kernels, {"main": calls}, CARDS["h200"], compiled=compiled)
+    assert seen == {}
+    assert len(built.entries["main"]) == 3
+
+
+REFUSED = f"{language.HEADER}@triton.jit\ndef kernel(in0, EARLY: tl.constexpr):\n    tl.nothing()\n"
+ENDED = f"import os\nos._exit(3)\n{REFUSED}"
+
+
+def test_one_refused_kernel_is_told_from_the_others() -> None:
+    spec = K.linear(64, 64, 64, dtype="float16")
+    (fine,) = families.named(PRODUCT).texts(spec, TC.candidates(spec, PRODUCT, 1)[0])[:1]
+    wrong = {
+        name: TritonKernel(text, (0,), ("fp16",), 1, 4, 2)
+        for name, text in (("refused", REFUSED), ("ended", ENDED))
+    }
+    found = triton.attempts({"fine": fine, **wrong}, "sm_90a")
+    assert isinstance(found["fine"], triton.Built)
+    assert isinstance(found["refused"], CompileError)
+    assert "nothing" in str(found["refused"].log)
+    assert isinstance(found["ended"], CompileError)
+    assert "ended with 3" in str(found["ended"])
+    with pytest.raises(CompileError):
+        triton.compile_kernels({"fine": fine, **wrong}, "sm_90a")
+
+
+def test_a_compiler_that_does_not_end_is_ended(monkeypatch) -> None:
+    monkeypatch.setattr(triton, "SECONDS", 1.0)
+    endless = TritonKernel(f"while True: pass\n{REFUSED}", (0,), ("fp16",), 1, 4, 2)
+    found = triton.attempts({"k": endless}, "sm_90a")["k"]
+    assert isinstance(found, CompileError)
+    assert "not built in 1 s" in str(found)
+
+
+def test_without_triton_no_task_is_for_it(monkeypatch) -> None:
+    monkeypatch.setattr(language, "available", lambda: False)
+    task = TC.task_of(K.linear(64, 64, 64, dtype="float16"))
+    assert PRODUCT not in [s.name for s in families.sketches_for(task)]
+    with pytest.raises(CompileError, match="not found"):
+        triton.compile_kernels({}, "sm_90a")
+
+
+def test_nothing_imports_triton_but_its_compiler() -> None:
+    """Nor does what asks whether it is there."""
+    code = (
+        "import sys\n"
+        "from torch_pruner import families\n"
+        "from torch_pruner.codegen.build.gpu import program\n"
+        "from torch_pruner.codegen.parts.triton import kernel\n"
+        "kernel.available()\n"
+        "print('triton' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_cards_without_their_instructions_have_no_such_kernels() -> None:
+    spec = K.linear(64, 64, 64, dtype="float16")
+    family = families.named(PRODUCT)
+    assert family.matches(TC.task_of(spec, "a100"))
+    assert not family.matches(TC.task_of(spec, "t4"))
+    assert not family.matches(TC.task_of(K.linear(64, 64, 64)))  # torch allows no tf32 there
+
+
+def test_the_reference_is_of_the_same_operators() -> None:
+    """The graphs above compute what they say."""
+    spec = of_whole_numbers("floordiv", "int32")
+    x, w, z = K.inputs_for(spec)
+    (got,) = evaluate(spec, [x, w, z])
+    sums = (x.astype(np.float32) @ w.astype(np.float32)).astype(np.float16).astype(np.int32)
+    whole = z.astype(np.int32)
+    there = whole != 0
+    assert (got[there] == np.floor_divide(sums[there], whole[there])).all()
+    assert (sums < 0).any()
