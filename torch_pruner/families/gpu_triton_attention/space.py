@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families.gpu import (
+    COPY_CYCLES,
+    FRAGMENT_CYCLES,
     L2_SPEED,
     LAUNCH_S,
+    MMA_CYCLES,
     OWN,
+    QUARTERS,
+    QUERIES,
+    SCORE_CYCLES,
+    SHARED_BYTES_A_CYCLE,
     SPLIT_S,
+    STEP_CYCLES,
+    TURN_CYCLES,
+    WAIT_CYCLES,
     WARP,
     GpuSketch,
     column,
 )
 from torch_pruner.families.gpu_attention.form import FACTS
 from torch_pruner.families.gpu_triton_attention.form import GpuTritonAttentionDecisions, padded
+from torch_pruner.families.gpu_triton_product.space import GROUP_ROWS, IN_GROUPS
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import traffic_bytes
@@ -27,12 +38,11 @@ from torch_pruner.graph.shared_heads import heads_together
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
-# Nothing here was measured on a card: see ``gpu_triton_product.space``.
-MMA_SHARE, OLDER_SHARE = 0.6, 0.5  # of the peak
-TURN_CYCLES = 400.0
-WAIT_CYCLES = 600.0
-SCORE_CYCLES = 6.0  # of a thread, for each of its scores
-CAREFUL = 1.1
+# Nothing here was measured on a card: see ``gpu_triton_product.space``. Of ``mma`` the cycles are
+# those of ``gpu_attention``.
+SHARE_IN_GROUPS = 0.6  # of the peak
+TURN_IN_GROUPS, WAIT_IN_GROUPS = 500.0, 600.0
+CAREFUL = 1.2  # of the time: heads of 64 and 128 tokens took what was expected of ours
 MOST_ROWS = 128  # of a block
 FILLED = 4  # blocks of a multiprocessor that leave nothing to gain from more
 
@@ -111,16 +121,26 @@ class GpuTritonAttentionSketch(GpuSketch[GpuTritonAttentionDecisions[Array]]):
     def _turn_s(self, c: GpuTritonAttentionDecisions[Array], together: Array) -> Array:
         """Seconds of one turn over keys of a block, of which as many run ``together``."""
         card = self.card
-        wide = (card.capability[0] in (9, 10)) & (c.bm >= 64) & (c.warps >= 4)
-        older = OLDER_SHARE * min(1.0, 989e12 / card.float16_flops)
-        peak = np.where(wide, MMA_SHARE, older) * card.float16_flops
-        peak = peak / card.multiprocessors / card.frequency_hz
-        products = 2.0 * c.bm * c.bn * (self.depth + self.width) / peak
-        sharing = np.maximum(1.0, c.warps * together / 4.0)
+        lines = c.bn * (self.depth + self.width) * float(self._item)
+        sharing = np.maximum(1.0, c.warps * together / QUARTERS)
         powers = c.bm * c.bn / (c.warps * WARP) * SCORE_CYCLES * sharing
-        begun = np.maximum(c.stages - 1.0, 0.5)
-        cycles = TURN_CYCLES + WAIT_CYCLES / begun + powers + together * products
-        result: Array = cycles / card.frequency_hz
+        copies = lines / 16 / (c.warps * WARP) * COPY_CYCLES
+        begun = np.maximum(c.stages - 1.0, 0.25)
+        peak = SHARE_IN_GROUPS * card.float16_flops / card.multiprocessors / card.frequency_hz
+        products = 2.0 * c.bm * c.bn * (self.depth + self.width) / peak
+        grouped = TURN_IN_GROUPS + WAIT_IN_GROUPS / begun + powers + copies + together * products
+        down = c.bm / c.warps / QUERIES  # a warp has whole rows
+        scores, sums = c.bn / 8, self.width / 8.0
+        first = down * scores * MMA_CYCLES + (down + scores / 2) * FRAGMENT_CYCLES
+        second = down * sums * MMA_CYCLES + sums / 2 * FRAGMENT_CYCLES
+        multiplied = (self.depth / 16) * (STEP_CYCLES + first * sharing)
+        multiplied = multiplied + (c.bn / 16) * (STEP_CYCLES + second * sharing)
+        # Every warp reads all keys and values, and shared memory is one for all quarters.
+        fragments = lines / SHARED_BYTES_A_CYCLE * c.warps * together
+        apart = TURN_CYCLES + WAIT_CYCLES / begun + multiplied + powers + copies + fragments
+        in_groups = (c.bm >= GROUP_ROWS) & (c.warps >= QUARTERS)
+        in_groups &= card.capability in IN_GROUPS
+        result: Array = np.where(in_groups, grouped, apart) / card.frequency_hz
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:

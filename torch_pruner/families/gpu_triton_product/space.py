@@ -8,11 +8,17 @@ import numpy as np
 
 from torch_pruner.families.gpu import (
     AS_THEY_LIE,
+    FRAGMENT_CYCLES,
     L2_SPEED,
     LAUNCH_S,
+    MMA_CYCLES,
     OWN,
+    QUARTERS,
     SPLIT_S,
+    STEP_CYCLES,
     SUMS,
+    TURN_CYCLES,
+    WAIT_CYCLES,
     WARP,
     GpuSketch,
     column,
@@ -25,18 +31,22 @@ from torch_pruner.graph.contraction import contraction_of, traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
 from torch_pruner.graph.strided import only_viewed, reach
 
-# Nothing here was measured on a card. The rates are those of other kernels that were: products by
-# warpgroups, and by ``mma`` (``families.gpu``, ``gpu_warpgroup.space``).
-MMA_SHARE = 0.70  # of the peak: wgmma and tcgen05 from tiles that threads copied
-OLDER_SHARE = 0.59  # the same by mma.sync, on cards whose peak that is
+# Nothing here was measured on a card: the cycles are those of kernels of ours with the same
+# instructions (``families.gpu`` for ``mma``, ``gpu_warpgroup.space`` for those of whole groups of
+# warps), and what Triton does otherwise is guessed.
+SHARE_IN_GROUPS = 0.70  # of the peak: threads copy both operands' tiles, bulk copies none
 FILL_BYTES = 46.0
-TURN_CYCLES = 500.0
-WAIT_CYCLES = 1500.0
+TURN_IN_GROUPS, WAIT_IN_GROUPS = 500.0, 1500.0
 ASKED_CYCLES = 6.0  # for a thread to ask for what it copies at once
 EDGE_CYCLES = 1800.0
 SUM_CYCLES = 4.0
 CAREFUL = 1.1  # of the time: a draft of another family that is as fast was run on a card
+APART = 1.01  # of the time, where blocks of the same columns do not run together
 COPIED = 16  # bytes at once, at most
+AHEAD = 4  # bytes at once, at least, of copies that pass registers by
+IN_GROUPS = ((9, 0), (10, 0), (10, 3))  # capabilities whose groups of warps multiply
+GROUP_ROWS = 64  # of a tile, at least, for that
+AT_ONCE = 3.0  # a multiprocessor may take so many times its share of what memory hands out
 
 
 class GpuTritonProductSketch(GpuSketch[GpuTritonProductDecisions[Array]]):
@@ -59,10 +69,10 @@ class GpuTritonProductSketch(GpuSketch[GpuTritonProductDecisions[Array]]):
         spec = self.task.spec
         return ITEMSIZE[spec.nodes[contraction_of(spec).a].dtype]
 
-    @cached_property
-    def _wide(self) -> bool:
-        """Whether warpgroups, or a whole multiprocessor, multiply from shared memory."""
-        return self.card.capability[0] in (9, 10)
+    def _grouped(self, c: GpuTritonProductDecisions[Array]) -> Mask:
+        """Whether groups of warps multiply from shared memory (``wgmma``, ``tcgen05``)."""
+        result: Mask = (c.bm >= GROUP_ROWS) & (self.card.capability in IN_GROUPS)
+        return result
 
     @cached_property
     def _copied(self) -> int:
@@ -84,7 +94,8 @@ class GpuTritonProductSketch(GpuSketch[GpuTritonProductDecisions[Array]]):
         # Places of what a thread asks for, and what comes to registers on its way.
         places = c.bm * c.bk * self._item / self._copied / threads
         places = places + c.bn * c.bk * self._item / COPIED / threads
-        fragments = 0.0 if self._wide else (c.bm + c.bn) * 16.0 * self._item / 4 / threads * 2
+        down, across = self._of_warp(c)
+        fragments = np.where(self._grouped(c), 0.0, 2.0 * (down * 4 + across * 2))
         result: Array = sums + 2.0 * places + fragments + OWN
         return result
 
@@ -106,22 +117,34 @@ class GpuTritonProductSketch(GpuSketch[GpuTritonProductDecisions[Array]]):
         result: Mask = room & held & even & in_turns & useful & (sums <= SUMS)
         return result
 
+    def _of_warp(self, c: GpuTritonProductDecisions[Array]) -> tuple[Array, Array]:
+        """Tiles of 16 rows and of 8 columns that a warp multiplies: Triton makes it as square as
+        it can."""
+        most = np.log2(np.minimum(c.warps, c.bm / 16))
+        square = np.round(np.log2(np.sqrt(c.warps * c.bm / c.bn)))
+        rows = 2.0 ** np.clip(square, 0.0, most)
+        return c.bm / 16 / rows, np.maximum(c.bn / 8 / (c.warps / rows), 1.0)
+
     def _turn_cycles(self, c: GpuTritonProductDecisions[Array], together: Array) -> Array:
         """Of one turn of a block, ``together`` of which a multiprocessor has at once."""
-        card = self.card
-        flops = card.tf32_flops if self._item == 4 else card.float16_flops
-        large = self._wide & (c.bm >= 64)
-        # On cards whose peak is that of wgmma or tcgen05, mma.sync reaches what it does on Hopper.
-        older = OLDER_SHARE * min(1.0, 989e12 / card.float16_flops)
-        peak = np.where(large, MMA_SHARE, older) * flops
-        peak = peak / card.multiprocessors / card.frequency_hz
-        products = 2.0 * c.bm * c.bn * c.bk / peak
-        filled = (c.bm + c.bn) * c.bk * self._item / FILL_BYTES
-        pieces = c.bm * c.bk * self._item / self._copied + c.bn * c.bk * self._item / COPIED
+        card, item = self.card, self._item
+        pieces = c.bm * c.bk * item / self._copied + c.bn * c.bk * item / COPIED
         asked = pieces / (c.warps * WARP) * ASKED_CYCLES
-        begun = np.maximum(c.stages - 1.0, 0.5) ** 2
-        alone = TURN_CYCLES + asked + WAIT_CYCLES / begun
-        result: Array = np.maximum(together * np.maximum(products, filled), alone)
+        flops = card.tf32_flops if item == 4 else card.float16_flops
+        peak = SHARE_IN_GROUPS * flops / card.multiprocessors / card.frequency_hz
+        products = 2.0 * c.bm * c.bn * c.bk / peak
+        filled = (c.bm + c.bn) * c.bk * item / FILL_BYTES
+        alone = TURN_IN_GROUPS + asked + WAIT_IN_GROUPS / np.maximum(c.stages - 1.0, 0.5) ** 2
+        grouped = np.maximum(together * np.maximum(products, filled), alone)
+        down, across = self._of_warp(c)
+        sharing = np.maximum(1.0, c.warps * together / QUARTERS)
+        step = (down * across * MMA_CYCLES + (down + across / 2) * FRAGMENT_CYCLES) * sharing
+        steps = c.bk * item / 32
+        begun = np.maximum(c.stages - 1.0, 0.4) if self._copied >= AHEAD else 0.4
+        # Where a copy has sixteen bytes asking is in what was measured.
+        more = asked * (1.0 - COPIED * 2 / (COPIED + self._copied) * self._copied / COPIED)
+        apart = TURN_CYCLES + WAIT_CYCLES / begun + more + steps * (STEP_CYCLES + step)
+        result: Array = np.where(self._grouped(c), grouped, apart)
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -134,21 +157,31 @@ class GpuTritonProductSketch(GpuSketch[GpuTritonProductDecisions[Array]]):
         operations = 2.0 * tiles * c.bm * c.bn * depth
         traffic = tiles * (c.bm + c.bn) * item * depth
         unique = float(traffic_bytes(self.task.spec))
-        contiguous = np.minimum(c.bk * item, np.maximum(float(self._copied), item))
+        contiguous = c.bk * item
+        if con.conv is not None and self._copied == self._item:  # neighbours are positions
+            contiguous = np.minimum(c.bm, float(con.m[-1])) * item
         resident = np.maximum(self.resident(threads, shared, registers), 1.0)
         each = np.ceil(tiles / card.multiprocessors)
         held = np.where(c.blocks > 0, 1.0, np.minimum(each, resident))
         waves = np.ceil(each / held)
         # A block that goes on to its next tile has asked for it while it writes the one before.
         edge = np.where(c.blocks > 0, EDGE_CYCLES / 2, EDGE_CYCLES)
-        block = turns * self._turn_cycles(c, held) + edge + sums * SUM_CYCLES
-        compute = waves * block / card.frequency_hz
-        share = np.minimum(1.0, 3.0 * tiles / card.multiprocessors)
-        # Tiles of neighbouring rows and columns are read once where their blocks run together.
-        again = np.where(c.near > 1, 0.5, 1.0) * np.maximum(traffic - unique, 0.0)
-        memory = unique / (card.dram_bytes_per_s * share)
-        memory = np.maximum(memory, again / (4.0 * card.dram_bytes_per_s))
-        latency = np.maximum(compute, memory + EDGE_CYCLES / 2 / card.frequency_hz) + LAUNCH_S
+        grouped = self._grouped(c)
+        edge = np.where(grouped, edge + sums * SUM_CYCLES, 0.0)
+        turn = self._turn_cycles(c, held)
+        compute = waves * (turns * turn + edge) / card.frequency_hz
+        filling = unique / (
+            card.dram_bytes_per_s * np.minimum(1.0, AT_ONCE * tiles / card.multiprocessors)
+        )
+        share = self.aligned(contiguous) * np.minimum(1.0, tiles / card.multiprocessors)
+        reading = (
+            np.maximum(traffic / (card.dram_bytes_per_s * L2_SPEED), unique / card.dram_bytes_per_s)
+            / share
+        )
+        # When the last of it is there, the last products begin.
+        last = np.where(grouped, EDGE_CYCLES / 2, turn) / card.frequency_hz
+        latency = np.maximum(compute, np.where(grouped, filling, reading) + last) + LAUNCH_S
+        latency = latency * np.where((c.near == 1) & (con.rows > c.bm), APART, 1.0)
         parts = 2.0 * c.split * con.groups * con.rows * con.n * ITEMSIZE[con.acc_dtype]
         adding = parts / (card.dram_bytes_per_s * L2_SPEED) + SPLIT_S
         latency = latency + np.where(c.split > 1, adding, 0.0)
