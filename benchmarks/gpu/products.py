@@ -37,7 +37,7 @@ SHAPES = (
     *((rows, *layer) for rows in (128, 512) for layer in ((768, 768), (3072, 768), (768, 3072))),
     *((rows, *layer) for rows in (1, 4, 16) for layer in ((4096, 4096), (4096, 11008))),
 )
-PRODUCTS = ("gpu_product", "gpu_warpgroup", "gpu_dots")
+PRODUCTS = ("gpu_product", "gpu_warpgroup", "gpu_triton_product", "gpu_dots")
 FLUSHED = 256 << 20  # bytes written between two timed calls: more than any second-level cache
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 

@@ -3,32 +3,44 @@ stand in for them, machine code for three generations of cards by its compiler."
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import torch_pruner as tp
 from benchmarks.gpu.kernels import drafted
+from tests.compile.agreement import assert_equal
 from tests.families import kernels as K
+from tests.gpu import pretend_gpu
 from tests.gpu import triton_cases as TC
 from tests.gpu.pretend_gpu import HostDriver
+from tests.gpu.test_gpu_compile import Layer
 from tests.gpu.test_gpu_kernels import CASES, error, tolerance
 from tests.suites import cubin
 from torch_pruner import families
-from torch_pruner.cards import CARDS
+from torch_pruner.cards import CARDS, Card, card_like
 from torch_pruner.codegen.build.gpu import nvrtc, triton
 from torch_pruner.codegen.build.gpu import program as programs
-from torch_pruner.codegen.build.gpu.image import GpuEntry, GpuProgram, Launch
+from torch_pruner.codegen.build.gpu.driver import CudaDriver
+from torch_pruner.codegen.build.gpu.image import GpuEntry, GpuProgram, Launch, load_gpu_program
 from torch_pruner.codegen.parts.triton import kernel as language
 from torch_pruner.codegen.parts.triton.kernel import TritonKernel
+from torch_pruner.devices.cuda import CudaToolchain
 from torch_pruner.exc import CompileError
+from torch_pruner.families.gpu_triton_attention import space as attention_space
+from torch_pruner.families.gpu_triton_product import space as product_space
 from torch_pruner.graph import ops
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
-from torch_pruner.graph.reference import evaluate
+from torch_pruner.graph.reference import evaluate, numpy_dtype
 from torch_pruner.task import Scheduled
 
 if TYPE_CHECKING:
@@ -368,3 +380,150 @@ def test_the_reference_is_of_the_same_operators() -> None:
     there = whole != 0
     assert (got[there] == np.floor_divide(sums[there], whole[there])).all()
     assert (sums < 0).any()
+
+
+@pytest.fixture
+def preferred(monkeypatch: pytest.MonkeyPatch) -> Iterator[pretend_gpu.PretendDevice]:
+    """A card made of loops for which drafts are in Triton's language wherever there is a choice."""
+    monkeypatch.setattr(product_space, "CAREFUL", 1e-3)
+    monkeypatch.setattr(attention_space, "CAREFUL", 1e-3)
+    torch._dynamo.reset()
+    with pretend_gpu.instead_of_cpu(monkeypatch) as device:
+        yield device
+
+
+class Images(nn.Module):
+    """Convolutions of several kinds, whose float32 torch lets a GPU round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.grouped = nn.Conv2d(16, 32, 3, padding=1, groups=2)
+        self.back = nn.ConvTranspose2d(32, 8, 4, stride=2, padding=1)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.gelu(self.grouped(self.first(x).relu()))
+        return self.last(self.back(x).mean((2, 3)))
+
+
+def sketches() -> set[str]:
+    report = tp.last_report()
+    assert report is not None
+    assert report.ops_compiled == report.ops_total
+    return {t.sketch for t in report.tasks}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_layer_of_a_transformer(cold, preferred, dtype) -> None:
+    net, x = Layer().eval().to(dtype), torch.randn(2, 17, 64).to(dtype)
+    compiled = cold.compile(net)
+    for _ in range(3):
+        assert_equal(compiled(x), net(x))
+    assert sketches() >= {PRODUCT, ATTENTION}
+    assert preferred.driver.loaded >= {PRODUCT, ATTENTION}
+
+
+@torch.no_grad()
+def test_a_network_for_images(cold, preferred) -> None:
+    net, x = Images().eval(), torch.randn(2, 3, 18, 22)
+    compiled = cold.compile(net)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), net(x), rtol=2e-3, atol=2e-3)
+    assert PRODUCT in sketches()
+
+
+def test_steps_of_training(cold, preferred) -> None:
+    net, x = Layer().half(), torch.randn(2, 17, 64).half()
+    twin = copy.deepcopy(net)
+    compiled = cold.compile(net)
+    for _ in range(2):
+        compiled(x).float().square().mean().backward()
+        twin(x).float().square().mean().backward()
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert_equal(mine.grad, theirs.grad)
+    assert PRODUCT in preferred.driver.loaded
+
+
+@torch.no_grad()
+def test_a_warm_start_needs_no_triton(cold, preferred, monkeypatch) -> None:
+    net, x = Layer().eval().half(), torch.randn(2, 17, 64).half()
+    cold.compile(net)(x)
+    assert PRODUCT in sketches()
+    torch._dynamo.reset()
+    monkeypatch.setattr(language, "available", lambda: False)
+    monkeypatch.setattr(CudaToolchain, "build", lambda *_: pytest.fail("built again"))
+    assert_equal(cold.compile(net, on_miss="error")(x), net(x))
+
+
+@torch.no_grad()
+def test_kernels_for_a_card_that_is_not_at_hand(cold, monkeypatch) -> None:
+    """Machine code of both compilers in one file."""
+    if not nvrtc.available():
+        pytest.skip("NVRTC or CUDA's headers are not installed")
+    monkeypatch.setattr(product_space, "CAREFUL", 1e-3)
+    net, x = Layer().eval().half(), torch.randn(2, 17, 64).half()
+    tp.tune(net, (x,), options=cold.options(target={"kind": "cuda", "model": "h200"}))
+    assert PRODUCT in sketches()
+    kept = [GpuProgram.from_bytes(f.read_bytes()) for f in cold.cache_dir.rglob("*.so")]
+    assert max(len(program.images) for program in kept) >= 3
+    assert all(image.startswith(b"\x7fELF") for program in kept for image in program.images)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", range(len(SPECS)), ids=[s[0].replace(" ", "-") for s in SPECS])
+def test_numbers_on_the_card(case: int) -> None:
+    """Through the driver, on a stream of its own, in a thread whose first work on the device is
+    ours."""
+    _, spec, family = SPECS[case]
+    properties = torch.cuda.get_device_properties(0)
+    card = card_like(properties.name, (properties.major, properties.minor))
+    if card is None or card.capability < (8, 0):
+        pytest.skip("needs compute capability 8.0")
+    for candidate in TC.candidates(spec, family, 3, seed=case, most=256):
+        if room_of(spec, candidate) > card.shared_bytes_per_block:
+            continue
+        assert _on_the_card(spec, candidate, card) < tolerance(spec)
+
+
+def room_of(spec: Graph, candidate: Candidate) -> float:
+    """Bytes that a block shares."""
+    sketch = families.named(candidate.sketch).space()(TC.task_of(spec))
+    point = np.array([[dict(candidate.decisions)[name] for name in sketch.names]])
+    return float(sketch.symbols(point).s3_cache_bytes[0])
+
+
+def _on_the_card(spec: Graph, candidate: Candidate, card: Card) -> float:
+    takes = families.signature_of(spec, candidate)
+    given = K.inputs_for(spec)
+    packed = [a if p is None else p.pack(a) for a, p in zip(given, takes.packs, strict=True)]
+    buffers = [*takes.inputs, *takes.outputs, *takes.scratch]
+    places = tuple(Place(k) for k in range(len(buffers)))
+    program = programs.build_gpu_program(
+        {"k": Scheduled(spec, candidate)}, {"main": [KernelCall("k", places)]}, card
+    )
+    stream = torch.cuda.Stream()
+    driver = CudaDriver(lambda: int(stream.cuda_stream))
+    with torch.cuda.stream(stream):
+        flat = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in packed]
+        held = [torch.from_numpy(a).cuda() for a in flat]
+        made = [
+            torch.full((max(1, b.nbytes),), 0xFF, dtype=torch.uint8, device="cuda")
+            for b in (*takes.outputs, *takes.scratch)
+        ]
+        table = (ctypes.c_int64 * len(buffers))(*(t.data_ptr() for t in (*held, *made)))
+
+        def run() -> None:
+            (entry,) = load_gpu_program(program.to_bytes(), ["main"], driver)
+            entry(ctypes.addressof(table))
+
+        with ThreadPoolExecutor(1) as fresh:
+            fresh.submit(run).result()
+    stream.synchronize()
+    outputs = [
+        raw.cpu().numpy().view(numpy_dtype(b.dtype)).reshape(b.shape)
+        for raw, b in zip(made, takes.outputs, strict=False)
+    ]
+    return float(K.error(outputs, evaluate(spec, given)))

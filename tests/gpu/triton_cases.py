@@ -26,12 +26,14 @@ def task_of(spec: Graph, card: str = "h200") -> Task:
     return Task("kernel", spec, TargetSpec.cuda(CARDS[card]), 1)
 
 
-def candidates(spec: Graph, family: str, count: int, seed: int = 0) -> list[Candidate]:
-    """Random points of the space with small blocks."""
+def candidates(
+    spec: Graph, family: str, count: int, seed: int = 0, most: int = SMALL
+) -> list[Candidate]:
+    """Random points of the space, with blocks of at most so many rows and columns."""
     sketch = families.named(family).space()(task_of(spec))
     full = np.stack(np.meshgrid(*sketch.domains, indexing="ij"), axis=-1)
     points = full.reshape(-1, len(sketch.names))
-    points = points[(points[:, 0] <= SMALL) & (points[:, 1] <= SMALL)]
+    points = points[(points[:, 0] <= most) & (points[:, 1] <= most)]
     points = points[sketch.valid(points)]
     some = np.random.default_rng(seed).choice(len(points), min(count, len(points)), replace=False)
     return [Candidate(family, tuple(sorted(sketch.named(p).items()))) for p in points[some]]

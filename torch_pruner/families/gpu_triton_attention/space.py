@@ -28,7 +28,7 @@ from torch_pruner.families.gpu import (
 )
 from torch_pruner.families.gpu_attention.form import FACTS
 from torch_pruner.families.gpu_triton_attention.form import GpuTritonAttentionDecisions, padded
-from torch_pruner.families.gpu_triton_product.space import GROUP_ROWS, IN_GROUPS
+from torch_pruner.families.gpu_triton_product.space import GROUP_ROWS, IN_GROUPS, MOST_REGISTERS
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import traffic_bytes
@@ -108,7 +108,7 @@ class GpuTritonAttentionSketch(GpuSketch[GpuTritonAttentionDecisions[Array]]):
     def valid(self, decisions: Decisions) -> Mask:
         c, att = self.columns(decisions), self.att
         registers, shared = self._registers(c), self._shared(c)
-        fits = (shared <= self.card.shared_bytes_per_block) & (registers <= 255)
+        fits = (shared <= self.card.shared_bytes_per_block) & (registers <= MOST_REGISTERS)
         turns = np.ceil(att.keys / c.bn)
         useful = (turns % c.split == 0) & (c.split * att.groups * self._result < 2**31)
         useful &= (c.bm >= c.warps * 16) & (c.stages <= np.maximum(turns / c.split, 1))

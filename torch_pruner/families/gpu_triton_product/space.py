@@ -46,6 +46,7 @@ COPIED = 16  # bytes at once, at most
 AHEAD = 4  # bytes at once, at least, of copies that pass registers by
 IN_GROUPS = ((9, 0), (10, 0), (10, 3))  # capabilities whose groups of warps multiply
 GROUP_ROWS = 64  # of a tile, at least, for that
+MOST_REGISTERS = 235  # by this count; what it has more of spills in some kernels
 AT_ONCE = 3.0  # a multiprocessor may take so many times its share of what memory hands out
 
 
@@ -104,7 +105,7 @@ class GpuTritonProductSketch(GpuSketch[GpuTritonProductDecisions[Array]]):
         sums = c.bm * c.bn / (c.warps * float(WARP))
         room = self._shared(c) <= self.card.shared_bytes_per_block
         held = self._registers(c) <= self.card.registers / (c.warps * WARP)
-        held &= self._registers(c) <= 255
+        held &= self._registers(c) <= MOST_REGISTERS
         even = np.ceil(con.depth / c.bk) % c.split == 0
         even &= (c.split == 1) | (con.groups * con.rows * con.n * c.split < 2**31)
         tiles = con.groups * np.ceil(con.rows / c.bm) * np.ceil(con.n / c.bn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torch_pruner import families
+from torch_pruner import exc, families
 from torch_pruner.codegen.build.gpu import nvrtc, together, triton
 from torch_pruner.codegen.build.gpu.image import Calls, GpuProgram, Launch, launches_of
 from torch_pruner.codegen.build.gpu.source import cuda_source
@@ -76,6 +76,9 @@ def compile_kernels(
         images.append(nvrtc.compile_cubin(source, card.arch)[0])
     if texts:
         built = triton.compile_kernels(triton.separate(texts), card.arch)
+        most = max(one.shared_bytes for one in built.values())
+        if most > card.shared_bytes_per_block:
+            raise exc.CompileError("a Triton kernel", f"a {card.name} has no {most} bytes to share")
         more, found = triton.launches_of(texts, built, card.arch, len(images))
         images, launches = images + more, launches | found
     return tuple(images), launches
