@@ -76,6 +76,7 @@ setup(
             "xgboost-cpu",
         ],  # benchmarks.search and its picture
         "rpc": [f"apache-tvm[rpc]=={TVM}"],
+        "triton": ["triton"],  # what CUDA builds of torch bring along
         "xgboost": ["xgboost"],
         "cuda": [f"apache-tvm[cuda]=={TVM}"],
     },

@@ -33,7 +33,7 @@ OPTIONAL = {
     "xgboost": ("cost_model='xgb'", "xgboost"),
     "matplotlib": ("torch-pruner curve", "curve"),
     "tornado": ("executor='rpc'", "rpc"),
-    "triton": ("a part of the kernels for GPUs", "dev"),
+    "triton": ("kernels for GPUs, beside those in CUDA C", "triton"),
     "onnxruntime": ("a peer in benchmarks", "peers"),
     "openvino": ("a peer in benchmarks", "peers"),
 }
