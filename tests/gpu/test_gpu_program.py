@@ -19,6 +19,7 @@ from torch_pruner.cards import CARDS
 from torch_pruner.codegen.build.gpu import dependent, image, nvrtc, program
 from torch_pruner.codegen.build.gpu.driver import NO_CONTEXT, CudaDriver, Grid
 from torch_pruner.codegen.build.gpu.image import GpuProgram, Launch, load_gpu_program
+from torch_pruner.codegen.build.gpu.machine_code import machine_code
 from torch_pruner.codegen.build.gpu.source import (
     _keep_from_compiling,
     _printed_only,
@@ -146,6 +147,49 @@ def test_a_program_is_built_for_a_card() -> None:
     built = program.build_gpu_program(kernels, {"main": [KernelCall(spec.digest(), places)]}, CARD)
     assert built.images[0].startswith(b"\x7fELF")
     assert GpuProgram.from_bytes(built.to_bytes()) == built
+
+
+LOG = """ptxas info    : Compiling entry function 'one' for 'sm_80'
+ptxas info    : Function properties for one
+    0 bytes stack frame, {} bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 40 registers
+ptxas info    : Compiling entry function 'two' for 'sm_80'
+ptxas info    : Function properties for two
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+"""
+TWO = "".join(
+    f'extern "C" __global__ void __launch_bounds__(64) {name}(int* p) {{\n}}\n'
+    for name in ("one", "two")
+)
+
+
+@pytest.mark.parametrize(
+    ("after", "kept"), [(0, b"again"), (4, b"again"), (16, b"first"), (None, b"first")]
+)
+def test_kernels_that_spill_are_given_more_registers(monkeypatch, after, kept) -> None:
+    """Unless that is refused, or is no better; the others stay as they are."""
+    seen: list[str] = []
+
+    def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
+        seen.append(source)
+        if len(seen) == 1:
+            return b"first", LOG.format(16)
+        if after is None:
+            raise CompileError("a CUDA kernel", "refused")
+        return b"again", LOG.format(after)
+
+    monkeypatch.setattr(nvrtc, "compile_cubin", compile_cubin)
+    assert machine_code(TWO, "sm_80")[0] == kept
+    assert seen[1] == TWO.replace("(64) one", "(64, 1) one")
+
+
+def test_kernels_that_do_not_spill_are_built_once(monkeypatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(
+        nvrtc, "compile_cubin", lambda source, _: seen.append(source) or (b"", LOG.format(0))
+    )
+    machine_code(TWO, "sm_80")
+    assert seen == [TWO]
 
 
 def test_kernels_are_printed_where_tvm_would_compile_them() -> None:

@@ -58,13 +58,13 @@ class Built:
 def build(task: Task, candidate: Candidate, card: Card, disassembler: str = "") -> Built:
     """One kernel to machine code."""
     from tests.emitting import schedule
-    from torch_pruner.codegen.build.gpu import nvrtc
+    from torch_pruner.codegen.build.gpu.machine_code import machine_code
     from torch_pruner.codegen.build.gpu.source import cuda_source
 
     try:
         kernel = schedule(task.spec, candidate.sketch, dict(candidate.decisions))
         source, launches = cuda_source({"kernel": kernel}, card.arch)
-        image, log = nvrtc.compile_cubin(source, card.arch)
+        image, log = machine_code(source, card.arch)
     except exc.CompileError as err:
         return Built(task.name, candidate.sketch, error=str(err)[:2000])
     found = [[int(n) for n in p.findall(log)] for p in (USED, SPILLED, SHARED)]

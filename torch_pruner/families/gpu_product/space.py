@@ -123,8 +123,10 @@ class GpuProductSketch(GpuSketch[GpuProductDecisions[Array]]):
         even = np.ceil(con.depth / c.bk) % split == 0
         even &= (split == 1) | (con.groups * con.rows * con.n * split < 2**31)
         kinds &= (c.pack == 1) | (c.tensor == 1)
-        # More registers than there are for a block's threads would spill.
-        held = self.resident(threads, self._shared(c), self._registers(c, sums)) >= 1
+        # More registers than there are for a block's threads would spill. Steps along a turn are
+        # unrolled, and the assembler keeps some of their addresses.
+        steps = np.where(c.tensor == 1, c.bk / 4, 0.0)
+        held = self.resident(threads, self._shared(c), self._registers(c, sums) + steps) >= 1
         result: Mask = divides & fits & (sums <= SUMS) & kinds & even & held
         return result
 

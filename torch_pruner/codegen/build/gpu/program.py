@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch_pruner import exc, families
-from torch_pruner.codegen.build.gpu import nvrtc, together, triton
+from torch_pruner.codegen.build.gpu import together, triton
 from torch_pruner.codegen.build.gpu.image import Calls, GpuProgram, Launch, launches_of
+from torch_pruner.codegen.build.gpu.machine_code import machine_code
 from torch_pruner.codegen.build.gpu.source import cuda_source
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Scheduled
@@ -73,7 +74,7 @@ def compile_kernels(
     launches: dict[str, Launch] = {}
     if scheduled:
         source, launches = cuda_source(scheduled, card.arch, copies)
-        images.append(nvrtc.compile_cubin(source, card.arch)[0])
+        images.append(machine_code(source, card.arch)[0])
     if texts:
         built = triton.compile_kernels(triton.separate(texts), card.arch)
         most = max(one.shared_bytes for one in built.values())
