@@ -32,7 +32,7 @@ step() {
 
 step ready "$python" -m benchmarks.gpu.ready
 [ -e "$out/ready.done" ] || exit 1  # everything below would be eager's
-step tests "$python" -m pytest -m cuda -q --every -n 8 tests/gpu/test_gpu_kernels.py tests/gpu/test_cuda.py
+step tests "$python" -m pytest -m cuda -q --every -n 8 tests/gpu/test_gpu_kernels.py tests/gpu/test_gpu_triton.py tests/gpu/test_cuda.py
 OMP_NUM_THREADS="${OMP_NUM_THREADS:-3}" step networks "$python" -m benchmarks.gpu.networks --together \
   --effort none --batch 1 --contestants eager,pruner,pruner-graphs,inductor-graphs --rounds 25 \
   --networks bert_base,gpt2,llama,vit,resnet50 --cache-dir "$out/cache" --out "$out/networks.json"

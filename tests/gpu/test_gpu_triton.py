@@ -24,10 +24,9 @@ from tests.gpu import triton_cases as TC
 from tests.gpu.pretend_gpu import HostDriver
 from tests.gpu.test_gpu_compile import Layer
 from tests.gpu.test_gpu_kernels import CASES, error, tolerance
-from tests.suites import cubin
 from torch_pruner import families
 from torch_pruner.cards import CARDS, Card, card_like
-from torch_pruner.codegen.build.gpu import nvrtc, triton
+from torch_pruner.codegen.build.gpu import cubin, nvrtc, triton
 from torch_pruner.codegen.build.gpu import program as programs
 from torch_pruner.codegen.build.gpu.driver import CudaDriver
 from torch_pruner.codegen.build.gpu.image import GpuEntry, GpuProgram, Launch, load_gpu_program
@@ -35,20 +34,21 @@ from torch_pruner.codegen.parts.triton import kernel as language
 from torch_pruner.codegen.parts.triton.kernel import TritonKernel
 from torch_pruner.devices.cuda import CudaToolchain
 from torch_pruner.exc import CompileError
+from torch_pruner.families.gpu_triton_attention import emit as attention_emit
 from torch_pruner.families.gpu_triton_attention import space as attention_space
+from torch_pruner.families.gpu_triton_product import emit as product_emit
 from torch_pruner.families.gpu_triton_product import space as product_space
 from torch_pruner.graph import ops
 from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import KernelCall, Place
 from torch_pruner.graph.reference import evaluate, numpy_dtype
-from torch_pruner.task import Scheduled
+from torch_pruner.task import Candidate, Scheduled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch_pruner.codegen.build.gpu.driver import Grid
     from torch_pruner.graph.ir import Graph
-    from torch_pruner.task import Candidate
 
 pytestmark = [
     pytest.mark.tvm,
@@ -99,6 +99,31 @@ def test_numbers_of_the_loops(case: int) -> None:
     _, spec, family = SPECS[case]
     for candidate in TC.candidates(spec, family, 1, seed=case):
         assert error(spec, family, dict(candidate.decisions)) < tolerance(spec)
+
+
+def test_indices_of_large_buffers(monkeypatch) -> None:
+    """Of 64 bits: the same numbers, and nothing multiplied before it is as wide."""
+    for module in (product_emit, attention_emit):
+        monkeypatch.setattr(module, "index_dtype_of", lambda *_: "int64")
+    some = [s for s in SPECS if s[2] == ATTENTION][:2] + [s for s in SPECS if s[2] == PRODUCT][::9]
+    cases = [
+        (spec, c) for k, (_, spec, of) in enumerate(some) for c in TC.candidates(spec, of, 1, k)
+    ]
+    cases.append((K.linear(200, 150, 64, dtype="float16"), IN_TURNS))
+    for (spec, _), found in zip(cases, TC.errors(cases), strict=True):
+        assert found < tolerance(spec)
+    texts = {f"k{k}": families.named(c.sketch).texts(s, c) for k, (s, c) in enumerate(cases)}
+    assert "number" in texts[f"k{len(cases) - 1}"][0].text
+    triton.compile_kernels(triton.separate(texts), "sm_90a")
+
+
+IN_TURNS = Candidate(
+    PRODUCT,
+    (
+        ("blocks", 3), ("bk", 32), ("bm", 32), ("bn", 64), ("near", 2), ("pack", 1), ("split", 1),
+        ("stages", 2), ("warps", 4),
+    ),
+)  # fmt: skip
 
 
 def after_a_product(op: str) -> Graph:
@@ -168,7 +193,7 @@ def test_every_kernel_becomes_machine_code(card: str, instruction: str) -> None:
         assert 32 * kernels[name].warps <= one.threads <= 1024
         assert one.shared_bytes <= CARDS[card].shared_bytes_per_block
         assert ("griddepcontrol.wait" in one.ptx) == CARDS[card].has_early_launches
-    used = [cubin.uses(b.image) for b in built.values()]
+    used = [b.uses for b in built.values()]
     assert max(u.registers for u in used) <= 255
     assert sum(u.frame_bytes > 0 for u in used) <= 0.05 * len(used)
 
@@ -210,7 +235,7 @@ def test_the_best_drafts_do_not_spill(network: str, precision: str, card: str) -
     }
     assert len(texts) >= 24
     built = triton.compile_kernels(triton.separate(texts), CARDS[card].arch)
-    assert sum(cubin.uses(b.image).frame_bytes > 0 for b in built.values()) <= 0.05 * len(built)
+    assert sum(b.uses.frame_bytes > 0 for b in built.values()) <= 0.05 * len(built)
 
 
 def _scheduled(spec: Graph, family: str) -> Scheduled:
@@ -330,6 +355,35 @@ def test_one_refused_kernel_is_told_from_the_others() -> None:
     assert "ended with 3" in str(found["ended"])
     with pytest.raises(CompileError):
         triton.compile_kernels({"fine": fine, **wrong}, "sm_90a")
+
+
+def test_kernels_that_spill_are_given_more_registers(monkeypatch) -> None:
+    spec = K.linear(64, 64, 64, dtype="float16")
+    kernels = {
+        name: families.named(PRODUCT).texts(spec, c)[0]
+        for name, c in zip("ab", TC.candidates(spec, PRODUCT, 2), strict=True)
+    }
+    asked: list[tuple[list[str], bool]] = []
+
+    def process(given, arch, texts, roomy):
+        asked.append((sorted(given), roomy))
+        frames = {"a": 0 if roomy else 8, "b": 0}
+        return {
+            name: triton.Built(name, b"", 0, 128, 2, cubin.Uses(200 if roomy else 80, frames[name]))
+            for name in given
+        }
+
+    monkeypatch.setattr(triton, "_process", process)
+    found = triton.compile_kernels(kernels, "sm_80")
+    assert (["a"], True) in asked
+    assert ["b"] not in [names for names, roomy in asked if roomy]
+    assert {name: built.uses.registers for name, built in found.items()} == {"a": 200, "b": 80}
+
+
+def test_what_is_no_cubin_says_nothing_of_registers() -> None:
+    for data in (b"", b"\x7fELF\x02" + bytes(59), b"\x7fELF\x02" + b"\xff" * 99):
+        with pytest.raises(ValueError, match=r"ELF|said"):
+            cubin.uses(data)
 
 
 def test_a_compiler_that_does_not_end_is_ended(monkeypatch) -> None:

@@ -22,7 +22,7 @@ from benchmarks import tables, timing
 from benchmarks.arguments import network_names, write_json
 from benchmarks.gpu.kernels import drafted
 from benchmarks.gpu.tasks import tasks_of
-from tests.suites import cubin, sass
+from tests.suites import sass
 from torch_pruner import exc
 from torch_pruner.cards import CARDS, Card
 
@@ -109,7 +109,7 @@ def _of_triton(
     if len(done) < len(launches):
         error = next(b for b in launches if isinstance(b, exc.CompileError))
         return Built(task.name, candidate.sketch, error=f"{error} {error.log}"[:2000])
-    used = [cubin.uses(b.image) for b in done]
+    used = [b.uses for b in done]
     return Built(
         task.name,
         candidate.sketch,

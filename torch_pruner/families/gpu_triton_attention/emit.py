@@ -109,7 +109,8 @@ class _Attention:
         for axis, at in zip(axes, ("[:, None]", "[None, :]"), strict=True):
             name = names[axis] + ("_down" if at == "[:, None]" else "_along")
             size = axes[axis]
-            start = {"m": f"first * {d.bm} + ", "n": f"turn * {d.bn} + "}.get(axis, "")
+            turn = self.source.wide("turn")
+            start = {"m": f"first * {d.bm} + ", "n": f"{turn} * {d.bn} + "}.get(axis, "")
             tile.line(f"{name} = {start}tl.arange(0, {size}){at}")
             if there[axis] % size:
                 tile.edges[axis] = f"({name} < {there[axis]})"

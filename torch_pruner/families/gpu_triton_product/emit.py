@@ -93,10 +93,9 @@ class _Product:
         d = self.decisions
         tile = self.source.tile({})
         if d.blocks:
-            tile.line(f"for tile in tl.range(tl.program_id(0), {self.tiles}, {d.blocks}):")
+            tile.line(f"for number in tl.range(tl.program_id(0), {self.tiles}, {d.blocks}):")
             tile.indent += "    "
-            if self.source.width == "int64":
-                tile.line("tile = tile.to(tl.int64)")
+            tile.line(f"tile = {self.source.wide('number')}")
         else:
             tile.line(f"tile = {self.source.block}")
         self._tile(tile)
@@ -117,7 +116,7 @@ class _Product:
         first = f"{part} * {turns} + " if d.split > 1 else ""
         tile.line(f"for turn in tl.range(0, {turns}):")
         indent = tile.indent + "    "
-        tile.line(f"    position = ({first}turn) * {d.bk}")
+        tile.line(f"    position = ({first}{self.source.wide('turn')}) * {d.bk}")
         k_edge = f"(k{{}} < {con.depth})" if con.depth % d.bk else ""
 
         def axis(name: str, at: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
 from torch_pruner.codegen.build.gpu import dependent
+from torch_pruner.codegen.build.gpu.cubin import Uses, uses
 from torch_pruner.codegen.build.gpu.image import MAX_SHARED, Launch
 from torch_pruner.codegen.parts.triton import kernel as language
 
@@ -46,6 +47,7 @@ class Built:
     shared_bytes: int
     threads: int
     nulls: int
+    uses: Uses
     ptx: str = ""
 
 
@@ -66,17 +68,35 @@ def compile_kernels(
 def attempts(
     kernels: Mapping[str, TritonKernel], arch: str, *, texts: bool = False
 ) -> dict[str, Built | exc.CompileError]:
-    """The same with an error for each kernel that was refused."""
+    """The same with an error for each kernel that was refused.
+
+    What keeps registers in memory is compiled again with as many as a thread may have: the
+    assembler looks for more blocks at once, and spills a few registers for that.
+    """
     if not language.available():
         fix = "install triton, or a CUDA build of torch"
         raise exc.CompileError("a Triton kernel", "Triton was not found", fix=fix)
+    found = _on_all_cores(kernels, arch, texts, roomy=False)
+    spilled = {n: k for n, k in kernels.items() if _frame_bytes(found[n])}
+    for name, again in _on_all_cores(spilled, arch, texts, roomy=True).items():
+        if isinstance(again, Built) and _frame_bytes(again) < _frame_bytes(found[name]):
+            found[name] = again
+    return {name: found[name] for name in kernels}
+
+
+def _frame_bytes(built: Built | exc.CompileError) -> int:
+    return built.uses.frame_bytes if isinstance(built, Built) else 0
+
+
+def _on_all_cores(
+    kernels: Mapping[str, TritonKernel], arch: str, texts: bool, *, roomy: bool
+) -> dict[str, Built | exc.CompileError]:
     count = max(1, min(len(kernels), len(os.sched_getaffinity(0))))
     names = list(kernels)
-    groups = [names[k::count] for k in range(count)]
+    groups = [{n: kernels[n] for n in names[k::count]} for k in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        parts = pool.map(lambda g: _process({n: kernels[n] for n in g}, arch, texts), groups)
-        found = {name: built for part in parts for name, built in part.items()}
-    return {name: found[name] for name in names}
+        parts = pool.map(lambda g: _process(g, arch, texts, roomy) if g else {}, groups)
+        return {name: built for part in parts for name, built in part.items()}
 
 
 def launches_of(
@@ -108,7 +128,7 @@ def separate(kernels: Mapping[str, Sequence[TritonKernel]]) -> dict[str, TritonK
 
 
 def _process(
-    kernels: Mapping[str, TritonKernel], arch: str, texts: bool
+    kernels: Mapping[str, TritonKernel], arch: str, texts: bool, roomy: bool
 ) -> dict[str, Built | exc.CompileError]:
     number = _NUMBER.fullmatch(arch)
     assert number is not None, arch
@@ -119,6 +139,7 @@ def _process(
         "kernels": {
             name: {
                 "text": k.text, "types": k.types, "warps": k.warps, "stages": k.stages,
+                "registers": _registers(k.warps) if roomy else 0,
                 "symbol": re.sub(r"\W", "_", f"triton_{name}"),
             }
             for name, k in kernels.items()
@@ -144,7 +165,7 @@ def _process(
             return {
                 n: b
                 for name in kernels
-                for n, b in _process({name: kernels[name]}, arch, texts).items()
+                for n, b in _process({name: kernels[name]}, arch, texts, roomy).items()
             }
         log = done.stderr[-4000:]
         ended = exc.CompileError(
@@ -154,12 +175,22 @@ def _process(
     return {name: _built(kernels[name], answer[name]) for name in kernels}
 
 
+def _registers(warps: int) -> int:
+    """A thread's, where a block of so many warps has a multiprocessor for itself."""
+    return min(255, (64 << 10) // (32 * warps) // 8 * 8)
+
+
 def _built(kernel: TritonKernel, answer: Mapping[str, Any]) -> Built | exc.CompileError:
     if "error" in answer:
         return exc.CompileError("a Triton kernel", "Triton refused it", log=answer["error"])
+    image = base64.b64decode(answer["code"])
+    try:
+        used = uses(image)
+    except ValueError:  # of a format to come: then nothing is known to spill
+        used = Uses(0, 0)
     built = Built(
-        str(answer["symbol"]), base64.b64decode(answer["code"]), int(answer["shared"]),
-        int(answer["threads"]), int(answer["parameters"]) - len(kernel.types), answer["text"],
+        str(answer["symbol"]), image, int(answer["shared"]), int(answer["threads"]),
+        int(answer["parameters"]) - len(kernel.types), used, answer["text"],
     )  # fmt: skip
     if not 0 <= built.shared_bytes <= MAX_SHARED or built.nulls < 0:
         return exc.CompileError(

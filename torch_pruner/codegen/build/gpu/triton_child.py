@@ -59,6 +59,7 @@ def _compiled(kernel: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         attrs={(k,): [["tt.divisibility", ALIGNED]] for k in range(len(pointers))},
     )
     options = {"num_warps": kernel["warps"], "num_stages": kernel["stages"]}
+    options |= {"maxnreg": kernel["registers"]} if kernel["registers"] else {}
     built = triton.compile(source, target=GPUTarget("cuda", given["arch"], 32), options=options)
     about, ptx = built.metadata, built.asm["ptx"]
     entry = _ENTRY.search(ptx)

@@ -51,6 +51,10 @@ class Source:
         """The number of a block."""
         return "tl.program_id(0)" + (".to(tl.int64)" if self.width == "int64" else "")
 
+    def wide(self, number: str) -> str:
+        """A loop's number, which has 32 bits, as an index."""
+        return number if self.width == "int32" else f"(tl.full((), 0, tl.int64) + {number})"
+
     def tile(self, axes: dict[str, int]) -> Tile:
         """What prints a kernel's first lines."""
         pairs = zip(self._names, self._dtypes, strict=True)

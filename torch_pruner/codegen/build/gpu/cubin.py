@@ -24,6 +24,13 @@ class Uses:
 
 def uses(image: bytes) -> Uses:
     """Raises ``ValueError`` where the file does not say it."""
+    try:
+        return _uses(image)
+    except (struct.error, IndexError) as err:
+        raise ValueError(f"a damaged ELF file: {err}") from err
+
+
+def _uses(image: bytes) -> Uses:
     if not image.startswith(b"\x7fELF\x02"):
         raise ValueError("no ELF file of 64 bits")
     (table,) = struct.unpack_from("<Q", image, 0x28)
