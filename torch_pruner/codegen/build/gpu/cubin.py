@@ -26,7 +26,7 @@ def uses(image: bytes) -> Uses:
     """Raises ``ValueError`` where the file does not say it."""
     try:
         return _uses(image)
-    except (struct.error, IndexError) as err:
+    except (struct.error, IndexError, OverflowError) as err:
         raise ValueError(f"a damaged ELF file: {err}") from err
 
 
