@@ -170,6 +170,7 @@ def test_every_operator_behind_a_product() -> None:
     assert wrong == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("card", "instruction"),
     [("a100", "mma.sync"), ("h200", "wgmma.mma_async"), ("b200", "tcgen05.mma")],
@@ -198,6 +199,7 @@ def test_every_kernel_becomes_machine_code(card: str, instruction: str) -> None:
     assert sum(u.frame_bytes > 0 for u in used) <= 0.05 * len(used)
 
 
+@pytest.mark.rotated(4)
 def test_operators_behind_a_product_become_machine_code() -> None:
     """Those of the device's library, too, which the interpreter does without."""
     texts = {
