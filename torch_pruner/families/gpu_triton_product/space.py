@@ -142,9 +142,10 @@ class GpuTritonProductSketch(GpuSketch[GpuTritonProductDecisions[Array]]):
         step = (down * across * MMA_CYCLES + (down + across / 2) * FRAGMENT_CYCLES) * sharing
         steps = c.bk * item / 32
         begun = np.maximum(c.stages - 1.0, 0.4) if self._copied >= AHEAD else 0.4
-        # Where a copy has sixteen bytes asking is in what was measured.
-        more = asked * (1.0 - COPIED * 2 / (COPIED + self._copied) * self._copied / COPIED)
-        apart = TURN_CYCLES + WAIT_CYCLES / begun + more + steps * (STEP_CYCLES + step)
+        # To ask for copies of sixteen bytes is in what was measured.
+        small = c.bm * c.bk * item * (1.0 / self._copied - 1.0 / COPIED)
+        small = small / (c.warps * WARP) * ASKED_CYCLES
+        apart = TURN_CYCLES + WAIT_CYCLES / begun + small + steps * (STEP_CYCLES + step)
         result: Array = np.where(self._grouped(c), grouped, apart)
         return result
 
