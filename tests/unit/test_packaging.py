@@ -52,7 +52,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
         *("filelock", "numpy", "onnx", "platformdirs", "typing_extensions"),
     } == {n for n in needs if "extra ==" not in n}
     extras = set(meta.get_all("Provides-Extra", []))
-    known = {"cuda", "curve", "demo", "dev", "peers", "rpc", "search", "xgboost"}
+    known = {"cuda", "curve", "demo", "dev", "peers", "rpc", "search", "triton", "xgboost"}
     assert extras == known | {"decode-peers", "llama-cpp"}
 
 
