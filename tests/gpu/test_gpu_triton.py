@@ -76,7 +76,7 @@ def test_there_are_kernels_of_every_kind() -> None:
     assert len([s for s in SPECS if s[2] == ATTENTION]) >= 15
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("group", range(len(GROUPS)))
 def test_numbers_of_the_texts(group: int) -> None:
     cases = [
