@@ -224,6 +224,7 @@ def test_a_kernel_waits_before_it_reads_and_lets_others_go_at_its_end() -> None:
     ("network", "precision", "card"),
     [("bert_tiny", "float16", "h200"), ("bert_tiny", "bfloat16", "a100")],
 )
+@pytest.mark.rotated(3)
 @pytest.mark.sampled(2)
 def test_the_best_drafts_do_not_spill(network: str, precision: str, card: str) -> None:
     from benchmarks.gpu.tasks import tasks_of
