@@ -25,6 +25,14 @@ def heads_together(graph: Graph, att: Attention) -> int:
     return math.gcd(_together(graph, keys, att.groups), _together(graph, values, att.groups))
 
 
+def heads_of_a_block(graph: Graph, att: Attention, most_rows: int) -> list[int]:
+    """How many heads of the same keys a block of so many rows may have; causal ones each have keys
+    of their own to end with."""
+    together = 1 if att.causal else heads_together(graph, att)
+    most = max(1, most_rows // att.queries)
+    return [n for n in range(1, min(together, most) + 1) if together % n == 0]
+
+
 def _together(graph: Graph, node: int, groups: int) -> int:
     """Neighbouring groups for which the node is the same."""
     batch = graph.nodes[node].shape[:-2]

@@ -33,7 +33,7 @@ class GpuAttentionFamily(Family):
         return GpuAttentionSketch
 
     def parameters(self, spec: Graph, decisions: GpuAttentionDecisions[int]) -> Parameters:
-        return form.parameters(spec, decisions)
+        return form.parameters(spec, decisions.split)
 
     def emit(
         self,

@@ -27,12 +27,12 @@ class GpuAttentionDecisions(NamedTuple, Generic[N]):
     heads: N = 1  # type: ignore[assignment]  # of the same keys and values, in one block
 
 
-def parameters(spec: Graph, decisions: GpuAttentionDecisions[int]) -> Parameters:
-    """Scratch, where blocks share keys: sums of each part, and ``FACTS`` of each of its rows."""
+def parameters(spec: Graph, split: int) -> Parameters:
+    """Scratch, where ``split`` blocks share keys: sums of a part, ``FACTS`` of each of its rows."""
     att = attention_of(spec)
     assert att is not None
-    if decisions.split == 1:
+    if split == 1:
         return Parameters()
-    rows = (decisions.split, att.groups, att.queries)
+    rows = (split, att.groups, att.queries)
     sums, facts = (BufferSpec((*rows, extent), "float32") for extent in (att.width, FACTS))
     return Parameters(scratch=(sums, facts))

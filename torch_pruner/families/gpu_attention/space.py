@@ -34,7 +34,7 @@ from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
-from torch_pruner.graph.shared_heads import heads_together
+from torch_pruner.graph.shared_heads import heads_of_a_block
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
@@ -77,9 +77,7 @@ class GpuAttentionSketch(GpuSketch[GpuAttentionDecisions[Array]]):
 
     def _heads(self) -> list[int]:
         """A block has so many heads of the same keys; those whose queries fill one, no other's."""
-        together = 1 if self.att.causal else heads_together(self.task.spec, self.att)
-        most = max(1, MOST_ROWS // self.att.queries)
-        return [n for n in range(1, min(together, most) + 1) if together % n == 0]
+        return heads_of_a_block(self.task.spec, self.att, MOST_ROWS)
 
     @property
     def _result(self) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.triton import kernel
 from torch_pruner.families.base import Family, Parameters
-from torch_pruner.families.gpu_triton_attention import form
+from torch_pruner.families.gpu_attention.form import parameters
 from torch_pruner.families.gpu_triton_attention.form import GpuTritonAttentionDecisions
 from torch_pruner.families.kinds import is_attention, weights_are_scaled
 
@@ -39,7 +39,7 @@ class GpuTritonAttentionFamily(Family):
         return GpuTritonAttentionSketch
 
     def parameters(self, spec: Graph, decisions: GpuTritonAttentionDecisions[int]) -> Parameters:
-        return form.parameters(spec, decisions)
+        return parameters(spec, decisions.split)
 
     def emit(
         self,

@@ -27,13 +27,14 @@ from torch_pruner.families.gpu import (
     column,
 )
 from torch_pruner.families.gpu_attention.form import FACTS
+from torch_pruner.families.gpu_attention.space import FILLED, MOST_ROWS
 from torch_pruner.families.gpu_triton_attention.form import GpuTritonAttentionDecisions, padded
 from torch_pruner.families.gpu_triton_product.space import GROUP_ROWS, IN_GROUPS, MOST_REGISTERS
 from torch_pruner.families.space import Array, Decisions, Mask, Symbols
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.contraction import traffic_bytes
 from torch_pruner.graph.ops import ITEMSIZE
-from torch_pruner.graph.shared_heads import heads_together
+from torch_pruner.graph.shared_heads import heads_of_a_block
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 SHARE_IN_GROUPS = 0.6  # of the peak
 TURN_IN_GROUPS, WAIT_IN_GROUPS = 500.0, 600.0
 CAREFUL = 1.2  # of the time: heads of 64 and 128 tokens took what was expected of ours
-MOST_ROWS = 128  # of a block
-FILLED = 4  # blocks of a multiprocessor that leave nothing to gain from more
 
 
 class GpuTritonAttentionSketch(GpuSketch[GpuTritonAttentionDecisions[Array]]):
@@ -78,9 +77,7 @@ class GpuTritonAttentionSketch(GpuSketch[GpuTritonAttentionDecisions[Array]]):
 
     def _heads(self) -> list[int]:
         """A block has so many heads of the same keys; those whose queries fill one, no other's."""
-        together = 1 if self.att.causal else heads_together(self.task.spec, self.att)
-        most = max(1, MOST_ROWS // self.att.queries)
-        return [n for n in range(1, min(together, most) + 1) if together % n == 0]
+        return heads_of_a_block(self.task.spec, self.att, MOST_ROWS)
 
     @property
     def _item(self) -> int:

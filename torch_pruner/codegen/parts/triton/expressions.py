@@ -152,17 +152,12 @@ class Tile:
     # Statements.
 
     def run(self, stmt: Stmt) -> None:
-        """Everything that the statement does. Raises ``CompileError`` for what has no word here."""
+        """The variables that it binds. Raises ``CompileError`` for what has no word here."""
         if isinstance(stmt, S.SeqStmt):
             for part in stmt.seq:
                 self.run(part)
         elif isinstance(stmt, S.Bind):
             self._bind(stmt.var, stmt.value)
-        elif isinstance(stmt, S.BufferStore):
-            self._store(stmt.buffer, stmt.indices[0], self(stmt.value), str(stmt.value.ty.dtype))
-        elif isinstance(stmt, S.IfThenElse) and stmt.else_case is None:
-            with self.guarded(stmt.condition):
-                self.run(stmt.then_case)
         elif not isinstance(stmt, S.Evaluate):  # of a value that nobody stores
             raise exc.CompileError("a Triton kernel", f"no word for {type(stmt).__name__}")
 
@@ -193,8 +188,6 @@ class Tile:
         text = value.text if not value.literal else self.whole(value, dtype)
         if kept == "bool":
             text = f"({text}).to(tl.int8)"
-        elif dtype == "uint16":
-            text = f"({text}).to(tl.bfloat16, bitcast=True)"
         everywhere = frozenset(self.axes)
         if place.axes != everywhere:
             place = Value(self.whole(place, "int32"), everywhere)
