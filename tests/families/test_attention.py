@@ -33,6 +33,32 @@ NARROW = Case(queries=37, keys=197, depth=2, width=3)
 RAGGED = Case(queries=37, keys=197, depth=80, width=80)
 
 
+PAIRED = Case(queries=37, keys=197, depth=80, width=80, dtype="bfloat16")
+
+
+@pytest.mark.skipif(not TargetSpec.detect(2).bf16_dot, reason="needs AVX512-BF16")
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        (replace(PAIRED, queries=64, keys=128), {"kb": 32}),
+        (replace(PAIRED, kv=2, batch=2), {"tm": 12, "tr": 4, "nc": 3, "kb": 197}),
+        (replace(PAIRED, queries=197, causal=True), {"kb": 32, "order": 1}),
+        (replace(PAIRED, depth=18, mask="bool", guard=True, batch=2), {}),
+        (replace(PAIRED, depth=24, width=40, causal=True), {"nv": 3, "tr": 6}),
+        (replace(PAIRED, row=True, causal=True), {"tasks": 1}),
+        (replace(PAIRED, mask="add", keys=51, width=16), {"kb": 51, "order": 1, "nc": 1}),
+    ],
+)
+def test_products_of_pairs(case: Case, changes: dict[str, int]) -> None:
+    """Numbers of both products two at a time; of an odd number of keys the last is alone."""
+    spec = attention(case)
+    if case.row:
+        (spec,) = (k.spec for k in fuse(spec).kernels if len(k.outputs) == 2)
+    point = {**POINT, "pack": 2, "pairs": 1, **changes}
+    outputs, expected, _ = K.run(spec, "attention", point)
+    assert K.error(outputs, expected) < 1e-2
+
+
 @pytest.mark.parametrize(
     ("case", "changes"),
     [

@@ -32,6 +32,7 @@ BARRIER_S = 5e-7  # until all threads of a launch have met and go on
 TASK_S = 5e-8  # handing one task to a worker
 FMA_LATENCY = 4.0  # cycles from operands to result
 LOADS_PER_CYCLE = 2.0
+WORD_CYCLES = 3.0  # one vector of float32, rounded and put into words of two bfloat16
 EXPENSIVE_CYCLES = 12.0  # one vector of a division, an exponential, an error function
 
 
@@ -46,6 +47,18 @@ def bytes_per_cycle(working_set: Array, target: TargetSpec) -> Array:
     far = np.where(working_set <= target.l3_bytes, 10.0, memory_bytes_per_cycle(target))
     beyond = np.where(working_set <= 0.8 * target.l2_bytes, second, far)
     return np.where(working_set <= 0.8 * target.l1_bytes, 64.0, beyond)
+
+
+def multiplies_pairs(target: TargetSpec) -> bool:
+    """Whether a processor adds products of pairs of bfloat16 faster than one number's after
+    another."""
+    return target.bf16_dot and target.vector_bytes == 64 and target.bf16_dot_fmas < 2
+
+
+def dot_cycles(dots: Array, target: TargetSpec) -> Array:
+    """Cycles of so many ``pair_dot``."""
+    found: Array = dots * target.bf16_dot_fmas / target.fma_per_cycle
+    return found
 
 
 def stride_cycles(stride: int, count: int, target: TargetSpec) -> float:

@@ -130,18 +130,26 @@ def is_small(found: Attention) -> bool:
 
 
 def alone(graph: Graph, inner: Collection[int], outputs: Sequence[int]) -> Graph:
-    """Nodes as a graph: what they read beside constants and views are its inputs."""
+    """Nodes as a graph: what they read beside views and what no input has a part in are its
+    inputs."""
     builder, new, inputs = GraphBuilder(), dict[int, int](), 0
+    given = set[int]()  # depends on an input
+    for i, node in enumerate(graph.nodes):
+        if node.op == "input" or any(j in given for j in node.inputs):
+            given.add(i)
+
+    def inside(i: int) -> bool:
+        return i in inner or i not in given or graph.nodes[i].kind is OpKind.VIEW
+
     wanted, stack = set(inner), list(inner)
     while stack:
         i = stack.pop()
-        inside = i in inner or graph.nodes[i].kind is OpKind.VIEW
-        below = [j for j in graph.nodes[i].inputs if inside and j not in wanted]
+        below = [j for j in graph.nodes[i].inputs if inside(i) and j not in wanted]
         wanted.update(below)
         stack.extend(below)
     for i in sorted(wanted):
         node = graph.nodes[i]
-        if i in inner or node.kind is OpKind.VIEW or node.op in ("const", "iota"):
+        if inside(i):
             operands = [new[j] for j in node.inputs]
             new[i] = builder.again(node, operands)
         else:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     TakesGradient = Callable[[Graph, "AttentionGradient"], bool]
 
 _MIN_QUERIES, _MIN_KEYS, _MIN_WIDTH = 16, 16, 4
+_OPERANDS = {"float32", "float16", "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class AttentionGradient(Scores):
     """Node positions and extents. A node is *full* as in ``graph.attention``.
 
     ``into_queries = into k``, ``into_keys = into' q``, ``into_values = weights' g``, where ``into``
-    is an elementwise function of ``weights`` and of ``along = g v'``.
+    is an elementwise function of ``weights`` and of ``along = g v'``. Where the operands are of
+    half precision both are rounded to it for these products; as one kernel they need not be.
     """
 
     scores: int  # the product of queries and keys
@@ -101,10 +103,13 @@ def _match(graph: Graph, users: Sequence[Sequence[int]], weights: int) -> Attent
         *nodes[along].inputs,
         *(nodes[i].inputs[1] for i in outputs),
     ]
+    dtypes = {nodes[i].dtype for i in operands}
     if (
         len(products) != 5
         or not products <= inner
-        or any(nodes[i].dtype != "float32" for i in (*inner, *operands))
+        or len(dtypes) != 1
+        or not dtypes <= _OPERANDS
+        or any(not _is_kept(graph, i, dtypes) for i in inner)
         or any(i in inner for i in operands)
         or not all(_plain(graph, i, shape) for i in inner - products)
         or any(u not in inner for i in inner - set(outputs) for u in users[i])
@@ -127,8 +132,18 @@ def _match(graph: Graph, users: Sequence[Sequence[int]], weights: int) -> Attent
     )
 
 
+def _is_kept(graph: Graph, i: int, operands: set[str]) -> bool:
+    """Whether a node is of float32, or rounded for a product with ``operands``, and no further."""
+    node = graph.nodes[i]
+    if node.dtype == "float32":
+        return True
+    rounded = node.op == "cast" and graph.nodes[node.inputs[0]].dtype == "float32"
+    return node.dtype in operands and (rounded or node.kind is OpKind.VIEW)
+
+
 def _product(graph: Graph, users: Sequence[Sequence[int]], at: int, *, turned: bool) -> int | None:
-    """The one product that reads ``at`` as its first operand, its last two axes ``turned``."""
+    """The one product that reads ``at``, which may be rounded for it, as its first operand, its
+    last two axes ``turned``."""
     found, stack = set[int](), [(at, False)]
     while stack:
         i, odd = stack.pop()
@@ -136,7 +151,9 @@ def _product(graph: Graph, users: Sequence[Sequence[int]], at: int, *, turned: b
             node = graph.nodes[u]
             if node.op == "matmul" and node.inputs[0] == i and odd == turned:
                 found.add(u)
-            elif node.op == "reshape" and node.shape[-2:] == graph.nodes[i].shape[-2:]:
+            elif node.op == "cast" or (
+                node.op == "reshape" and node.shape[-2:] == graph.nodes[i].shape[-2:]
+            ):
                 stack.append((u, odd))
             elif node.op == "permute" and _swaps(node.attr("perm")):
                 stack.append((u, not odd))
@@ -144,7 +161,8 @@ def _product(graph: Graph, users: Sequence[Sequence[int]], at: int, *, turned: b
 
 
 def _last(graph: Graph, users: Sequence[Sequence[int]], weights: int, shape: Shape) -> int | None:
-    """The full value, computed element by element of ``weights``, that leads to queries."""
+    """The full value, computed element by element of ``weights``, that leads to queries: what it
+    is rounded to is not another."""
     found, seen, stack = set[int](), set[int](), [weights]
     while stack:
         for u in users[stack.pop()]:
@@ -152,7 +170,7 @@ def _last(graph: Graph, users: Sequence[Sequence[int]], weights: int, shape: Sha
             if u not in seen and node.kind is OpKind.POINTWISE and node.shape == shape:
                 seen.add(u)
                 stack.append(u)
-                if _product(graph, users, u, turned=False) is not None:
+                if node.op != "cast" and _product(graph, users, u, turned=False) is not None:
                     found.add(u)
     return found.pop() if len(found) == 1 else None
 

@@ -70,7 +70,11 @@ def attention_gradient(case: GradientCase) -> Graph:
     into = b.pointwise("mul", weights, b.pointwise("sub", along, delta))
     into = b.pointwise("mul", into, scale)
     other = split(following, c.keys, c.depth) if c.apart else k
-    found = [product(into, other), product(turned(into), q), product(turned(weights), grad)]
+    halves = c.dtype != "float32"
+    left = [b.cast(x, c.dtype) if halves else x for x in (into, weights)]
+    found = [product(left[0], other), product(turned(left[0]), q), product(turned(left[1]), grad)]
+    if halves:
+        found = [b.cast(x, c.dtype) for x in found]
     if c.seen:
         found.append(weights)
     return b.finish(found)

@@ -22,6 +22,8 @@ CPU = TargetSpec.from_dict({"kind": "llvm", "mcpu": "znver3"}, 2)
         GradientCase(mask="bool", causal=True),
         GradientCase(mask="add", flat=True),
         GradientCase(mask="heads", apart=True),
+        GradientCase(dtype="bfloat16", causal=True),
+        GradientCase(dtype="float16", flat=True),
     ],
 )
 def test_it_is_one_kernel(case: GradientCase) -> None:
@@ -31,11 +33,13 @@ def test_it_is_one_kernel(case: GradientCase) -> None:
     assert (gradient.queries, gradient.keys) == (case.queries, case.keys)
     assert gradient.causal == case.causal
     assert len(gradient.spread) == 2
+    (kernel,) = (k for k in kernels if gradient_of(k.spec) is not None)
+    assert [kernel.spec.nodes[o].dtype for o in kernel.spec.outputs] == [case.dtype] * 3
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"seen": True}, {"dtype": "bfloat16"}, {"queries": 8}, {"depth": 2, "width": 2}],
+    [{"seen": True}, {"dtype": "float64"}, {"queries": 8}, {"depth": 2, "width": 2}],
 )
 def test_it_is_not_where_something_is_missing(changes) -> None:
     graph = attention_gradient(replace(GradientCase(), **changes))
@@ -46,7 +50,8 @@ def test_it_is_not_where_something_is_missing(changes) -> None:
     ("case", "one"),
     [
         (GradientCase(4, 8, 1024, 1024, 16, 16), True),  # 2.4 times as fast on a Zen 3
-        (GradientCase(4, 12, 128, 128, 64, 64, causal=True), False),  # 0.8 times
+        (GradientCase(4, 12, 128, 128, 64, 64), False),  # 0.8 times
+        (GradientCase(4, 12, 128, 128, 64, 64, causal=True), True),  # half of it is not computed
         (GradientCase(1, 1, 256, 256, 32, 32), False),  # one head for two threads
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.pair_words import WORD, word
 from torch_pruner.codegen.parts.transposed import in_square, turns
 from torch_pruner.codegen.tir.builders import (
     SERIAL,
@@ -52,6 +53,7 @@ class Nest:
     sums: Buffer  # [task][lane][column of a slot]; turned: [task][column][lane]
     values: Buffer | None  # [task][key][column of a slot], where they are not read in place
     keys: Buffer | None  # [task][key][depth], the same
+    pairs: bool  # queries, keys and values are words of two bfloat16, and powers are, too
     masks: dict[int, Buffer]  # [task][key][lane]
     packed: dict[int, tuple[Buffer, tuple[int, ...]]]  # constant masks, and extents of groups
     hiding: int | None  # of the masks: where it is -inf no finite score counts
@@ -79,6 +81,11 @@ class Nest:
     def lanes(self) -> int:
         return self.vl * self.nv
 
+    @property
+    def steps(self) -> int:
+        """Of the sum that is a score."""
+        return self.att.depth // 2 if self.pairs else self.att.depth
+
     def query_at(self, lane: Expr) -> Expr:
         at = self.first + lane
         last = self.att.queries - 1
@@ -89,7 +96,7 @@ class Nest:
 
     def query_lane(self, d: Expr, lane: Expr) -> Expr:
         """The place of an element of the copied queries."""
-        return self.of_task(self.att.depth) + d * self.lanes + lane
+        return self.of_task(self.steps) + d * self.lanes + lane
 
     def of_task(self, rows: int) -> Expr:
         """Where the task's part of a buffer of ``rows`` times the lanes of the widest tile is."""
@@ -128,41 +135,44 @@ def first_column(nest: Nest, slot: Expr) -> Expr:
 
 def pack_queries(nest: Nest) -> Stmt:
     """The tile's queries with lanes for neighbours: squares of vectors turned in registers."""
-    depth, vl = nest.att.depth, nest.vl
+    depth, vl = nest.steps, nest.vl
     if depth < vl or not turns(vl):
         return _pack_queries_singly(nest)
-    source = nest.spec.nodes[nest.att.scores].inputs[0]
-    batch = nest.spec.nodes[source].shape[:-2]
 
     def square(j: Expr, block: Expr) -> Stmt:
         first = T.min(block * vl, imm(depth - vl)) if depth % vl else block * vl
 
         def taken(i: Expr, v: Expr) -> Expr:
-            index = (*unlinear(nest.group, batch), nest.query_at(j * vl + i), first + v)
-            return nest.reader.at(source, index)
+            return _query_of(nest, j * vl + i, first + v)
 
         def left(i: Expr, v: Expr) -> tuple[Buffer, Expr]:
             return nest.query, nest.query_lane(first + i, j * vl + v)
 
-        return in_square(nest, nest.dtype, taken, left)
+        return in_square(nest, WORD if nest.pairs else nest.dtype, taken, left)
 
     blocks = -(-depth // vl)
     return loop(nest.nv, lambda j: loop(blocks, lambda b: square(j, b), name="block"), name="j")
 
 
-def _pack_queries_singly(nest: Nest) -> Stmt:
+def _query_of(nest: Nest, lane: Expr, step: Expr) -> Expr:
+    """What a step of a score multiplies, of a lane's query."""
     source = nest.spec.nodes[nest.att.scores].inputs[0]
     batch = nest.spec.nodes[source].shape[:-2]
 
-    def element(lane: Expr, d: Expr) -> Stmt:
+    def at(d: Expr) -> Expr:
         index = (*unlinear(nest.group, batch), nest.query_at(lane), d)
+        return nest.reader.at(source, index).astype(nest.dtype)
+
+    return word(at(step * 2), at(step * 2 + 1)) if nest.pairs else at(step)
+
+
+def _pack_queries_singly(nest: Nest) -> Stmt:
+    def element(lane: Expr, d: Expr) -> Stmt:
         at = nest.query_lane(d, lane)
-        return nest.reader.scope(
-            lambda: [store(nest.query, at, nest.reader.at(source, index).astype(nest.dtype))]
-        )
+        return nest.reader.scope(lambda: [store(nest.query, at, _query_of(nest, lane, d))])
 
     return loop(
-        nest.lanes, lambda v: loop(nest.att.depth, lambda d: element(v, d), name="d"), name="lane"
+        nest.lanes, lambda v: loop(nest.steps, lambda d: element(v, d), name="d"), name="lane"
     )
 
 
@@ -173,11 +183,23 @@ def pack_values(nest: Nest, copy: Buffer, *, every: bool) -> Stmt:
     """
     plan = nest.plan
 
+    def taken(key: Expr, column: Expr) -> Expr:
+        if not nest.pairs:
+            return value_of(nest, key, column)
+        keys, (first, second) = nest.att.keys, (key * 2, key * 2 + 1)
+        if keys % 2 == 0 and nest.counted is None:
+            return word(value_of(nest, first, column), value_of(nest, second, column))
+        # Behind the last key that counts may lie anything, and 0 times infinity is not 0.
+        count = imm(keys) if nest.counted is None else nest.counted
+        other = value_of(nest, T.min(second, imm(keys - 1)), column)
+        other = T.Select(second < count, other, T.const(0, nest.dtype))
+        return word(value_of(nest, first, column), other)
+
     def vector(key: Expr, first: Expr, many: int, j: Expr) -> Stmt:
         def lane(v: Expr) -> Stmt:
             at = value_at(nest, key, first, many, j) + v
             return nest.reader.scope(
-                lambda: [store(copy, at, value_of(nest, key, first_column(nest, first + j) + v))]
+                lambda: [store(copy, at, taken(key, first_column(nest, first + j) + v))]
             )
 
         return loop(plan.column, lane, VECTORIZED, "v")
@@ -188,7 +210,7 @@ def pack_values(nest: Nest, copy: Buffer, *, every: bool) -> Stmt:
     def row(key: Expr) -> Stmt:
         return in_blocks(plan.slots, nest.nc, lambda first, many: panel(key, first, many))
 
-    return _copied_keys(nest, row, every)
+    return _copied_keys(nest, row, every, 2 if nest.pairs else 1)
 
 
 def in_blocks(slots: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
@@ -198,12 +220,14 @@ def in_blocks(slots: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
     return seq([*parts, body(imm(whole * size), rest) if rest else None])
 
 
-def _copied_keys(nest: Nest, body: Callable[[Expr], Stmt], every: bool) -> Stmt:
-    """``body`` for every key, or for those of the tiles of scores that the open unit makes."""
+def _copied_keys(nest: Nest, body: Callable[[Expr], Stmt], every: bool, some: int = 1) -> Stmt:
+    """``body`` for every key, or for those of the tiles of scores that the open unit makes:
+    ``some`` at once."""
     end = nest.counted if every else nest.end
     if end is None or not nest.bounded:
-        return loop(nest.att.keys, body, name="key")
-    return counted(T.min(end + (nest.most - 1), imm(nest.att.keys)), body, "key")
+        return loop(-(-nest.att.keys // some), body, name="key")
+    last = T.min(end + (nest.most - 1), imm(nest.att.keys))
+    return counted(T.floordiv(last + (some - 1), some) if some > 1 else last, body, "key")
 
 
 def value_at(nest: Nest, key: Expr, first: Expr, many: int, j: Expr) -> Expr:
@@ -212,6 +236,7 @@ def value_at(nest: Nest, key: Expr, first: Expr, many: int, j: Expr) -> Expr:
     So what a register tile reads of many keys is one piece, which uses all sets of the cache.
     """
     keys, column = nest.att.keys, nest.plan.column
+    keys = -(-keys // 2) if nest.pairs else keys  # then ``key`` counts pairs
     panel = (nest.task * nest.plan.slots + first) * (keys * column)
     return panel + (key * many + j) * column
 
@@ -224,16 +249,21 @@ def value_of(nest: Nest, key: Expr, column: Expr) -> Expr:
 
 
 def pack_keys(nest: Nest, copy: Buffer, *, every: bool) -> Stmt:
-    """Keys of a head in one piece, converted to the dtype of the sums; see ``pack_values``."""
-    depth = nest.att.depth
+    """Keys of a head in one piece, converted to what is multiplied; see ``pack_values``."""
+    depth = nest.steps
     lanes = nest.vl if depth >= nest.vl else 1
+
+    def taken(key: Expr, step: Expr) -> Expr:
+        if not nest.pairs:
+            return key_of(nest, key, step)
+        return word(key_of(nest, key, step * 2), key_of(nest, key, step * 2 + 1))
 
     def vector(key: Expr, j: Expr) -> Stmt:
         first = T.min(j * lanes, imm(depth - lanes)) if depth % lanes else j * lanes
 
         def lane(v: Expr) -> Stmt:
             at = key_at(nest, key, first + v)
-            return nest.reader.scope(lambda: [store(copy, at, key_of(nest, key, first + v))])
+            return nest.reader.scope(lambda: [store(copy, at, taken(key, first + v))])
 
         return loop(lanes, lane, VECTORIZED, "v")
 
@@ -242,7 +272,7 @@ def pack_keys(nest: Nest, copy: Buffer, *, every: bool) -> Stmt:
 
 
 def key_at(nest: Nest, key: Expr, d: Expr) -> Expr:
-    return (nest.task * nest.att.keys + key) * nest.att.depth + d
+    return (nest.task * nest.att.keys + key) * nest.steps + d
 
 
 def key_of(nest: Nest, key: Expr, d: Expr) -> Expr:

@@ -29,9 +29,10 @@ from torch_pruner.codegen.parts.attention_tile import (
     pack_queries,
     pack_values,
 )
-from torch_pruner.codegen.parts.beyond import beyond, counts, unless
+from torch_pruner.codegen.parts.beyond import beyond, unless
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.parts.pair_words import with_words
 from torch_pruner.codegen.parts.reductions import combine, identity
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
@@ -51,15 +52,13 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
+from torch_pruner.families.attention.pairs import added_to_scores
 from torch_pruner.families.attention.products import columns_of_queries, rows_of_queries
-from torch_pruner.families.attention.visible import end, see
+from torch_pruner.families.attention.visible import end, leave_out, see
 from torch_pruner.graph.attention import AttentionPlan, attention_of, attention_plan
 from torch_pruner.graph.attention_masks import (
     constant_masks,
     hiding_mask,
-    masked_values,
-    masks_alone,
-    visited_keys,
 )
 from torch_pruner.graph.extents import unwritten
 
@@ -103,6 +102,7 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         sums=sums,
         values=values,
         keys=keys,
+        pairs=bool(decisions.pairs),
         masks=dict(zip(plan.masks, masks, strict=True)),
         packed={
             node: (inputs[mask.index], mask.batch)
@@ -125,23 +125,10 @@ def emit(spec: Graph, decisions: AttentionDecisions[int], signature: Signature) 
         rows=lanes,
         unwritten=unwritten(spec, output_path(spec, att.out)),
     )
-    _leave_out(nest)
-    return Emitted(_tasks(nest, decisions.order), inputs, [out, *others], scratch)
-
-
-def _leave_out(nest: Nest) -> None:
-    """What lies behind the keys that count is not visited, and needs no mask but in the last tile
-    of scores."""
-    spec, att, reader = nest.spec, nest.att, nest.reader
-    number = visited_keys(spec, att, nest.unwritten)
-    if number is None:
-        return
-    nest.counted = T.min(counts(reader, number), imm(att.keys))
-    nest.open = spec.nodes[att.masked].inputs[1] if masks_alone(spec, att, number) else None
-    mask = masked_values(spec, att)
-    if mask is not None and mask[1] == number:  # none of those behind is multiplied
-        whole = spec.nodes[mask[0]].inputs[1]
-        reader.overrides[mask[0]] = lambda index: reader.at(whole, index)
+    leave_out(nest)
+    body = _tasks(nest, decisions.order)
+    body = with_words(body) if nest.pairs else body
+    return Emitted(body, inputs, [out, *others], scratch)
 
 
 def _last(nest: Nest) -> Nest:
@@ -286,6 +273,10 @@ def _score_tile(nest: Nest, first: Expr, rows: int, masked: int) -> Stmt:
         return loop(rows, lambda i: over_lanes(nest, lambda v: body(i, v)), UNROLLED, "i")
 
     def depth(d: Expr) -> Stmt:
+        if nest.pairs:
+            assert keys is not None
+            return added_to_scores(nest, acc, (keys, first, rows), d)
+
         def step(i: Expr, v: Expr) -> Stmt:
             if keys is None:
                 key = key_of(nest, first + i, d)
@@ -319,7 +310,7 @@ def _score_tile(nest: Nest, first: Expr, rows: int, masked: int) -> Stmt:
         [
             stack(acc),
             each(lambda i, v: store(acc, i * lanes + v, zero)),
-            loop(att.depth, depth, name="d"),
+            loop(nest.steps, depth, name="d"),
             each(finish),
         ]
     )

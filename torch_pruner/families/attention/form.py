@@ -30,6 +30,7 @@ class AttentionDecisions(NamedTuple, Generic[N]):
     pack: N  # copies for each head: 0 none, 1 of values, 2 of values and keys
     turned: N  # 1: lanes hold queries in the second product, too, and not columns
     tasks: N  # parallel tasks
+    pairs: N = 0  # type: ignore[assignment]  # 1: products of two bfloat16 at once
 
 
 def packs(spec: Graph, decisions: AttentionDecisions[int]) -> dict[int, PackLayout]:
@@ -48,20 +49,22 @@ def packs(spec: Graph, decisions: AttentionDecisions[int]) -> dict[int, PackLayo
 
 
 def scratch(spec: Graph, decisions: AttentionDecisions[int]) -> tuple[BufferSpec, ...]:
-    """Per parallel task: a tile's scores, queries and sums; copies of values, keys, masks.
+    """Per parallel task: a tile's scores, queries and sums; copies of values, keys, masks. With
+    pairs queries and copies are words of two numbers.
 
     Last, where a mask may hide keys, how many keys some query of the tile sees.
     """
     att = attention_of(spec)
     assert att is not None
     plan, dtype = attention_plan(spec, att, decisions), accumulator(spec.nodes[att.out].dtype)
+    each, taken = (2, "int32") if decisions.pairs else (1, dtype)
     copies = (
-        BufferSpec((plan.tasks, att.keys, plan.slots * plan.column), dtype),
-        BufferSpec((plan.tasks, att.keys, att.depth), dtype),
+        BufferSpec((plan.tasks, -(-att.keys // each), plan.slots * plan.column), taken),
+        BufferSpec((plan.tasks, att.keys, att.depth // each), taken),
     )
     return (
         BufferSpec((plan.tasks, att.keys, plan.lanes), dtype),
-        BufferSpec((plan.tasks, att.depth, plan.lanes), dtype),
+        BufferSpec((plan.tasks, att.depth // each, plan.lanes), taken),
         BufferSpec((plan.tasks, plan.lanes, plan.slots * plan.column), dtype),
         *copies[: decisions.pack],
         *(BufferSpec((plan.tasks, att.keys, plan.lanes), spec.nodes[m].dtype) for m in plan.masks),

@@ -34,12 +34,13 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import imm
 from torch_pruner.codegen.tir.values import load, store
+from torch_pruner.families.attention.pairs import added_to_sums, in_pairs, powers_in_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _power(nest: Nest, key: Expr, v: Expr, to: Buffer | None = None) -> Stmt:
+def power(nest: Nest, key: Expr, v: Expr, to: Buffer | None = None) -> Stmt:
     """A score's power, in the score's place or in a lane of ``to``, and added to the row's sum."""
     att, reader, at = nest.att, nest.reader, nest.score_at(key, v)
     target, place = (nest.scores, at) if to is None else (to, v)
@@ -73,7 +74,7 @@ def _column_tile(nest: Nest, column: Expr, many: int, *, makes: bool) -> Stmt:
     """One register tile: ``many`` columns by the tile's vectors of queries, over all keys."""
     lanes, width = nest.lanes, nest.att.width
     acc = buffer(many * lanes, nest.dtype, "acc", scope="local")
-    power = buffer(lanes, nest.dtype, "power", scope="local")
+    powers = buffer(lanes, nest.dtype, "power", scope="local")
     stays = makes and many < width  # for later columns
     zero = T.const(0, nest.dtype)
 
@@ -82,19 +83,19 @@ def _column_tile(nest: Nest, column: Expr, many: int, *, makes: bool) -> Stmt:
 
     def step(key: Expr) -> Stmt:
         def taken(v: Expr) -> Stmt:
-            return store(power, v, nest.scores[nest.score_at(key, v)])
+            return store(powers, v, nest.scores[nest.score_at(key, v)])
 
         def left(v: Expr) -> Stmt:
-            return store(nest.scores, nest.score_at(key, v), power[v])
+            return store(nest.scores, nest.score_at(key, v), powers[v])
 
         def update(c: Expr, v: Expr) -> Stmt:
             if nest.values is None:
                 value = value_of(nest, key, column + c)
             else:
                 value = load(nest.values, value_at(nest, key, column, many, c))
-            return store(acc, c * lanes + v, acc[c * lanes + v] + power[v] * value)
+            return store(acc, c * lanes + v, acc[c * lanes + v] + powers[v] * value)
 
-        made = over_lanes(nest, lambda v: _power(nest, key, v, power) if makes else taken(v))
+        made = over_lanes(nest, lambda v: power(nest, key, v, powers) if makes else taken(v))
         return seq([made, over_lanes(nest, left) if stays else None, each(update)])
 
     def sums_at(c: Expr, v: Expr) -> Expr:
@@ -103,7 +104,7 @@ def _column_tile(nest: Nest, column: Expr, many: int, *, makes: bool) -> Stmt:
     return seq(
         [
             stack(acc),
-            stack(power),
+            stack(powers),
             each(lambda c, v: store(acc, c * lanes + v, zero)),
             over_keys(nest, step),
             each(lambda c, v: store(nest.sums, sums_at(c, v), acc[c * lanes + v])),
@@ -128,6 +129,8 @@ def rows_of_queries(nest: Nest) -> list[Stmt]:
         limit = nest.end if nest.bounded else imm(att.keys)
         static = not nest.bounded and att.keys % nest.kb == 0
         count = nest.kb if static else T.min(limit - start, imm(nest.kb))
+        if nest.pairs:
+            start, count = T.floordiv(start, 2), in_pairs(count)
 
         def columns(slot: Expr, many: int) -> Stmt:
             def rows(row: Expr, some: int) -> Stmt:
@@ -137,7 +140,10 @@ def rows_of_queries(nest: Nest) -> list[Stmt]:
 
         return in_blocks(plan.slots, nest.nc, columns)
 
-    powers = over_keys(nest, lambda key: over_lanes(nest, lambda v: _power(nest, key, v)))
+    if nest.pairs:
+        powers = powers_in_pairs(nest, power)
+    else:
+        powers = over_keys(nest, lambda key: over_lanes(nest, lambda v: power(nest, key, v)))
     if nest.kb >= att.keys:  # the one block starts its sums
         return [powers, block(imm(0))]
     if nest.bounded:
@@ -180,13 +186,16 @@ def _product_tile(
         return nest.sums[sums_at(i, j, v)] if begun else T.const(0, nest.dtype)
 
     def step(k: Expr) -> Stmt:
+        if nest.pairs:
+            return added_to_sums(nest, acc, start + k, rows, columns)
+
         def update(i: Expr, j: Expr, v: Expr, at: Expr) -> Stmt:
             if values is None:
                 value = value_of(nest, start + k, first_column(nest, slot + j) + v)
             else:
                 value = load(values, value_at(nest, start + k, slot, many, j) + v)
-            power = nest.scores[nest.score_at(start + k, row + i)]
-            return store(acc, at, acc[at] + power * value)
+            factor = nest.scores[nest.score_at(start + k, row + i)]
+            return store(acc, at, acc[at] + factor * value)
 
         return each(update)
 

@@ -48,6 +48,7 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         apart = set(gathered_masks(task.spec, att)) - set(constant)
         self.shared = len(apart & set(shared))  # masks that heads share
         self.apart = len(apart) - self.shared
+        self.halves = task.spec.nodes[att.out].dtype in ("bfloat16", "float16")
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
@@ -64,9 +65,18 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         tasks = [1, self.task.threads] if self.task.threads > 1 else [1]
         turned = [0, 1] if self.narrow else [0]
         options = (
-            [self.lanes], queries, keys, rows, columns, blocks, order, [0, 1, 2], turned, tasks
+            [self.lanes], queries, keys, rows, columns, blocks, order, [0, 1, 2], turned, tasks,
+            [0, 1] if self._paired() else [0],
         )  # fmt: skip
         return tuple(np.array(o, dtype=np.int64) for o in options)
+
+    def _paired(self) -> bool:
+        """Whether products of two bfloat16 at once are worth a try."""
+        spec, att = self.task.spec, self.att
+        operands = (*spec.nodes[att.scores].inputs, spec.nodes[att.out].inputs[1])
+        halves = all(spec.nodes[i].dtype == "bfloat16" for i in operands)
+        fits = halves and att.depth % 2 == 0 and att.width >= self.lanes
+        return fits and machine.multiplies_pairs(self.task.target)
 
     def valid(self, decisions: Decisions) -> Mask:
         c, registers = self.columns(decisions), self.task.target.vector_registers
@@ -78,7 +88,9 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         columns &= (c.tr == self.domains[3][0]) & (c.kb == self.att.keys)
         units = self.att.groups * np.ceil(self.att.queries / (c.nv * self.lanes))
         second = np.where(c.turned == 1, columns, products)
-        result: Mask = scores & second & ((c.tasks == 1) | (units > 1))
+        # Pairs are made when keys and values are copied, and of an even number of keys.
+        paired = (c.pack == 2) & (c.turned == 0) & ((c.kb % 2 == 0) | (c.kb == self.att.keys))
+        result: Mask = scores & second & ((c.tasks == 1) | (units > 1)) & ((c.pairs == 0) | paired)
         return result
 
     def symbols(self, decisions: Decisions) -> Symbols:
@@ -127,15 +139,16 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         """Cycles of a tile of ``rows`` queries in ``nv`` vectors, which sees so many ``keys``."""
         att, target, size = self.att, self.task.target, self.itemsize
         lanes, whole_slots = nv * self.lanes, self.slots
-        halves = self.task.spec.nodes[att.out].dtype in ("bfloat16", "float16")
-        convert = np.where(c.pack < 2, tm * 1.0, 0.0) if halves else 0.0
+        convert = np.where(c.pack < 2, tm * 1.0, 0.0) if self.halves else 0.0
         step = self._step(tm, nv) + convert
+        step = np.where(c.pairs == 1, self._pair_step(tm, nv) / 2, step)
         score = np.ceil(keys / tm) * (att.depth * step + _TILE_CYCLES + 2 * tm * nv)
         shared = np.where(c.order == 1, max(1, att.batch[-1] if att.batch else 1), 1)
         masks = self.apart * _GATHER_CYCLES + self.shared * (
             np.where(c.order == 1, _GATHER_CYCLES / 4, _GATHER_CYCLES) / shared
         )
-        softmax = keys * nv * (_POWER_CYCLES + self._between() + masks)
+        words = np.where(c.pairs == 1, machine.WORD_CYCLES, 0.0)
+        softmax = keys * nv * (_POWER_CYCLES + self._between() + masks + words)
         blocks = np.ceil(keys / c.kb)
         groups, left = np.divmod(rows, c.tr)
         passes, columns = np.divmod(whole_slots, c.nc)
@@ -143,7 +156,9 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         for many, some in ((groups, c.tr), (np.where(left > 0, 1, 0), left)):
             for times, wide in ((passes, c.nc), (np.where(columns > 0, 1, 0), columns)):
                 ends = blocks * (_TILE_CYCLES + 2 * some * wide)
-                product = product + many * times * (keys * self._step(some, wide) + ends)
+                step = self._step(some, wide)
+                step = np.where(c.pairs == 1, self._pair_step(some, wide) / 2, step)
+                product = product + many * times * (keys * step + ends)
         # The first columns are multiplied while powers are made, which hides what they wait for.
         passes = np.ceil(att.width / c.nc)
         later = (passes - 1) * (self._step(c.nc, nv) + nv / machine.LOADS_PER_CYCLE)
@@ -178,19 +193,32 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
         cycles: Array = np.maximum(fma, (rows + vectors) / machine.LOADS_PER_CYCLE) + 0.5
         return cycles
 
+    def _pair_step(self, rows: Array, vectors: Array) -> Array:
+        """The same of products of pairs."""
+        dots = machine.dot_cycles(rows * vectors, self.task.target)
+        dots = np.maximum(dots, machine.FMA_LATENCY + 0.5)
+        cycles: Array = np.maximum(dots, (rows + vectors) / machine.LOADS_PER_CYCLE) + 0.5
+        return cycles
+
     def _copies(self, c: AttentionDecisions[Array]) -> Array:
         """Cycles of copying one key, or its value, or both."""
         vectors = np.select([c.pack == 0, c.pack == 1], [0, self.slots], 2 * self.slots)
-        return _COPY_CYCLES * vectors
+        # Of what is packed into words twice as many numbers are read, one lane from each two.
+        cycles: Array = np.where(c.pairs == 1, 2.0, 1.0) * _COPY_CYCLES * vectors
+        return cycles
 
     def _held(self, c: AttentionDecisions[Array], lanes: Array) -> Array:
         """Bytes that tiles of scores read again and again."""
-        return (self.att.depth + c.tm) * lanes * self.itemsize
+        depth = np.where(c.pairs == 1, self.att.depth / 2, self.att.depth)
+        held: Array = (depth + c.tm) * lanes * self.itemsize
+        return held
 
     def _block(self, c: AttentionDecisions[Array], lanes: Array) -> Array:
         """Bytes that the tiles of a block of the second product read again and again."""
         columns = np.minimum(c.nc * self.lanes, self.att.width)
-        return np.minimum(c.kb, self.att.keys) * (columns + lanes) * self.itemsize
+        each = np.where(c.pairs == 1, self.itemsize / 2, self.itemsize)
+        found: Array = np.minimum(c.kb, self.att.keys) * (columns + lanes) * each
+        return found
 
     def default(self) -> Decisions:
         return self.best_predicted(20_000)

@@ -19,6 +19,7 @@ from torch_pruner.codegen.parts.attention_tile import (
     over_lanes,
     value_of,
 )
+from torch_pruner.codegen.parts.beyond import counts
 from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
@@ -34,6 +35,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import imm
 from torch_pruner.codegen.tir.values import load, store, value_dtype
+from torch_pruner.graph.attention_masks import masked_values, masks_alone, visited_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,3 +165,18 @@ def _highest(top: Buffer, lanes: int) -> Expr:
     for v in range(1, lanes):
         found = T.max(found, top[imm(v)])
     return T.reinterpret("float32", found)
+
+
+def leave_out(nest: Nest) -> None:
+    """What lies behind the keys that count is not visited, and needs no mask but in the last tile
+    of scores."""
+    spec, att, reader = nest.spec, nest.att, nest.reader
+    number = visited_keys(spec, att, nest.unwritten)
+    if number is None:
+        return
+    nest.counted = T.min(counts(reader, number), imm(att.keys))
+    nest.open = spec.nodes[att.masked].inputs[1] if masks_alone(spec, att, number) else None
+    mask = masked_values(spec, att)
+    if mask is not None and mask[1] == number:  # none of those behind is multiplied
+        whole = spec.nodes[mask[0]].inputs[1]
+        reader.overrides[mask[0]] = lambda index: reader.at(whole, index)
