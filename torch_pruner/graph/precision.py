@@ -51,6 +51,13 @@ def is_fast(node: Node) -> bool:
     return ("fast", True) in node.attrs
 
 
+def takes_bfloat16(graph: Graph, product: int) -> bool:
+    """Whether the operands of a product are bfloat16, or may be rounded to it."""
+    node = graph.nodes[product]
+    dtypes = {graph.nodes[i].dtype for i in node.inputs}
+    return dtypes == {"bfloat16"} or (is_fast(node) and dtypes <= {"bfloat16", "float32"})
+
+
 def _marked(
     graph: Graph, mark: str, contractions: Collection[str], pointwise: Collection[str]
 ) -> Graph:

@@ -40,11 +40,6 @@ if TYPE_CHECKING:
     Power = Callable[[Nest, Expr, Expr, Buffer | None], Stmt]  # of a key and a lane
 
 
-def in_pairs(count: int | Expr) -> int | Expr:
-    """Pairs of so many keys, the last of which may be alone."""
-    return -(-count // 2) if isinstance(count, int) else T.floordiv(count + 1, 2)
-
-
 def added_to_scores(nest: Nest, sums: Buffer, keys: tuple[Buffer, Expr, int], step: Expr) -> Stmt:
     """The products of a word of each key (the copy, the first and how many) and of all queries."""
     copy, first, rows = keys

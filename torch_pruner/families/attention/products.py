@@ -20,6 +20,7 @@ from torch_pruner.codegen.parts.attention_tile import (
     value_at,
     value_of,
 )
+from torch_pruner.codegen.parts.pair_words import in_pairs
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     VECTORIZED,
@@ -34,7 +35,7 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import imm
 from torch_pruner.codegen.tir.values import load, store
-from torch_pruner.families.attention.pairs import added_to_sums, in_pairs, powers_in_pairs
+from torch_pruner.families.attention.pairs import added_to_sums, powers_in_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

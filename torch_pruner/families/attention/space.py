@@ -17,6 +17,7 @@ from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.attention_masks import constant_masks, gathered_masks, shared_masks
 from torch_pruner.graph.contraction import accumulator
 from torch_pruner.graph.ops import ITEMSIZE
+from torch_pruner.graph.precision import takes_bfloat16
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
@@ -73,8 +74,7 @@ class AttentionSketch(Sketch[AttentionDecisions[Array]]):
     def _paired(self) -> bool:
         """Whether products of two bfloat16 at once are worth a try."""
         spec, att = self.task.spec, self.att
-        operands = (*spec.nodes[att.scores].inputs, spec.nodes[att.out].inputs[1])
-        halves = all(spec.nodes[i].dtype == "bfloat16" for i in operands)
+        halves = all(takes_bfloat16(spec, i) for i in (att.scores, att.out))
         fits = halves and att.depth % 2 == 0 and att.width >= self.lanes
         return fits and machine.multiplies_pairs(self.task.target)
 

@@ -9,11 +9,13 @@ between tiles and are written once. A task has whole heads, so no two share sums
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.attention_tile import counted, in_blocks
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.parts.pair_words import WORD, with_words
 from torch_pruner.codegen.parts.transposed import in_square, turns
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
@@ -75,6 +77,7 @@ def emit(spec: Graph, decisions: AttentionGradientDecisions[int], signature: Sig
             grads=parts[9],
             into_queries=parts[10],
             lines=parts[11],
+            by_keys=parts[12] if decisions.pairs else None,
             spread={
                 n: buffer(lanes, "float32", f"row{n}", scope="local") for n in plan.found.spread
             },
@@ -82,7 +85,9 @@ def emit(spec: Graph, decisions: AttentionGradientDecisions[int], signature: Sig
 
     whole = nest(decisions.qp * decisions.nv, plan.lanes)
     last = nest(-(-rest // decisions.vl), rest) if rest else None
-    return Emitted(_tasks(whole, last, outputs), inputs, outputs, scratch)
+    body = _tasks(whole, last, outputs)
+    body = with_words(body) if decisions.pairs else body
+    return Emitted(body, inputs, outputs, scratch)
 
 
 def _tasks(whole: Nest, last: Nest | None, outputs: list[Buffer]) -> Stmt:
@@ -185,8 +190,13 @@ def _rows(nest: Nest, copy: Part, source: int, width: int) -> Stmt:
 
         def lane(v: Expr) -> Stmt:
             at = copy.of(nest.task) + key * width + first + v
-            place = (first + v, nest.start + key)
-            return nest.reader.scope(lambda: [store(copy.buffer, at, nest.read(source, place))])
+
+            def value(d: Expr) -> Expr:
+                return nest.read(source, (d, nest.start + key))
+
+            return nest.reader.scope(
+                lambda: [store(copy.buffer, at, nest.operand(value, first + v))]
+            )
 
         return loop(lanes, lane, VECTORIZED, "v")
 
@@ -207,10 +217,13 @@ def _slots(
         def panel(slot: Expr, many: int) -> Stmt:
             def vector(j: Expr) -> Stmt:
                 def lane(v: Expr) -> Stmt:
-                    at = nest.slot_at(copy, columns, most, i, (slot, many), j) + v
-                    value = (first + i, nest.column(columns, slot + j) + v)
+                    at = nest.slot_at(copy, columns, nest.steps(most), i, (slot, many), j) + v
+
+                    def value(row: Expr) -> Expr:
+                        return nest.read(source, (first + row, nest.column(columns, slot + j) + v))
+
                     return nest.reader.scope(
-                        lambda: [store(copy.buffer, at, nest.read(source, value))]
+                        lambda: [store(copy.buffer, at, nest.operand(value, i, count))]
                     )
 
                 return loop(columns.column, lane, VECTORIZED, "v")
@@ -219,7 +232,7 @@ def _slots(
 
         return in_blocks(columns.slots, nest.nc, panel)
 
-    return counted(count, row, "row")
+    return counted(nest.steps(count), row, "row")
 
 
 def _tile(nest: Nest) -> Stmt:
@@ -260,11 +273,14 @@ def _turn(nest: Nest, copy: Part, source: int, depth: int) -> Stmt:
         panel, j = T.floordiv(vector, imm(nv)), T.floormod(vector, imm(nv))
         return copy.buffer, nest.turned_at(copy, depth, d, panel, j * vl + v)
 
+    def taken(lane: Expr, step: Expr) -> Expr:
+        return nest.operand(lambda d: nest.read(source, (nest.query_at(lane), d)), step)
+
     if depth < vl or not turns(vl):
 
         def element(j: Expr, v: Expr, d: Expr) -> Stmt:
-            value = (nest.query_at(j * vl + v), d)
-            return nest.reader.scope(lambda: [store(*place(d, j, v), nest.read(source, value))])
+            made = partial(taken, j * vl + v, d)
+            return nest.reader.scope(lambda: [store(*place(d, j, v), made())])
 
         def vector(j: Expr) -> Stmt:
             return loop(vl, lambda v: loop(depth, lambda d: element(j, v, d), name="d"), name="v")
@@ -275,8 +291,8 @@ def _turn(nest: Nest, copy: Part, source: int, depth: int) -> Stmt:
         first = T.min(block * vl, imm(depth - vl)) if depth % vl else block * vl
         return in_square(
             nest,
-            "float32",
-            lambda i, v: nest.read(source, (nest.query_at(j * vl + i), first + v)),
+            WORD if nest.pairs else "float32",
+            lambda i, v: taken(j * vl + i, first + v),
             lambda i, v: place(first + i, j, v),
         )
 

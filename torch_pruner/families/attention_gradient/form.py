@@ -25,6 +25,7 @@ class AttentionGradientDecisions(NamedTuple, Generic[N]):
     nc: N  # vectors of columns of a register tile of gradients
     kb: N  # keys of a block
     tasks: N  # parallel tasks
+    pairs: N = 0  # type: ignore[assignment]  # 1: products of two bfloat16 at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Plan:
     blocks: int
     tasks: int
     per_task: int
-    depth: int  # of the product of queries and keys
+    each: int  # numbers of a sum that one step multiplies: 2 where they are words of two bfloat16
+    depth: int  # steps of the product of queries and keys
     width: int  # of the product of the result's gradient and values
     queries: Columns  # as they lead to the gradient of keys
     keys: Columns  # as they lead to that of queries
@@ -73,6 +75,7 @@ def plan_of(spec: Graph, decisions: AttentionGradientDecisions[int]) -> Plan:
         count = nodes[product].shape[-1]
         return Columns(count, decisions.vl if count >= decisions.vl else 1)
 
+    each = 2 if decisions.pairs else 1
     per_task = -(-found.groups // max(1, min(decisions.tasks, found.groups)))
     kb = min(decisions.kb, found.keys)
     return Plan(
@@ -84,8 +87,9 @@ def plan_of(spec: Graph, decisions: AttentionGradientDecisions[int]) -> Plan:
         -(-found.keys // kb),
         -(-found.groups // per_task),
         per_task,
-        nodes[nodes[found.scores].inputs[0]].shape[-1],
-        nodes[nodes[found.along].inputs[0]].shape[-1],
+        each,
+        nodes[nodes[found.scores].inputs[0]].shape[-1] // each,
+        nodes[nodes[found.along].inputs[0]].shape[-1] // each,
         columns(found.into_keys),
         columns(found.into_queries),
         columns(found.into_values),
@@ -96,20 +100,29 @@ def scratch(spec: Graph, decisions: AttentionGradientDecisions[int]) -> tuple[Bu
     """Per parallel task: copies of a block's keys and values, sums of their gradients, weights of a
     tile and their gradient, copies of a tile's queries and of the result's gradient, turned and
     not, sums of a head's gradient of queries, and keys once more. What register tiles read as
-    vectors lies in panels as wide as these."""
+    vectors lies in panels as wide as these.
+
+    With pairs what is multiplied is words of two numbers of a sum, or bfloat16, two of which are
+    read as a word; last, the gradient of scores once more, in words of two keys.
+    """
     plan = plan_of(spec, decisions)
+    sums, taken, made = "float32", "float32", "float32"
+    if plan.each > 1:
+        taken, made = "int32", "bfloat16"
+    keys = -(-plan.kb // plan.each)
     shapes = [
-        (plan.kb, plan.depth),
-        (plan.kb, plan.width),
-        (plan.kb, plan.queries.wide),
-        (plan.kb, plan.grads.wide),
-        (plan.kb, plan.lanes),
-        (plan.kb, plan.lanes),
-        (plan.depth, plan.lanes),
-        (plan.width, plan.lanes),
-        (plan.lanes, plan.queries.wide),
-        (plan.lanes, plan.grads.wide),
-        (plan.tiles * plan.lanes, plan.keys.wide),
-        (plan.kb, plan.keys.wide),
+        (plan.kb, plan.depth, taken),
+        (plan.kb, plan.width, taken),
+        (plan.kb, plan.queries.wide, sums),
+        (plan.kb, plan.grads.wide, sums),
+        (plan.kb, plan.lanes, made),
+        (plan.kb, plan.lanes, made),
+        (plan.depth, plan.lanes, taken),
+        (plan.width, plan.lanes, taken),
+        (plan.lanes // plan.each, plan.queries.wide, taken),
+        (plan.lanes // plan.each, plan.grads.wide, taken),
+        (plan.tiles * plan.lanes, plan.keys.wide, sums),
+        (keys, plan.keys.wide, taken),
+        *([(keys, plan.lanes, taken)] if plan.each > 1 else []),
     ]
-    return tuple(BufferSpec((plan.tasks, *shape), "float32") for shape in shapes)
+    return tuple(BufferSpec((plan.tasks, *shape), dtype) for *shape, dtype in shapes)

@@ -15,6 +15,7 @@ from torch_pruner.families.attention_gradient.form import AttentionGradientDecis
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.attention_gradient import gradient_of
 from torch_pruner.graph.ops import OpKind
+from torch_pruner.graph.precision import takes_bfloat16
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _TILE_CYCLES = 10.0  # until a register tile has begun and ended
 _COPY_CYCLES = 4.0  # of one vector, most of which is waiting: rows of a head lie apart
 _GATHER_CYCLES = 20.0  # of one vector of a mask in memory, whose lanes are queries
+_WORDS = 3  # times that a vector of weights or of the gradient of scores is rounded or put in words
 _SIZE = 4  # bytes of a number
 _MOST_KEYS = 1024
 
@@ -61,8 +63,18 @@ class AttentionGradientSketch(Sketch[AttentionGradientDecisions[Array]]):
             [c for c in (1, 2, 3, 4) if c <= max(self.slots)],
             [b for b in (48, 96, 192, 384) if b < found.keys] + whole,
             [1, self.task.threads] if self.task.threads > 1 and found.groups > 1 else [1],
+            [0, 1] if self._paired() else [0],
         )
         return tuple(np.array(o, dtype=np.int64) for o in options)
+
+    def _paired(self) -> bool:
+        """Whether products of two bfloat16 at once are worth a try."""
+        nodes, found = self.task.spec.nodes, self.found
+        products = (found.scores, found.along, *found.outputs)
+        halves = all(takes_bfloat16(self.task.spec, i) for i in products)
+        fits = halves and self.depth % 2 == 0 and self.width % 2 == 0
+        fits = fits and all(nodes[i].shape[-1] >= self.lanes for i in found.outputs)
+        return fits and machine.multiplies_pairs(self.task.target)
 
     def valid(self, decisions: Decisions) -> Mask:
         c, registers = self.columns(decisions), self.task.target.vector_registers
@@ -73,6 +85,7 @@ class AttentionGradientSketch(Sketch[AttentionGradientDecisions[Array]]):
             & (c.nv * (c.qp - 1) < np.ceil(self.found.queries / c.vl))
             & (c.tr <= c.nv * c.vl)
             & ((c.kb == self.found.keys) | (c.kb % c.tm == 0))
+            & ((c.pairs == 0) | (c.kb == self.found.keys) | (c.kb % 2 == 0))
         )
         return result
 
@@ -88,7 +101,9 @@ class AttentionGradientSketch(Sketch[AttentionGradientDecisions[Array]]):
         tiles = whole * self._tile(c, c.qp * c.nv, lanes, keys)
         last = self._tile(c, np.maximum(np.ceil(rest / c.vl), 1), rest, keys)
         tiles = tiles + np.where(rest > 0, last, 0.0)
-        copies = _COPY_CYCLES * (self.depth + self.width) / c.vl + 6.0 * sum(self.slots[1:])
+        # Of what is packed into words twice as many numbers are read, one lane from each two.
+        copied = np.where(c.pairs == 1, 2.0, 1.0) * _COPY_CYCLES
+        copies = copied * (self.depth + self.width) / c.vl + 6.0 * sum(self.slots[1:])
         head = blocks * tiles + found.keys * copies + 4.0 * found.queries * self.slots[0]
 
         per_task = np.ceil(found.groups / c.tasks)
@@ -124,22 +139,24 @@ class AttentionGradientSketch(Sketch[AttentionGradientDecisions[Array]]):
         target, depth, width = self.task.target, self.depth, self.width
         into_queries, into_keys, into_values = self.slots
         key_tiles, lanes = keys / c.tm, vectors * c.vl
+        step = partial(self._step, c)
         scores = self._passes(
-            vectors, c.nv, lambda n: (depth + width) * self._step(c.tm, n) + 2 * _TILE_CYCLES
+            vectors, c.nv, lambda n: (depth + width) * step(c.tm, n) + 2 * _TILE_CYCLES
         )
-        full = keys * vectors * (self._pointwise + 4.0)
+        words = np.where(c.pairs == 1, _WORDS * machine.WORD_CYCLES, 0.0)
+        full = keys * vectors * (self._pointwise + 4.0 + words)
         down = 0.0 * keys
         for slots in (into_keys, into_values):
             down = down + self._passes(
                 slots,
                 c.nc,
-                lambda n: rows * self._step(c.tm, n) + _TILE_CYCLES + 1.5 * c.tm * n,
+                lambda n: rows * step(c.tm, n) + _TILE_CYCLES + 1.5 * c.tm * n,
             )
         across = np.zeros(len(c.nv))
         groups, left = np.divmod(rows, c.tr)
         for many, some in ((groups, c.tr), (np.where(left > 0, 1, 0), left)):
             across = across + many * self._passes(
-                into_queries, c.nc, partial(self._across, some, keys)
+                into_queries, c.nc, partial(self._across, c, some, keys)
             )
         held = self._held(c, lanes)
         near = np.where(held > target.l1_bytes, 1.1, 1.0)
@@ -148,9 +165,11 @@ class AttentionGradientSketch(Sketch[AttentionGradientDecisions[Array]]):
         result: Array = near * (key_tiles * (scores + down) + across) + full + ends
         return result
 
-    def _across(self, rows: Array, keys: Array, vectors: Array) -> Array:
+    def _across(
+        self, c: AttentionGradientDecisions[Array], rows: Array, keys: Array, vectors: Array
+    ) -> Array:
         """Cycles of a register tile of the gradient of queries."""
-        return keys * self._step(rows, vectors) + _TILE_CYCLES + 1.5 * rows * vectors
+        return keys * self._step(c, rows, vectors) + _TILE_CYCLES + 1.5 * rows * vectors
 
     def _passes(self, vectors: Array | float, size: Array, cost: Callable[[Array], Array]) -> Array:
         """What passes of ``size`` vectors cost, and one of those left over."""
@@ -158,20 +177,25 @@ class AttentionGradientSketch(Sketch[AttentionGradientDecisions[Array]]):
         result: Array = times * cost(size) + np.where(left > 0, cost(np.maximum(left, 1)), 0.0)
         return result
 
-    def _step(self, rows: Array, vectors: Array) -> Array:
-        """Cycles of one step of a register tile."""
+    def _step(self, c: AttentionGradientDecisions[Array], rows: Array, vectors: Array) -> Array:
+        """Cycles of a register tile for one number of its sums."""
         target = self.task.target
-        fma = np.maximum(rows * vectors / target.fma_per_cycle, machine.FMA_LATENCY + 0.5)
+        dots = machine.dot_cycles(rows * vectors, target)
+        fma = np.where(c.pairs == 1, dots, rows * vectors / target.fma_per_cycle)
+        fma = np.maximum(fma, machine.FMA_LATENCY + 0.5)
         issued = (rows * vectors + rows + vectors) / machine.ISSUED_PER_CYCLE
         cycles: Array = np.maximum(
             np.maximum(fma, issued), (rows + vectors) / machine.LOADS_PER_CYCLE
         )
-        return cycles + 0.5
+        return (cycles + 0.5) * np.where(c.pairs == 1, 0.5, 1.0)
 
     def _held(self, c: AttentionGradientDecisions[Array], lanes: Array) -> Array:
         """Bytes that a tile of queries passes over for a block of keys."""
         columns = self.depth + self.width
-        return _SIZE * (c.kb * (2 * columns + 2 * lanes) + 2 * lanes * columns)
+        # With pairs what waits for its products takes half, sums what they did.
+        half = np.where(c.pairs == 1, 0.5, 1.0)
+        held: Array = c.kb * ((1 + half) * columns + (0.5 + 1.5 * half) * lanes)
+        return _SIZE * (held + 2 * half * lanes * columns)
 
     @cached_property
     def _pointwise(self) -> float:

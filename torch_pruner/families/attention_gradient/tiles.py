@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch_pruner.codegen.parts.attention_tile import counted, in_blocks
+from torch_pruner.codegen.parts.pair_words import WORD, added, both, in_pairs, word
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     VECTORIZED,
@@ -18,10 +19,12 @@ from torch_pruner.codegen.tir.builders import (
     loop,
     seq,
     stack,
+    vector,
     when,
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, unlinear
 from torch_pruner.codegen.tir.values import store
+from torch_pruner.families.attention_gradient.pairs import rounded, words_of_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +32,11 @@ if TYPE_CHECKING:
     from torch_pruner.families.attention_gradient.form import Columns, Plan
     from torch_pruner.graph.ir import Graph
 
+    Put = Callable[[Expr, Expr, Expr, Expr], Stmt]  # by key, vector, lane and value
     Steps = Callable[[Callable[[Index], Stmt]], Stmt]  # loops around one step of sums
+
+Count = TypeVar("Count", int, Expr)
+F32 = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Nest:
     grads: Part
     into_queries: Part  # [query][column of a slot]
     lines: Part  # keys: [slots of a register tile][key][column of these]
+    by_keys: Part | None  # with pairs [panel][two keys][lane]: the gradient of the scores again
     spread: dict[int, Buffer]  # numbers of each query: [lane]
     task: Expr = field(default_factory=lambda: imm(0))
     group: Expr = field(default_factory=lambda: imm(0))
@@ -80,6 +88,24 @@ class Nest:
     @property
     def lanes(self) -> int:
         return self.vl * self.vectors
+
+    @property
+    def pairs(self) -> bool:
+        return self.plan.each > 1
+
+    def steps(self, count: Count) -> Count:
+        """Steps of a sum over so many."""
+        return count if not self.pairs else in_pairs(count)
+
+    def operand(self, value: Callable[[Expr], Expr], step: Expr, count: Expr | None = None) -> Expr:
+        """What a step multiplies: a number, or two of them, of ``count`` or an even number."""
+        if not self.pairs:
+            return value(step)
+        first, second = step * 2, step * 2 + 1
+        if count is None or (isinstance(count, T.IntImm) and int(count.value) % 2 == 0):
+            return word(value(first), value(second))
+        other = T.Select(second < count, value(T.min(second, count - 1)), T.const(0, "float32"))
+        return word(value(first), other)
 
     def query_at(self, lane: Expr) -> Expr:
         at, last = self.first + lane, self.plan.found.queries - 1
@@ -93,7 +119,7 @@ class Nest:
     def read(self, source: int, place: Index) -> Expr:
         """An element of the open head of an operand of a product."""
         batch = self.spec.nodes[source].shape[:-2]
-        return self.reader.at(source, (*unlinear(self.group, batch), *place))
+        return self.reader.at(source, (*unlinear(self.group, batch), *place)).astype(F32)
 
     def weight_at(self, part: Part, key: Expr, panel: Expr | int, lane: Expr) -> Expr:
         return self.turned_at(part, self.plan.kb, key, panel, lane)
@@ -121,16 +147,12 @@ def weights(nest: Nest) -> Stmt:
 
     def of_keys(key: Expr, some: int) -> Stmt:
         def of_panel(panel: Expr, many: int) -> Stmt:
-            return seq(
-                [
-                    _weights(nest, (key, some), (panel, many)),
-                    _changes(nest, (key, some), (panel, many)),
-                ]
-            )
+            return _weights_and_changes(nest, (key, some), (panel, many))
 
         return _over_panels(nest.vectors, nest.nv, of_panel)
 
-    return _over_keys(nest, of_keys)
+    made = _over_keys(nest, of_keys)
+    return seq([made, words_of_keys(nest, _made(nest))]) if nest.pairs else made
 
 
 def _over_panels(extent: int, each: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
@@ -217,11 +239,12 @@ def _sums(
     tile: tuple[int, int, int],
     steps: Steps,
     left: Callable[[Expr, Index], Expr],
-    right: Callable[[Index, Expr, Expr], Expr],
+    right: Callable[[Index, Expr], tuple[Buffer, Expr]],
     finish: Callable[[Expr, Expr, Expr, Expr], Stmt],
 ) -> Stmt:
     """A register tile of ``(rows, vectors, lanes)``: sums over ``steps`` of ``left(i, k)`` times
-    ``right(k, j, v)``. ``finish`` gets row, vector, lane and the sum."""
+    the vector at ``right(k, j)``, numbers or words of them. ``finish`` gets row, vector, lane and
+    the sum."""
     some, many, lanes = tile
     acc = buffer(some * many * lanes, "float32", "acc", scope="local")
     zero = T.const(0, "float32")
@@ -237,7 +260,19 @@ def _sums(
         return loop(some, row, UNROLLED, "i")
 
     def step(k: Index) -> Stmt:
-        return each(lambda i, j, v, at: store(acc, at, acc[at] + left(i, k) * right(k, j, v)))
+        def words_of(i: Expr, j: Expr) -> Stmt:
+            source, at = right(k, j)
+            return added(acc, (i * many + j) * lanes, left(i, k), source[vector(at, lanes)])
+
+        def number(i: Expr, j: Expr, v: Expr, at: Expr) -> Stmt:
+            source, first = right(k, j)
+            return store(acc, at, acc[at] + left(i, k) * source[first + v])
+
+        if str(right(k, imm(0))[0].dtype) == WORD:
+            return loop(
+                some, lambda i: loop(many, lambda j: words_of(i, j), UNROLLED, "j"), UNROLLED, "i"
+            )
+        return each(number)
 
     return seq(
         [
@@ -249,21 +284,58 @@ def _sums(
     )
 
 
-def _weights(nest: Nest, keys: tuple[Expr, int], lanes: tuple[Expr, int]) -> Stmt:
-    """Weights of some keys and vectors of queries."""
-    found = nest.plan.found
-    return _full_tile(
-        nest, keys, lanes, (nest.keys, nest.turned_queries, nest.plan.depth),
-        found.scores, found.weights, nest.powers, {},
-    )  # fmt: skip
+def _weights_and_changes(nest: Nest, keys: tuple[Expr, int], panels: tuple[Expr, int]) -> Stmt:
+    """Weights of some keys and vectors of queries, and the gradient of scores, which they are a
+    factor of."""
+    found, vl = nest.plan.found, nest.vl
+    products = (
+        (nest.keys, nest.turned_queries, nest.plan.depth),
+        (nest.values, nest.turned_grads, nest.plan.width),
+    )
+    (key, some), (panel, many) = keys, panels
 
+    def place(part: Part, i: Expr, j: Expr, v: Expr) -> Expr:
+        return nest.weight_at(part, key + i, panel, j * vl + v)
 
-def _changes(nest: Nest, keys: tuple[Expr, int], lanes: tuple[Expr, int]) -> Stmt:
-    """The same of the gradient of scores, which the weights are a factor of."""
-    found = nest.plan.found
-    return _full_tile(
-        nest, keys, lanes, (nest.values, nest.turned_grads, nest.plan.width),
-        found.along, found.into, nest.changes, {found.weights: nest.powers},
+    def into(part: Part) -> Put:
+        return lambda i, j, v, made: store(part.buffer, place(part, i, j, v), made)
+
+    def weight(i: Expr, j: Expr, v: Expr) -> Expr:
+        return nest.powers.buffer[place(nest.powers, i, j, v)]
+
+    if not nest.pairs:
+        return seq(
+            [
+                _full_tile(
+                    nest, keys, panels, products[0], (found.scores, found.weights), {},
+                    into(nest.powers),
+                ),
+                _full_tile(
+                    nest, keys, panels, products[1], (found.along, found.into),
+                    {found.weights: weight}, into(nest.changes),
+                ),
+            ]
+        )  # fmt: skip
+    # What is multiplied is rounded; the gradient of scores is made of weights as they were.
+    held, other = (buffer(some * many * vl, F32, n, scope="local") for n in ("held", "other"))
+
+    def kept(of: Buffer) -> Put:
+        return lambda i, j, v, made: store(of, (i * many + j) * vl + v, made)
+
+    return seq(
+        [
+            stack(held),
+            stack(other),
+            _full_tile(
+                nest, keys, panels, products[0], (found.scores, found.weights), {}, kept(held)
+            ),
+            _full_tile(
+                nest, keys, panels, products[1], (found.along, found.into),
+                {found.weights: lambda i, j, v: held[(i * many + j) * vl + v]}, kept(other),
+            ),
+            rounded(nest, keys, panels, held, nest.powers),
+            rounded(nest, keys, panels, other, nest.changes),
+        ]
     )  # fmt: skip
 
 
@@ -272,38 +344,35 @@ def _full_tile(
     keys: tuple[Expr, int],
     panels: tuple[Expr, int],
     operands: tuple[Part, Part, int],
-    product: int,
-    value: int,
-    target: Part,
-    known: dict[int, Part],
+    nodes: tuple[int, int],
+    known: dict[int, Callable[[Expr, Expr, Expr], Expr]],
+    put: Put,
 ) -> Stmt:
-    """The full node ``value`` of some keys and the vectors of a panel into ``target``.
+    """A full node of some keys and the vectors of a panel.
 
-    ``operands`` are those of its product, and over how many columns it sums; ``known`` full nodes.
+    ``nodes``: its product and itself; ``operands`` are those of the product, and the steps of its
+    sums; ``known`` full nodes by key, vector and lane; ``put`` keeps what is made of these.
     """
     reader, task, vl = nest.reader, nest.task, nest.vl
     (key, some), (panel, many) = keys, panels
-    rows, turned, depth = operands
+    (rows, turned, depth), (product, value) = operands, nodes
 
     def left(i: Expr, k: Index) -> Expr:
         return rows.buffer[rows.of(task) + (key + i) * depth + k[0]]
 
-    def right(k: Index, j: Expr, v: Expr) -> Expr:
-        return turned.buffer[nest.turned_at(turned, depth, k[0], panel, j * vl + v)]
+    def right(k: Index, j: Expr) -> tuple[Buffer, Expr]:
+        return turned.buffer, nest.turned_at(turned, depth, k[0], panel, j * vl)
 
     def finish(i: Expr, j: Expr, v: Expr, total: Expr) -> Stmt:
-        within = j * vl + v
-        lane = panel * nest.plan.panel + within
+        lane = panel * nest.plan.panel + j * vl + v
 
         def emitted() -> list[Stmt]:
             reader.overrides[product] = lambda _: total
-            for node, part in known.items():
-                place = nest.weight_at(part, key + i, panel, within)
-                reader.overrides[node] = lambda _, p=part, at=place: p.buffer[at]  # type: ignore[misc]
+            for node, of in known.items():
+                reader.overrides[node] = lambda _, of=of: of(i, j, v)  # type: ignore[misc]
             for node, row in nest.spread.items():
                 reader.overrides[node] = lambda _, b=row: b[lane]  # type: ignore[misc]
-            made = reader.at(value, nest.full(key + i, lane))
-            return [store(target.buffer, nest.weight_at(target, key + i, panel, within), made)]
+            return [put(i, j, v, reader.at(value, nest.full(key + i, lane)))]
 
         stmt = reader.scope(emitted)
         for node in known:
@@ -328,18 +397,20 @@ def _into_keys(
     """Rows of some keys: ``factors`` of the tile's queries times their ``rows``."""
     key, panel = keys[0], nest.plan.panel
 
+    each, lanes = nest.plan.each, nest.plan.lanes // nest.plan.each
+
     def left(i: Expr, k: Index) -> Expr:
         of, q = k
-        return factors.buffer[nest.weight_at(factors, key + i, of, q)]
+        at = nest.weight_at(factors, key + i, of, q * each)
+        return both(factors.buffer, at) if nest.pairs else factors.buffer[at]
 
-    def right(k: Index, j: Expr, v: Expr) -> Expr:
+    def right(k: Index, j: Expr) -> tuple[Buffer, Expr]:
         of, q = k
-        place = nest.slot_at(rows, columns, nest.plan.lanes, of * panel + q, slots, j)
-        return rows.buffer[place + v]
+        return rows.buffer, nest.slot_at(rows, columns, lanes, of * (panel // each) + q, slots, j)
 
     def steps(step: Callable[[Index], Stmt]) -> Stmt:
         def of_panel(of: Expr, count: int) -> Stmt:
-            return loop(count, lambda q: step((of, q)), name="q")
+            return loop(nest.steps(count), lambda q: step((of, q)), name="q")
 
         return _over_panels(nest.rows, panel, of_panel)
 
@@ -349,13 +420,14 @@ def _into_keys(
 def _into_queries(nest: Nest, panel: Expr, rows: tuple[Expr, int], slots: tuple[Expr, int]) -> Stmt:
     """Rows of some queries of a panel: the gradient of scores of the block's keys times these."""
     row, some = rows
-    columns, lines, changes, count = nest.plan.keys, nest.lines, nest.changes, _made(nest)
+    columns, lines, count = nest.plan.keys, nest.lines, nest.steps(_made(nest))
+    changes, most = nest.by_keys or nest.changes, nest.steps(nest.plan.kb)
 
     def left(i: Expr, k: Index) -> Expr:
-        return changes.buffer[nest.weight_at(changes, k[0], panel, row + i)]
+        return changes.buffer[nest.turned_at(changes, most, k[0], panel, row + i)]
 
-    def right(k: Index, j: Expr, v: Expr) -> Expr:
-        return lines.buffer[nest.slot_at(lines, columns, nest.plan.kb, k[0], slots, j) + v]
+    def right(k: Index, j: Expr) -> tuple[Buffer, Expr]:
+        return lines.buffer, nest.slot_at(lines, columns, most, k[0], slots, j)
 
     def steps(step: Callable[[Index], Stmt]) -> Stmt:
         return counted(count, lambda key: step((key,)), "k")
@@ -372,7 +444,7 @@ def _added(
     slots: tuple[Expr, int],
     steps: Steps,
     left: Callable[[Expr, Index], Expr],
-    right: Callable[[Index, Expr, Expr], Expr],
+    right: Callable[[Index, Expr], tuple[Buffer, Expr]],
 ) -> Stmt:
     """A register tile that is added to ``sums``: begun anew, long sums lose fewer digits."""
     (row, some), (slot, many) = rows, slots
