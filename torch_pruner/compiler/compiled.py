@@ -45,4 +45,5 @@ class CompiledGraph:
     library: str = ""  # the sha256 of its file; none without one
     barriers: int = 0  # between the phases of a call
     choices: Mapping[str, Choice] = field(default_factory=dict)  # of each kernel, by workload
+    overwrites: tuple[tuple[int, int], ...] = ()  # see ``graph.overwrites``
     notes: tuple[str, ...] = ()  # kernels that were replaced, and why

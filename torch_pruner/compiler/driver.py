@@ -39,6 +39,7 @@ from torch_pruner.graph.long_rows import in_parts
 from torch_pruner.graph.memory import CHECKSUMS, COPIES, KernelCall, MemoryPlan, plan_memory
 from torch_pruner.graph.narrow import keep_narrow
 from torch_pruner.graph.neighbours import calls_together
+from torch_pruner.graph.overwrites import overwritable
 from torch_pruner.graph.precision import allow_fast, allow_tf32
 from torch_pruner.graph.prepared import ordinary
 from torch_pruner.graph.quantize import keep_int8, quantize_weights
@@ -244,6 +245,7 @@ class Compiler:
             library,
             turns[-1].phase if turns else 0,
             choices,
+            overwritable(lowered.fused, lowered.one_pass(choices)),
         )
 
     def _choices(

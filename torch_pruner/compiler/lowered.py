@@ -41,6 +41,11 @@ class Lowered:
             for t in self.tasks
         }
 
+    def one_pass(self, choices: Mapping[str, Choice]) -> list[int]:
+        """Positions of kernels that compute every element of their results once."""
+        names = [choices[workload].sketch for workload in self.workloads]
+        return [k for k, name in enumerate(names) if families.named(name).one_pass]
+
     def segments(self, choices: Mapping[str, Choice]) -> list[int | tuple[int, ...]]:
         """Runs of generated kernels (tuples), vendor kernels (their position), in order."""
         result: list[int | tuple[int, ...]] = []

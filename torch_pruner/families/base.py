@@ -67,6 +67,9 @@ class Family(ABC):
     families of the package that is ``CODEGEN_VERSION``.)"""
     language: ClassVar[str] = "tir"
     """What kernels for the target are written in: "tir" (``emit``) or "triton" (``text``)."""
+    one_pass: ClassVar[bool] = False
+    """Whether kernels compute every element of their results once, and read what lies at the same
+    place of an input before they write it."""
     decisions: ClassVar[Any] = None
     """The ``NamedTuple`` of a schedule's decisions, generic in what a field holds: integers of one
     schedule, columns of many. It stands in ``form.py`` of the family. None: any names."""

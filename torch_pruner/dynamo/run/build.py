@@ -59,6 +59,23 @@ class BuiltGraph:
     def compiled(self) -> tuple[CompiledGraph, ...]:
         return tuple(region.call.compiled for region in self.regions)
 
+    def overwrite(self, written: Sequence[int]) -> None:
+        """From now on write the first results over the inputs at these positions, where they are
+        new values of, as far as the program can: once it was compared with eager."""
+        if len(self.program.steps) != 1 or not self.regions:
+            return
+        (step,), (region,) = self.program.steps, self.regions
+        does = cast("RegionStep", step.does)
+        if type(region.call) is not RegionCall or does.checks or does.flags:
+            return
+        wanted = [number for number, _ in self.program.outputs[: len(written)]]
+        pairs = {
+            (step.writes.index(number), step.reads.index(position))
+            for number, position in zip(wanted, written, strict=True)
+            if number in step.writes and position in step.reads
+        }
+        region.call.overwrite(pairs)
+
     def report(
         self, name: str, seconds: dict[str, float], tunings: Sequence[Tuning] = ()
     ) -> GraphReport:

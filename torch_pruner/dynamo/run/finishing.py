@@ -94,6 +94,8 @@ class Finishing:
         if built.compiled:
             first = _FirstResult(graph.label, built, self.blob, compiler, device, config)
             call = watched = first.watched(graph.gm, call)
+            if graph.metadata.kind == "inference" and device.host_memory:
+                watched.when_settled(partial(built.overwrite, graph.metadata.mutated))
             if finals_s and compiler.tunings:
                 limit_s = network_finals.limited(finals_s, timer.elapsed_s)
                 own = (self.program, built, compiler, device, graph.label, limit_s)

@@ -55,6 +55,7 @@ class FirstCall:
         self._lock = threading.Lock()
         self._settled = False
         self._improved: Improve | None = None
+        self._when_settled: Callable[[], None] | None = None
 
     if TYPE_CHECKING:
 
@@ -121,6 +122,12 @@ class FirstCall:
         """The compiled graph is good."""
         self._now, self._eager = self._call, None
         self._settled = True
+        if self._when_settled is not None:
+            self._when_settled()
+
+    def when_settled(self, act: Callable[[], None]) -> None:
+        """``act`` is called once the compiled graph is known to be good."""
+        self._when_settled = act
 
     def then(self, improved: Improve) -> None:
         """``improved`` is given the inputs of the first call when that went well, and returns what

@@ -156,6 +156,8 @@ def restored(
     if config.cuda_graphs:
         call = cuda_graphs.recorded_or_not(built, given.kind, device, label)
         call = cuda_graphs.closing(call, given.kind, device)
+    elif given.kind == "inference" and device.host_memory:
+        built.overwrite(given.written)
     return written_back(call, given.written)
 
 

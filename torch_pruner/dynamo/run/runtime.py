@@ -24,12 +24,13 @@ from torch_pruner.dynamo.lower.calls import picker
 from torch_pruner.dynamo.lower.tensors import takeable
 from torch_pruner.dynamo.run.huge_pages import ask_for
 from torch_pruner.dynamo.run.openmp import SMALL_BYTES, on_one_thread
+from torch_pruner.dynamo.run.overwriting import Overwriting
 from torch_pruner.dynamo.run.packed_inputs import PackedInputs
 from torch_pruner.dynamo.run.recycled import recycled
 from torch_pruner.graph.updates import written_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch_pruner.devices.base import Device
     from torch_pruner.dynamo.lower.calls import RuntimeValue, StepCall
@@ -115,6 +116,7 @@ class RegionCall:
             if s.kind == "output"
             for j, o in ((s.index, self._outputs[s.index]),)
         )
+        self._over: Overwriting | None = None  # see ``overwrite``
         # Outputs that are inputs, written into: what torch then copies back is the same tensor.
         self._updated = tuple(written_inputs(compiled.graph).items())
         made = {entry[0] for entry in (*self._made, *self._updated)}
@@ -125,6 +127,19 @@ class RegionCall:
         self._simple = all(not isinstance(s, LibraryCall) for s in compiled.steps)
         self._keeps_workspace = device.host_memory
         self._on_one_thread = device.host_memory and crowded()  # small copies
+
+    def overwrite(self, pairs: Collection[tuple[int, int]]) -> None:
+        """From now on write output ``j`` over input ``i``, which is never wanted again, for the
+        pairs (j, i) of these for which the program may. A call changes its inputs then."""
+        may = {
+            j: i
+            for j, i in self.compiled.overwrites
+            if (j, i) in pairs and i < len(self._inputs) and self._outputs[j].dense
+        }
+        if may:
+            slots = self.compiled.plan.slots
+            self._over = Overwriting(may, self._made, slots, self._inputs)
+            self._made = tuple(entry for entry in self._made if entry[0] not in may)
 
     @property
     def weight_bytes(self) -> int:
@@ -164,6 +179,7 @@ class RegionCall:
                 for slot, address in snapshot.table:
                     table[slot] = address
                 own.snapshot = snapshot
+        given = inputs
         held: list[torch.Tensor] = []  # copies of inputs stay alive until the program is done
         for slot, i, strides in self._dynamic:
             tensor = inputs[i]
@@ -179,6 +195,8 @@ class RegionCall:
             out = allocate(shape, strides, dtype)
             results[j] = out
             table[slot] = out.data_ptr()
+        if self._over is not None:
+            self._over.place(table, given, results)
         if self._simple:
             for entry in self.compiled.steps:
                 entry(own.address)  # type: ignore[operator]

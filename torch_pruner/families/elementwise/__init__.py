@@ -21,6 +21,7 @@ class ElementwiseFamily(Family):
 
     name = "elementwise"
     decisions = ElementwiseDecisions
+    one_pass = True
 
     def matches(self, task: Task) -> bool:
         return is_elementwise(task.spec)

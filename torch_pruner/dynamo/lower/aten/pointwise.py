@@ -12,6 +12,7 @@ from torch_pruner.dynamo.lower.aten.registry import (
     OpCall,
     Operand,
     elementwise,
+    foreign_rule,
     rule,
 )
 from torch_pruner.dynamo.lower.aten.rejection import arguments
@@ -279,6 +280,12 @@ def addcmul(_call: OpCall, x: Value, a: Value, b: Value, value: Number = 1) -> V
         return s + (p * q if value == 1 else p * value * q)
 
     return elementwise(combine, x, a, b)
+
+
+@foreign_rule("prims::fma")
+def fma(_call: OpCall, a: Value, b: Value, c: Value) -> Value:
+    """As inductor writes optimizers' steps; rounded once or twice, as compilers like it."""
+    return elementwise(lambda p, q, s: p * q + s, a, b, c)
 
 
 @rule(aten.addcdiv.default)
