@@ -21,6 +21,7 @@ from torch_pruner.graph._groups import (
     windows_group,
     with_epilogue,
 )
+from torch_pruner.graph._together import together
 from torch_pruner.graph.attention import any_attention, attentions, is_small, no_attention
 from torch_pruner.graph.attention_gradient import attention_gradients, no_gradient
 from torch_pruner.graph.attention_masks import masked_values, visited_keys
@@ -133,7 +134,8 @@ def fuse(
     kernels = [_kernel(state, g.members, g.outputs, orders, bounds) for g in state.groups]
     grouped = {o for g in state.groups for o in g.outputs}
     singles = sorted(b for b in state.buffers - grouped if graph.nodes[b].op != "input")
-    kernels += [_kernel(state, {b}, (b,), orders, bounds) for b in singles]
+    made = together(state, singles, orders, bounds)
+    kernels += [_kernel(state, set(outs), outs, orders, bounds) for outs in made]
     lie = {b: orders[b] for b in state.buffers}
     return FusedGraph(graph, tuple(_in_order(kernels)), lie, tuple(dict.fromkeys(state.sites)))
 

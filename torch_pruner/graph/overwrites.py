@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.ops import OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from torch_pruner.graph.fuse import FusedGraph, Kernel
     from torch_pruner.graph.ir import Graph
@@ -34,25 +34,32 @@ def overwritable(fused: FusedGraph, one_pass: Collection[int]) -> tuple[tuple[in
     found = []
     for at in one_pass:
         kernel = fused.kernels[at]
-        if len(kernel.outputs) != 1 or results[kernel.outputs[0]] != 1:
-            continue
-        (out,) = kernel.outputs
-        mine = [
-            (position, node)
-            for position, node in enumerate(kernel.inputs)
-            if graph.nodes[node].op == "input"
-            and readers[node] == 1
-            and kernel.inputs.count(node) == 1
-            and not results[node]
-            and fused.orders[node] == fused.orders[out]
-            and graph.nodes[node].shape == graph.nodes[out].shape
-            and graph.nodes[node].dtype == graph.nodes[out].dtype
-        ]
-        for position, node in mine:
-            if _reads_where_it_writes(kernel, position):
-                index = int(graph.nodes[node].attr("index"))
-                found.append((graph.outputs.index(out), index))
+        for out in kernel.outputs:
+            if results[out] == 1:
+                found += _of(fused, kernel, out, readers)
     return tuple(found)
+
+
+def _of(
+    fused: FusedGraph, kernel: Kernel, out: int, readers: Mapping[int, int]
+) -> list[tuple[int, int]]:
+    graph = fused.graph
+    mine = [
+        (position, node)
+        for position, node in enumerate(kernel.inputs)
+        if graph.nodes[node].op == "input"
+        and readers[node] == 1
+        and kernel.inputs.count(node) == 1
+        and node not in graph.outputs
+        and fused.orders[node] == fused.orders[out]
+        and graph.nodes[node].shape == graph.nodes[out].shape
+        and graph.nodes[node].dtype == graph.nodes[out].dtype
+    ]
+    return [
+        (graph.outputs.index(out), int(graph.nodes[node].attr("index")))
+        for position, node in mine
+        if _reads_where_it_writes(kernel, position)
+    ]
 
 
 def _reads_where_it_writes(kernel: Kernel, position: int) -> bool:

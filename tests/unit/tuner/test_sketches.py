@@ -110,7 +110,7 @@ class TestSketches(SketchContract):
 
 # Names in order: trained weights and stored caches hold decisions by them.
 _NAMES = {
-    "attention": "vl nv tm tr nc kb order pack turned tasks",
+    "attention": "vl nv tm tr nc kb order pack turned tasks pairs",
     "axpy": "vl ku cv ahead par",
     "bf16_pairs": "tm nv mc order ku tasks ahead way",
     "bf16_tiles": "rt nv mc order ku tasks ahead way",

@@ -24,12 +24,19 @@ if TYPE_CHECKING:
 
 
 def store_outputs(spec: Graph, reader: Reader, outputs: Sequence[Buffer], index: Index) -> Stmt:
-    """Every output at ``index`` (the outputs have one shape)."""
+    """Every output at ``index`` (the outputs have one shape).
+
+    All values are there before the first is stored: it may replace what others are made of
+    (``graph/overwrites.py``).
+    """
 
     def stores() -> list[Stmt]:
+        values = [reader.at(node, index) for node in spec.outputs]
+        if len(values) > 1:
+            values = [reader.held(value) for value in values]
         return [
-            store(out, linear(index, spec.nodes[node].shape), reader.at(node, index))
-            for node, out in zip(spec.outputs, outputs, strict=True)
+            store(out, linear(index, spec.nodes[node].shape), value)
+            for node, out, value in zip(spec.outputs, outputs, values, strict=True)
         ]
 
     return reader.scope(stores)

@@ -138,6 +138,13 @@ class Reader:
             self._line = None
         return S.SeqStmt([*line.binds, body]) if line.binds else body
 
+    def held(self, value: Expr) -> Expr:
+        """``value`` as a variable of the open scope."""
+        assert self._binds is not None
+        var = T.Var("held", str(value.ty.dtype))
+        self._binds.append(S.Bind(var, _opaque(value)))
+        return var
+
     def at(self, node: int, index: Index) -> Expr:
         """The value of ``node`` at ``index`` (of the node's own rank)."""
         if self._binds is None:
