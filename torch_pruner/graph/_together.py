@@ -26,7 +26,8 @@ def together(
     state: State, singles: Sequence[int], orders: dict[int, Order], bounds: Sequence[Bounds]
 ) -> list[tuple[int, ...]]:
     """``singles``, buffers that nothing else is made with, by kernels; in graph order."""
-    units = _Units(state, {s: [s] for s in singles})
+    several = [o for group in state.groups if len(group.outputs) > 1 for o in group.outputs]
+    units = _Units(state, {s: [s] for s in singles}, min(several, default=len(state.graph.nodes)))
     for b in sorted(singles):
         for a in sorted(units.beside(b)):
             first, second = units.of[a], units.of[b]
@@ -39,6 +40,7 @@ def together(
             if alike and first is not second and units.may_join(first, second):
                 first += second
                 units.of |= dict.fromkeys(second, first)
+                units.first = min(units.first, *first)
     return sorted({tuple(sorted(unit)) for unit in units.of.values()})
 
 
@@ -48,12 +50,14 @@ class _Units:
 
     state: State
     of: dict[int, list[int]]  # by buffer those that are made with it
+    first: int  # of all that are made with others
     _reads: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def reads(self, made: int) -> frozenset[int]:
         """Buffers that a buffer is made of."""
         if made not in self._reads:
-            group = self.state.group_of.get(made)
+            # A group may compute for itself what has a buffer that others read.
+            group = None if made in self.of else self.state.group_of.get(made)
             members: set[int] = group.members if group is not None else {made}
             found, stack, seen = set[int](), [*members], set(members)
             while stack:
@@ -116,7 +120,8 @@ class _Units:
         return not self._depends(outside, inside)
 
     def _depends(self, some: Iterable[int], on: set[int]) -> bool:
-        low, seen, stack = min(on), set[int](), list(some)
+        # Nothing before the first of them waits for them, unless it is made with something behind.
+        low, seen, stack = min(*on, self.first), set[int](), list(some)
         while stack:
             i = stack.pop()
             if i in on:
@@ -125,10 +130,7 @@ class _Units:
                 continue
             made = self._made_with(i)
             seen.update(made)
-            # What comes first in the graph waits for nothing behind it, unless it is made with it.
-            stack += [
-                j for m in made for j in self.reads(m) if j >= low or len(self._made_with(j)) > 1
-            ]
+            stack += [j for m in made for j in self.reads(m) if j >= low]
         return False
 
     def _made_with(self, i: int) -> Sequence[int]:
