@@ -304,6 +304,18 @@ def test_what_a_line_has_in_common_is_computed_before_it(width: int) -> None:
     assert K.error(outputs, expected) < 1e-6
 
 
+@pytest.mark.parametrize("op", ["atan", "sinh", "expm1", "round"])
+def test_positions_beside_what_takes_no_vectors(op: str) -> None:
+    """TVM takes a statement with such a call apart, and lost the positions of its lanes."""
+    b = GraphBuilder()
+    x, where = b.input(0, (4, 12, 31, 2), "float32"), b.input(1, (2,), "int64")
+    taken = b.append("take", (x, where), (2, 12, 31, 2), "float32", dim=0)
+    positive = b.pointwise("gt", taken, b.const(0.0, "float32"))
+    spec = b.finish([b.pointwise("where", positive, b.pointwise(op, taken), taken)])
+    outputs, expected, _ = K.run(spec, "elementwise", {"vl": 16, "chunk": 8, "par": 0})
+    assert K.error(outputs, expected) < 1e-6
+
+
 def test_positions_that_are_computed_in_many_steps_take_no_longer_with_each() -> None:
     """TVM writes a whole number out wherever it is read: of these, 4**12 times."""
     b = GraphBuilder()

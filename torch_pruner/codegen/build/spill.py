@@ -229,7 +229,8 @@ def _is_of_lanes_apart(var: Var, value: Expr, frame: _Frame) -> bool:
 
 
 def _read_apart(body: Stmt | None, lane: Expr | None) -> set[int]:
-    """Variables in conditions of expressions, and in statements whose conditions lanes decide."""
+    """Variables in conditions of expressions, and in statements whose conditions lanes decide or
+    that call what takes no vectors."""
     found: set[int] = set()
     of_lanes: set[int] = set()  # what is defined in the loop, and the lane itself
 
@@ -237,10 +238,15 @@ def _read_apart(body: Stmt | None, lane: Expr | None) -> set[int]:
         of_lanes.add(node.var.id_)
         statement(node, visitor)
 
+    def let(node: T.Let, visitor: _Visitor) -> None:
+        of_lanes.add(node.var.id_)
+        visitor.default_visit(node)
+
     def statement(node: Stmt, _visitor: _Visitor) -> None:
-        tested = _tested(node)
+        tvm_ffi.structural_visit(node, [(T.Let, let)])
+        tested, taken = _tested(node)
         found.update(tested)
-        if tested & of_lanes:
+        if (tested | taken) & of_lanes:
             found.update(each.id_ for each in _variables(node))
 
     if isinstance(lane, Var):
@@ -251,18 +257,26 @@ def _read_apart(body: Stmt | None, lane: Expr | None) -> set[int]:
     return found
 
 
-def _tested(statement: Stmt) -> set[int]:
-    """Variables in conditions of expressions."""
+def _tested(statement: Stmt) -> tuple[set[int], set[int]]:
+    """Variables in conditions of expressions, and of calls that take single numbers alone."""
     found: set[int] = set()
+    taken: set[int] = set()
 
     def call(node: Call, visitor: _Visitor) -> None:
         if node.op.same_as(_IF_THEN_ELSE):
             found.update(var.id_ for var in _variables(node.args[0]))
+        elif isinstance(node.op, tvm.ir.Op) and not _takes_vectors(node.op):
+            taken.update(var.id_ for var in _variables(node))
         visitor.default_visit(node)
 
     tvm_ffi.structural_visit(statement, [(Call, call)])
-    return found
+    return found, taken
+
+
+def _takes_vectors(op: tvm.ir.Op) -> bool:
+    return op.same_as(_REINTERPRET) or bool(op.get_attr("TVectorizable"))
 
 
 _IF_THEN_ELSE = T.if_then_else(T.Var("c", "bool"), T.const(0, "int32"), T.const(1, "int32")).op
+_REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")  # of vectors, too, whatever its attributes say
 _KEEP_OP = tvm.ir.Op.get(KEEP)

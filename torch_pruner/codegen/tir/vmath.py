@@ -159,7 +159,11 @@ def _power_of_two(n: Expr) -> Expr:
 
 
 def _with_sign(magnitude: Expr, x: Expr) -> Expr:
-    return T.copysign(magnitude, x)
+    """By bits: TVM takes a statement with ``copysign`` apart, lane by lane, and all it computes."""
+    sign = T.bitwise_and(_bits(x), i32(-(2**31)))
+    return T.reinterpret(
+        "float32", T.bitwise_or(T.bitwise_and(_bits(magnitude), i32(2**31 - 1)), sign)
+    )
 
 
 def _round(b: Bindings, scaled: Expr) -> tuple[Expr, Expr]:
