@@ -30,7 +30,7 @@ def normed(*channels: int, size: int = 5, last: bool = True, twice: bool = False
 
 
 @pytest.mark.parametrize("twice", [False, True])
-@pytest.mark.parametrize("channels", [(32, 32), (64, 16, 48), (20, 37, 5, 16), (4, 4)])
+@pytest.mark.parametrize("channels", [(32, 32), (64, 16, 48), (20, 37, 5, 16), (4, 4), (32, 2)])
 def test_parts(channels: tuple[int, ...], twice: bool) -> None:
     spec = normed(*channels, twice=twice)
     assert joined_innermost(spec) is not None
@@ -44,7 +44,7 @@ def test_parts(channels: tuple[int, ...], twice: bool) -> None:
         assert "load float," not in text, "a part is read element by element"
 
 
-@pytest.mark.parametrize("spec", [normed(32, 32, last=False), normed(32, 2)])
+@pytest.mark.parametrize("spec", [normed(32, 32, last=False), normed(8, 2)])
 def test_elsewhere_elements_ask(spec: Graph) -> None:
     assert joined_innermost(spec) is None
     outputs, expected, _ = K.run(spec, "elementwise", {"vl": 16, "chunk": 2, "par": 1})

@@ -132,12 +132,17 @@ def fuse(
             if o not in demanded and state.node(o).kind is not OpKind.CONTRACT:
                 orders[o] = _order_of(state, orders, o)
     kernels = [_kernel(state, g.members, g.outputs, orders, bounds) for g in state.groups]
-    grouped = {o for g in state.groups for o in g.outputs}
-    singles = sorted(b for b in state.buffers - grouped if graph.nodes[b].op != "input")
-    made = together(state, singles, orders, bounds)
-    kernels += [_kernel(state, set(outs), outs, orders, bounds) for outs in made]
+    singles = _singles(state)
+    units = together(state, singles, orders, bounds)
+    kernels += [_kernel(state, set(made), made, orders, bounds) for made in units]
     lie = {b: orders[b] for b in state.buffers}
     return FusedGraph(graph, tuple(_in_order(kernels)), lie, tuple(dict.fromkeys(state.sites)))
+
+
+def _singles(state: State) -> list[int]:
+    """Buffers that no group makes."""
+    grouped = {o for g in state.groups for o in g.outputs}
+    return sorted(b for b in state.buffers - grouped if state.node(b).op != "input")
 
 
 def _contraction(state: State, anchor: int) -> Group:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from torch_pruner.graph.ir import Graph
 
-_MIN_PART = 4  # elements; shorter ones are not worth a loop of their own
+# Elements; shorter parts are not worth a loop of their own, unless the others are long enough.
+_MIN_PART, _MIN_MEAN = 4, 16
 _MIN_INNER, _MIN_LINES = 16, 32  # of another axis: neighbours, and lines, which tasks share out
 
 
@@ -63,7 +64,8 @@ def joined_innermost(spec: Graph) -> tuple[int, int] | None:
     shape = spec.nodes[spec.outputs[0]].shape
     behind = math.prod(shape[axis:][1:])
     within = axis == -1 or (shape[-1] >= _MIN_INNER and math.prod(shape[:axis]) >= _MIN_LINES)
-    return (at, axis) if within and min(sizes) * behind >= _MIN_PART else None
+    long = min(sizes) * behind >= _MIN_PART or sum(sizes) * behind >= _MIN_MEAN * len(sizes)
+    return (at, axis) if within and long else None
 
 
 def over_parts(

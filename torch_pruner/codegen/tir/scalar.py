@@ -45,7 +45,9 @@ _VECTOR: dict[str, Callable[[Bindings, Expr], Expr]] = {
     "exp": vmath.exp, "exp2": vmath.exp2, "expm1": vmath.expm1, "log": vmath.log,
     "log2": vmath.log2, "log10": vmath.log10, "log1p": vmath.log1p, "tanh": vmath.tanh,
     "sigmoid": vmath.sigmoid, "erf": vmath.erf, "erfc": vmath.erfc, "sin": vmath.sin,
-    "cos": vmath.cos, EXP_AT_MOST_ONE: vmath.exp_at_most_one,
+    "cos": vmath.cos, "tan": vmath.tan, "asin": vmath.asin, "acos": vmath.acos,
+    "atan": vmath.atan, "sinh": vmath.sinh, "cosh": vmath.cosh, "atanh": vmath.atanh,
+    EXP_AT_MOST_ONE: vmath.exp_at_most_one,
     EXP_BESIDE_ONE: vmath.exp_beside_one,
 }  # fmt: skip
 _VECTOR |= {

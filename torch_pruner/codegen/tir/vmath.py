@@ -61,6 +61,16 @@ _ERFCX = (  # exp(x**2) erfc(x) (1 + 2 x) in (x - 3) / (x + 3)
     -0.11927148699760437, 0.06830649822950363, -0.023788152262568474, 0.0025270231999456882,
     0.0019490438280627131, -0.0007374986307695508, -0.00017775717424228787, 3.7032201362308115e-05,
 )  # fmt: skip
+_ATAN = (  # (atan(x) / x - 1) / x**2 in x**2, |x| <= 1
+    -0.3333333134651184, 0.19999754428863525, -0.14278893172740936, 0.11036297678947449,
+    -0.08666627109050751, 0.06270591169595718, -0.03610917180776596, 0.013652062974870205,
+    -0.0024226526729762554,
+)  # fmt: skip
+_ASIN = (  # (asin(x) / x - 1) / x**2 in x**2, |x| <= 1/2
+    0.1666666567325592, 0.07500099390745163, 0.04459794610738754, 0.031116796657443047,
+    0.017075760290026665, 0.03380826860666275,
+)  # fmt: skip
+_HALF_PI = 1.5707963267948966
 _SIN = (-0.16666653752326965, 0.008332133293151855, -0.00019511458231136203)
 _COS = (0.04166664555668831, -0.0013887278037145734, 2.442878576403018e-05)
 # 2/pi in three parts of 29, 29 and 53 bits for float32s below the bound in the first column and
@@ -251,6 +261,69 @@ def expm1(b: Bindings, x: Expr) -> Expr:
     return _with_sign(_expm1(b, b(clamp(x, -17.5, 89.0))), x)
 
 
+def sinh(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    a = b(T.abs(x))
+    near = b(_expm1(b, b(clamp(a, 0.0, 20.0))))
+    far = b(exp(b, b(f32(0.5) * a)))  # its square may be infinite where half of that is not
+    value = T.Select(
+        a > f32(20.0), f32(0.5) * far * far, f32(0.5) * (near + near / (near + f32(1.0)))
+    )
+    return _with_sign(b(value), x)
+
+
+def cosh(b: Bindings, x: Expr) -> Expr:
+    a = b(T.abs(b(x)))
+    near = b(exp(b, b(clamp(a, 0.0, 20.0))))
+    far = b(exp(b, b(f32(0.5) * a)))
+    return T.Select(a > f32(20.0), f32(0.5) * far * far, f32(0.5) * near + f32(0.5) / near)
+
+
+def atanh(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    a = b(T.abs(x))
+    return _with_sign(b(f32(0.5) * log1p(b, b((a + a) / (f32(1.0) - a)))), x)
+
+
+def atan(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    return _with_sign(b(_atan(b, b(T.abs(x)))), x)
+
+
+def _atan(b: Bindings, a: Expr) -> Expr:
+    """For a >= 0."""
+    large = b(a > f32(1.0))
+    t = b(T.Select(large, f32(1.0) / a, a))
+    square = b(t * t)
+    r = b(t * square * horner(square, _ATAN) + t)
+    return T.Select(large, f32(_HALF_PI) - r, r)
+
+
+def asin(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    a = b(T.abs(x))
+    r = b(_asin(b, a))
+    return _with_sign(b(T.Select(a > f32(0.5), f32(_HALF_PI) - (r + r), r)), x)
+
+
+def acos(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    a = b(T.abs(x))
+    r = b(_asin(b, a))
+    twice = b(r + r)
+    far = T.Select(x < f32(0.0), f32(2.0 * _HALF_PI) - twice, twice)
+    return T.Select(a > f32(0.5), far, f32(_HALF_PI) - _with_sign(r, x))
+
+
+def _asin(b: Bindings, a: Expr) -> Expr:
+    """For 0 <= a <= 1; of more than 1/2 half of pi/2 - asin(a)."""
+    far = b(a > f32(0.5))
+    half = b(f32(0.5) * (f32(1.0) - a))
+    t = b(T.Select(far, T.sqrt(half), a))
+    square = b(T.Select(far, half, t * t))
+    return t * square * horner(square, _ASIN) + t
+
+
 def sigmoid(b: Bindings, x: Expr) -> Expr:
     return f32(1.0) / (b(exp_beside_one(b, f32(-1.0) * b(x))) + f32(1.0))
 
@@ -356,13 +429,28 @@ def cos(b: Bindings, x: Expr) -> Expr:
     return _circular(b, x, 1)
 
 
+def tan(b: Bindings, x: Expr) -> Expr:
+    """The quotient of what ``_circular`` chooses from."""
+    x = b(x)
+    r, n = _reduce_circle(b, x)
+    sine, cosine = _sine_and_cosine(b, r)
+    turned = b(T.NE(T.bitwise_and(n, i32(1)), i32(0)))
+    above = T.Select(turned, f32(-1.0) * cosine, sine)
+    return T.Select(T.EQ(x, f32(0.0)), x, above / T.Select(turned, sine, cosine))
+
+
+def _sine_and_cosine(b: Bindings, r: Expr) -> tuple[Expr, Expr]:
+    """For |r| <= pi / 4."""
+    square = b(r * r)
+    sine = b(r * square * horner(square, _SIN) + r)
+    return sine, b(square * square * horner(square, _COS) + (f32(1.0) - f32(0.5) * square))
+
+
 def _circular(b: Bindings, x: Expr, quadrants: int) -> Expr:
     """sin(x + quadrants * pi / 2) for every float32."""
     r, n = _reduce_circle(b, b(x))
     n = b(n + i32(quadrants))
-    square = b(r * r)
-    odd = b(r * square * horner(square, _SIN) + r)
-    even = b(square * square * horner(square, _COS) + (f32(1.0) - f32(0.5) * square))
+    odd, even = _sine_and_cosine(b, r)
     value = b(T.Select(T.EQ(T.bitwise_and(n, i32(1)), i32(0)), odd, even))
     negative = T.NE(T.bitwise_and(n, i32(2)), i32(0))
     return T.Select(negative, f32(-1.0) * value, value)
