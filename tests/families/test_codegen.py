@@ -316,6 +316,19 @@ def test_positions_beside_what_takes_no_vectors(op: str) -> None:
     assert K.error(outputs, expected) < 1e-6
 
 
+@pytest.mark.parametrize("op", ["expm1", "atan", "tanh", "erf", "sinh", "asin"])
+def test_signs_of_numbers_one_after_another(op: str) -> None:
+    """Rounded to bfloat16 and chosen beside the argument: of masks of bits LLVM made other bits."""
+    b = GraphBuilder()
+    x = b.cast(b.input(0, (7, 20), "bfloat16"), "float32")  # twelve are left of the last vector
+    positive = b.pointwise("gt", x, b.const(0.0, "float32"))
+    value = b.pointwise("where", positive, x, b.pointwise(op, x))
+    spec = b.finish([b.cast(value, "bfloat16")])
+    outputs, expected, _ = K.run(spec, "elementwise", {"vl": 16, "chunk": 8, "par": 0})
+    assert np.array_equal(np.isnan(outputs[0]), np.isnan(expected[0]))
+    assert K.error([np.nan_to_num(outputs[0])], [np.nan_to_num(expected[0])]) < 1e-2
+
+
 def test_positions_that_are_computed_in_many_steps_take_no_longer_with_each() -> None:
     """TVM writes a whole number out wherever it is read: of these, 4**12 times."""
     b = GraphBuilder()

@@ -169,11 +169,13 @@ def _power_of_two(n: Expr) -> Expr:
 
 
 def _with_sign(magnitude: Expr, x: Expr) -> Expr:
-    """By bits: TVM takes a statement with ``copysign`` apart, lane by lane, and all it computes."""
-    sign = T.bitwise_and(_bits(x), i32(-(2**31)))
-    return T.reinterpret(
-        "float32", T.bitwise_or(T.bitwise_and(_bits(magnitude), i32(2**31 - 1)), sign)
-    )
+    """``magnitude``, which is not negative, with the sign of ``x``.
+
+    No ``copysign``: TVM takes a statement with it apart, lane by lane, and all that it computes.
+    And no masks of bits, which LLVM makes a ``copysign`` of: chosen beside ``x`` itself and rounded
+    to bfloat16 by numbers one after another it came out wrong.
+    """
+    return T.Select(_bits(x) < i32(0), f32(-1.0) * magnitude, magnitude)
 
 
 def _round(b: Bindings, scaled: Expr) -> tuple[Expr, Expr]:
@@ -258,7 +260,7 @@ def _expm1(b: Bindings, x: Expr) -> Expr:
 
 def expm1(b: Bindings, x: Expr) -> Expr:
     x = b(x)
-    return _with_sign(_expm1(b, b(clamp(x, -17.5, 89.0))), x)
+    return T.Select(T.EQ(x, f32(0.0)), x, _expm1(b, b(clamp(x, -17.5, 89.0))))
 
 
 def sinh(b: Bindings, x: Expr) -> Expr:
