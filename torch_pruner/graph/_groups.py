@@ -12,6 +12,7 @@ from torch_pruner.graph.ops import FLOATS, ITEMSIZE, OpKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch_pruner.graph.attention_gradient import AttentionGradient
     from torch_pruner.graph.cuts import Cuts
     from torch_pruner.graph.ir import Graph, Node
     from torch_pruner.graph.layout import Order
@@ -88,6 +89,25 @@ def with_epilogue(state: State, anchor: int, *, views: bool) -> Group:
         ):
             return Group(inside, (end,))
     return Group({anchor}, (anchor,))
+
+
+def gradient_group(state: State, found: AttentionGradient) -> Group:
+    """The gradient of attention, and what each result is rounded to."""
+    paths = [_rounded(state, o) for o in found.outputs]
+    return Group({*found.inner, *(i for p in paths for i in p)}, tuple(p[-1] for p in paths))
+
+
+def _rounded(state: State, product: int) -> list[int]:
+    """``product``, and up to a cast of it what alone reads it."""
+    path = [product]
+    while len(users := state.users[path[-1]]) == 1 and path[-1] not in state.graph.outputs:
+        path.append(users[0])
+        node = state.node(users[0])
+        if node.op == "cast":
+            return path
+        if node.op not in ("reshape", "permute"):
+            break
+    return [product]
 
 
 def windows_group(state: State, first: int, orders: Mapping[int, Order]) -> Group:

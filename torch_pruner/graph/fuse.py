@@ -15,6 +15,7 @@ from torch_pruner.graph._groups import (
     Group,
     State,
     ancestors,
+    gradient_group,
     readers,
     rows_group,
     widens,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_pruner.graph.attention import Attention, Takes
-    from torch_pruner.graph.attention_gradient import AttentionGradient, TakesGradient
+    from torch_pruner.graph.attention_gradient import TakesGradient
     from torch_pruner.graph.cuts import Cuts
     from torch_pruner.graph.extents import Bounds
 
@@ -109,7 +110,7 @@ def fuse(
         _add_group(state, Group(tail.members | found.inner | masks, tail.outputs))
     for gradient in attention_gradients(graph, state.users):
         if gradients(graph, gradient):
-            _add_group(state, _gradient(state, gradient))
+            _add_group(state, gradient_group(state, gradient))
     for i, node in enumerate(graph.nodes):
         if node.kind is OpKind.CONTRACT and i not in state.group_of:
             _add_group(state, _contraction(state, i))
@@ -159,24 +160,6 @@ def _add_group(state: State, group: Group) -> None:
     state.buffers.update(group.outputs)
     for m in group.members:
         state.group_of[m] = group
-
-
-def _gradient(state: State, found: AttentionGradient) -> Group:
-    paths = [_rounded(state, o) for o in found.outputs]
-    return Group({*found.inner, *(i for p in paths for i in p)}, tuple(p[-1] for p in paths))
-
-
-def _rounded(state: State, product: int) -> list[int]:
-    """``product``, and up to a cast of it what alone reads it."""
-    path = [product]
-    while len(users := state.users[path[-1]]) == 1 and path[-1] not in state.graph.outputs:
-        path.append(users[0])
-        node = state.node(users[0])
-        if node.op == "cast":
-            return path
-        if node.op not in ("reshape", "permute"):
-            break
-    return [product]
 
 
 def _mask_of_values(state: State, found: Attention, unneeded: Bounds) -> set[int]:

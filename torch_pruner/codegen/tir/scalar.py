@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeGuard
 
-from torch_pruner.codegen.tir import approximate, integer, vmath
+from torch_pruner.codegen.tir import approximate, circular, integer, vmath
 from torch_pruner.codegen.tir.builders import Expr, T
 from torch_pruner.codegen.tir.vmath import Bindings
 from torch_pruner.graph.ops import COMPARISONS, FLOATS
@@ -44,9 +44,9 @@ _ROUNDING = {"floor": T.floor, "ceil": T.ceil, "trunc": T.trunc, "round": T.near
 _VECTOR: dict[str, Callable[[Bindings, Expr], Expr]] = {
     "exp": vmath.exp, "exp2": vmath.exp2, "expm1": vmath.expm1, "log": vmath.log,
     "log2": vmath.log2, "log10": vmath.log10, "log1p": vmath.log1p, "tanh": vmath.tanh,
-    "sigmoid": vmath.sigmoid, "erf": vmath.erf, "erfc": vmath.erfc, "sin": vmath.sin,
-    "cos": vmath.cos, "tan": vmath.tan, "asin": vmath.asin, "acos": vmath.acos,
-    "atan": vmath.atan, "sinh": vmath.sinh, "cosh": vmath.cosh, "atanh": vmath.atanh,
+    "sigmoid": vmath.sigmoid, "erf": vmath.erf, "erfc": vmath.erfc, "sin": circular.sin,
+    "cos": circular.cos, "tan": circular.tan, "asin": circular.asin, "acos": circular.acos,
+    "atan": circular.atan, "sinh": vmath.sinh, "cosh": vmath.cosh, "atanh": vmath.atanh,
     EXP_AT_MOST_ONE: vmath.exp_at_most_one,
     EXP_BESIDE_ONE: vmath.exp_beside_one,
 }  # fmt: skip

@@ -61,26 +61,6 @@ _ERFCX = (  # exp(x**2) erfc(x) (1 + 2 x) in (x - 3) / (x + 3)
     -0.11927148699760437, 0.06830649822950363, -0.023788152262568474, 0.0025270231999456882,
     0.0019490438280627131, -0.0007374986307695508, -0.00017775717424228787, 3.7032201362308115e-05,
 )  # fmt: skip
-_ATAN = (  # (atan(x) / x - 1) / x**2 in x**2, |x| <= 1
-    -0.3333333134651184, 0.19999754428863525, -0.14278893172740936, 0.11036297678947449,
-    -0.08666627109050751, 0.06270591169595718, -0.03610917180776596, 0.013652062974870205,
-    -0.0024226526729762554,
-)  # fmt: skip
-_ASIN = (  # (asin(x) / x - 1) / x**2 in x**2, |x| <= 1/2
-    0.1666666567325592, 0.07500099390745163, 0.04459794610738754, 0.031116796657443047,
-    0.017075760290026665, 0.03380826860666275,
-)  # fmt: skip
-_HALF_PI = 1.5707963267948966
-_SIN = (-0.16666653752326965, 0.008332133293151855, -0.00019511458231136203)
-_COS = (0.04166664555668831, -0.0013887278037145734, 2.442878576403018e-05)
-# 2/pi in three parts of 29, 29 and 53 bits for float32s below the bound in the first column and
-# not below the one above it, without the leading bits that add only multiples of four to a product.
-_TWO_OVER_PI = (
-    (2.0**48, "0x1.45f306d000000p-1", "0x1.9391054000000p-30", "0x1.4fe13abe8fa9ap-59"),
-    (2.0**75, "0x1.6e4e441000000p-24", "0x1.4a7f09c000000p-54", "0x1.5f47d4d377037p-82"),
-    (2.0**102, "0x1.529fc26000000p-52", "0x1.57d1f53000000p-80", "0x1.377036d8a5665p-110"),
-    (math.inf, "0x1.d5f47d4000000p-78", "0x1.a6ee06d000000p-107", "0x1.6295993c43904p-136"),
-)
 
 
 def _identity(call: Call) -> Expr:
@@ -168,7 +148,7 @@ def _power_of_two(n: Expr) -> Expr:
     return T.reinterpret("float32", T.shift_left(n + i32(127), i32(23)))
 
 
-def _with_sign(magnitude: Expr, x: Expr) -> Expr:
+def with_sign(magnitude: Expr, x: Expr) -> Expr:
     """``magnitude``, which is not negative, with the sign of ``x``.
 
     No ``copysign``: TVM takes a statement with it apart, lane by lane, and all that it computes.
@@ -271,7 +251,7 @@ def sinh(b: Bindings, x: Expr) -> Expr:
     value = T.Select(
         a > f32(20.0), f32(0.5) * far * far, f32(0.5) * (near + near / (near + f32(1.0)))
     )
-    return _with_sign(b(value), x)
+    return with_sign(b(value), x)
 
 
 def cosh(b: Bindings, x: Expr) -> Expr:
@@ -284,46 +264,7 @@ def cosh(b: Bindings, x: Expr) -> Expr:
 def atanh(b: Bindings, x: Expr) -> Expr:
     x = b(x)
     a = b(T.abs(x))
-    return _with_sign(b(f32(0.5) * log1p(b, b((a + a) / (f32(1.0) - a)))), x)
-
-
-def atan(b: Bindings, x: Expr) -> Expr:
-    x = b(x)
-    return _with_sign(b(_atan(b, b(T.abs(x)))), x)
-
-
-def _atan(b: Bindings, a: Expr) -> Expr:
-    """For a >= 0."""
-    large = b(a > f32(1.0))
-    t = b(T.Select(large, f32(1.0) / a, a))
-    square = b(t * t)
-    r = b(t * square * horner(square, _ATAN) + t)
-    return T.Select(large, f32(_HALF_PI) - r, r)
-
-
-def asin(b: Bindings, x: Expr) -> Expr:
-    x = b(x)
-    a = b(T.abs(x))
-    r = b(_asin(b, a))
-    return _with_sign(b(T.Select(a > f32(0.5), f32(_HALF_PI) - (r + r), r)), x)
-
-
-def acos(b: Bindings, x: Expr) -> Expr:
-    x = b(x)
-    a = b(T.abs(x))
-    r = b(_asin(b, a))
-    twice = b(r + r)
-    far = T.Select(x < f32(0.0), f32(2.0 * _HALF_PI) - twice, twice)
-    return T.Select(a > f32(0.5), far, f32(_HALF_PI) - _with_sign(r, x))
-
-
-def _asin(b: Bindings, a: Expr) -> Expr:
-    """For 0 <= a <= 1; of more than 1/2 half of pi/2 - asin(a)."""
-    far = b(a > f32(0.5))
-    half = b(f32(0.5) * (f32(1.0) - a))
-    t = b(T.Select(far, T.sqrt(half), a))
-    square = b(T.Select(far, half, t * t))
-    return t * square * horner(square, _ASIN) + t
+    return with_sign(b(f32(0.5) * log1p(b, b((a + a) / (f32(1.0) - a)))), x)
 
 
 def sigmoid(b: Bindings, x: Expr) -> Expr:
@@ -334,7 +275,7 @@ def tanh(b: Bindings, x: Expr) -> Expr:
     x = b(x)
     a = b(clamp(T.abs(x), 0.0, 10.0))
     e = b(_expm1(b, b(a + a)))
-    return _with_sign(e / (e + f32(2.0)), x)
+    return with_sign(e / (e + f32(2.0)), x)
 
 
 def _split_log(b: Bindings, x: Expr) -> tuple[Expr, Expr, Expr]:
@@ -403,7 +344,7 @@ def erf(b: Bindings, x: Expr) -> Expr:
     r = b(exponent - b(shifted - f32(_MAGIC + 127)))
     power = T.reinterpret("float32", T.shift_left(_bits(shifted), i32(23)))
     far = b(f32(1.0) - (b(r * horner(r, _EXP2)) + f32(1.0)) * power)
-    return _with_sign(T.Select(a < f32(0.9), near, far), x)
+    return with_sign(T.Select(a < f32(0.9), near, far), x)
 
 
 def erfc(b: Bindings, x: Expr) -> Expr:
@@ -420,69 +361,3 @@ def erfc(b: Bindings, x: Expr) -> Expr:
     far = b(T.Select(x < f32(0.0), f32(2.0) - tail, tail))
     near = b(f32(1.0) - x * horner(square, _ERF))
     return T.Select(a < f32(0.5), near, far)
-
-
-def sin(b: Bindings, x: Expr) -> Expr:
-    x = b(x)
-    return T.Select(T.EQ(x, f32(0.0)), x, _circular(b, x, 0))
-
-
-def cos(b: Bindings, x: Expr) -> Expr:
-    return _circular(b, x, 1)
-
-
-def tan(b: Bindings, x: Expr) -> Expr:
-    """The quotient of what ``_circular`` chooses from."""
-    x = b(x)
-    r, n = _reduce_circle(b, x)
-    sine, cosine = _sine_and_cosine(b, r)
-    turned = b(T.NE(T.bitwise_and(n, i32(1)), i32(0)))
-    above = T.Select(turned, f32(-1.0) * cosine, sine)
-    return T.Select(T.EQ(x, f32(0.0)), x, above / T.Select(turned, sine, cosine))
-
-
-def _sine_and_cosine(b: Bindings, r: Expr) -> tuple[Expr, Expr]:
-    """For |r| <= pi / 4."""
-    square = b(r * r)
-    sine = b(r * square * horner(square, _SIN) + r)
-    return sine, b(square * square * horner(square, _COS) + (f32(1.0) - f32(0.5) * square))
-
-
-def _circular(b: Bindings, x: Expr, quadrants: int) -> Expr:
-    """sin(x + quadrants * pi / 2) for every float32."""
-    r, n = _reduce_circle(b, b(x))
-    n = b(n + i32(quadrants))
-    odd, even = _sine_and_cosine(b, r)
-    value = b(T.Select(T.EQ(T.bitwise_and(n, i32(1)), i32(0)), odd, even))
-    negative = T.NE(T.bitwise_and(n, i32(2)), i32(0))
-    return T.Select(negative, f32(-1.0) * value, value)
-
-
-def _reduce_circle(b: Bindings, x: Expr) -> tuple[Expr, Expr]:
-    """(r, n) with x = (n + 4 i) pi / 2 + r, i an integer and |r| <= pi / 4; NaN for infinities.
-
-    The products with the first two parts of 2/pi are exact in float64, and so is taking off
-    multiples of four.
-    """
-
-    def f64(value: float) -> Expr:
-        return T.const(value, "float64")
-
-    magnitude = b(T.abs(x))
-    parts = [float.fromhex(part) for part in _TWO_OVER_PI[-1][1:]]
-    chosen = [f64(part) for part in parts]
-    for bound, *texts in reversed(_TWO_OVER_PI[:-1]):
-        below = magnitude < f32(bound)
-        chosen = [
-            T.Select(below, f64(float.fromhex(t)), c) for t, c in zip(texts, chosen, strict=True)
-        ]
-    wide = b(T.Cast("float64", x))
-    first, second, third = (b(wide * c) for c in chosen)
-    first = b(first - f64(4.0) * T.nearbyint(first * f64(0.25)))
-    second = b(second - f64(4.0) * T.nearbyint(second * f64(0.25)))
-    magic = f64(1.5 * 2.0**52)
-    shifted = b(b(b(first + second) + third) + magic)
-    n = b(shifted - magic)
-    turn = b(b(b(first - n) + second) + third)
-    low_bits = T.Cast("int32", T.bitwise_and(T.reinterpret("int64", shifted), T.const(3, "int64")))
-    return b(T.Cast("float32", turn * f64(math.pi / 2))), b(low_bits)

@@ -35,7 +35,8 @@ from torch_pruner.codegen.tir.builders import (
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.attention_gradient.form import plan_of
-from torch_pruner.families.attention_gradient.tiles import Nest, Part, gradients, weights
+from torch_pruner.families.attention_gradient.nest import Nest, Part
+from torch_pruner.families.attention_gradient.tiles import gradients, weights
 
 if TYPE_CHECKING:
     from torch_pruner.families.attention_gradient.form import AttentionGradientDecisions, Columns

@@ -24,7 +24,7 @@ from torch_pruner.codegen.tir.reader import imm
 from torch_pruner.codegen.tir.values import held_bits, store
 
 if TYPE_CHECKING:
-    from torch_pruner.families.attention_gradient.tiles import Nest, Part
+    from torch_pruner.families.attention_gradient.nest import Nest, Part
 
 
 def rounded(
