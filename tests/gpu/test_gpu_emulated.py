@@ -124,12 +124,14 @@ def test_older_tensor_cores() -> None:
 @pytest.mark.parametrize("part", range(DRAFTS))
 @pytest.mark.parametrize("card", ["h200", "a100", "t4"])
 def test_drafts_are_valid_and_right(card: str, part: int) -> None:
-    """The draft model's choice for a card gives the same numbers."""
+    """The draft model's choice for a card gives the same numbers, where it is CUDA C."""
     found, target = [], TargetSpec.cuda(CARDS[card])
     for n, name in enumerate(list(CASES)[part::DRAFTS]):
         spec = CASES[name][0]
         if CARDS[card].has_bfloat16 or spec.nodes[spec.inputs[0]].dtype != "bfloat16":
-            found.append(Run(name, f"k{n}", draft(Task(name, spec, target, 1))))
+            chosen = draft(Task(name, spec, target, 1))
+            if not chosen.sketch.startswith("gpu_triton"):  # no CUDA C: ``test_gpu_triton``
+                found.append(Run(name, f"k{n}", chosen))
     runs, text, kernels = compiled(found, CARDS[card].arch)
     wrong = [r.wrong(kernels, text, Order("one warp ahead")) for r in runs]
     assert not any(wrong), wrong

@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_pruner import exc
-from torch_pruner.dynamo.run import in_double
+from torch_pruner.dynamo.run import in_double, rounding
 from torch_pruner.dynamo.run.checked import CheckedCall, bounds_of, run_eager
 from torch_pruner.dynamo.run.differences import Kept
 
@@ -151,6 +151,46 @@ def test_noise_of_eager_may_be_another_noise() -> None:
     first, dropped = checked(gm, lambda args: [100 * eager])
     with pytest.raises(exc.ResultMismatch, match="output 0 "):
         first([x])
+
+
+@pytest.mark.parametrize("limit", [in_double.MOST_BYTES, 1])
+def test_a_divergence_of_a_distribution_from_itself_is_any_noise(monkeypatch, limit) -> None:
+    """As a student begins that was its teacher: a single number, by chance as small as it likes."""
+    monkeypatch.setattr(in_double, "MOST_BYTES", limit)
+
+    def divergence(x):
+        return [(x.softmax(-1) * (x.softmax(-1).log() - x.log_softmax(-1))).sum()]
+
+    x = torch.randn(8, 101, generator=torch.Generator().manual_seed(0))
+    gm = traced(divergence, x)
+    eager = run_eager(gm, [x])[0]
+    assert 0 < eager.abs() < 1e-5
+    for other in (-eager, torch.tensor(0.0), torch.tensor(1e-6)):
+        first, dropped = checked(gm, lambda args, other=other: [other.clone()])
+        first([x])
+        assert not dropped
+    for wrong in (1e-3, math.nan, math.inf):
+        first, dropped = checked(gm, lambda args, wrong=wrong: [torch.tensor(wrong)])
+        with pytest.raises(exc.ResultMismatch, match="output 0 "):
+            first([x])
+
+
+def test_whole_numbers_are_not_rounded_otherwise() -> None:
+    """What is compared with a mask or a count is no noise."""
+    gm = traced(lambda x: [((x > 0).float() == 1).float() * x.sum()], torch.randn(31))
+    x = torch.randn(31, generator=torch.Generator().manual_seed(0))
+    first, dropped = checked(gm, lambda args: [-run_eager(gm, args)[0]])
+    with pytest.raises(exc.ResultMismatch):
+        first([x])
+    assert dropped
+
+
+def test_numbers_that_a_graph_draws_are_the_same_where_it_rounds_otherwise() -> None:
+    gm = traced(lambda x: [torch.dropout(x, 0.5, True) * 3], torch.randn(64))
+    x, state = torch.randn(64), torch.get_rng_state()
+    rounded = rounding.rounded_otherwise(gm, [x], 0)[0]
+    torch.set_rng_state(state)
+    torch.testing.assert_close(rounded, run_eager(gm, [x])[0], rtol=1e-5, atol=0)
 
 
 def test_nothing_may_be_a_little_noise() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.tir.bits import bitwise_or, bitwise_xor
 from torch_pruner.codegen.tir.builders import Expr, T
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def apply(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
         case "bitwise_and":
             return T.bitwise_and(x, y)
         case "bitwise_or":
-            return T.bitwise_or(x, y)
+            return bitwise_or(x, y, _bits(dtype))
         case "bitwise_xor":
-            return T.bitwise_xor(x, y)
+            return bitwise_xor(x, y, _bits(dtype))
         case "shift_left" | "shift_right":
             return _shift(op, x, y, dtype)
         case "truncdiv" | "fmod" | "floordiv" | "mod":

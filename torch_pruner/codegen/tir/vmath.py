@@ -152,8 +152,7 @@ def with_sign(magnitude: Expr, x: Expr) -> Expr:
     """``magnitude``, which is not negative, with the sign of ``x``.
 
     No ``copysign``: TVM takes a statement with it apart, lane by lane, and all that it computes.
-    And no masks of bits, which LLVM makes a ``copysign`` of: chosen beside ``x`` itself and rounded
-    to bfloat16 by numbers one after another it came out wrong.
+    And no masks of bits, of which LLVM makes what comes out wrong beside ``x`` itself (``bits``).
     """
     return T.Select(_bits(x) < i32(0), f32(-1.0) * magnitude, magnitude)
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from torch_pruner import exc
 from torch_pruner.dynamo.lower import recurrent_ops
-from torch_pruner.dynamo.run import in_double
+from torch_pruner.dynamo.run import in_double, rounding
 from torch_pruner.dynamo.run.differences import Kept, Sampled, differences, parts_for
 from torch_pruner.dynamo.run.first_call import FirstCall
 from torch_pruner.log import logger
@@ -59,6 +59,7 @@ _OVERWRITES = frozenset(
 )  # fmt: skip
 _SHIFT = 1 / 64  # of the bound: by how much inputs are shifted to see how an output reacts
 _REACTIONS = 4.0  # an output may be off by this many times its reaction
+_NO_DIGIT = 0.5  # of the largest number: what rounding alone moves by so much has no sure digit
 
 
 class CheckedCall(FirstCall):
@@ -204,16 +205,34 @@ class CheckedCall(FirstCall):
         # Sums that cancel (the gradient of a bias before a normalisation) are noise in eager too.
         self._rewind(state)
         reactions = differences(eager([_shifted(v) for v in inputs]), expected)
-        allowed = {
-            k: max(self._bounds[k], _REACTIONS * (reactions[k] if reactions[k] < math.inf else 0.0))
-            for k in bad
-        }
+        allowed = {k: max(self._bounds[k], _REACTIONS * _finite(reactions[k])) for k in bad}
         bad = [k for k in bad if not errors[k] <= allowed[k]]
+        if bad:
+            noise = self._noise(inputs, expected, state)
+            allowed |= {k: max(allowed[k], _REACTIONS * noise[k]) for k in bad}
+            bad = [k for k in bad if not errors[k] <= allowed[k]]
         nearer = self._near_double(inputs, got, expected, bad)
         worse = next((k for k in bad if k not in nearer), None)
         if worse is None:
             return None
         return exc.ResultMismatch(self._name, worse, errors[worse], allowed[worse])
+
+    def _noise(
+        self,
+        inputs: Sequence[RuntimeValue],
+        expected: Sequence[Kept] | Sequence[Sampled],
+        state: Generators | None,
+    ) -> list[float]:
+        """How far each of eager's results is moved by rounding, if no digit of it is sure."""
+        assert self._gm is not None
+        moved = [0.0] * len(expected)
+        for seed in range(rounding.RUNS):
+            self._rewind(state)
+            got = rounding.rounded_otherwise(self._gm, inputs, seed)
+            moved = [
+                max(m, _finite(d)) for m, d in zip(moved, differences(got, expected), strict=True)
+            ]
+        return [m if m >= _NO_DIGIT else 0.0 for m in moved]
 
     def _near_double(
         self,
@@ -233,6 +252,10 @@ class CheckedCall(FirstCall):
             for k, (truth, bound) in exact.items()
             if in_double.difference(truth, got[k]) <= max(bound, self._bounds[k])
         }
+
+
+def _finite(reaction: float) -> float:
+    return reaction if reaction < math.inf else 0.0
 
 
 def bound_of_weights(bits: int | None) -> float:
