@@ -12,7 +12,9 @@ from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.ir import Graph
+    from collections.abc import Sequence
+
+    from torch_pruner.graph.ir import Graph, Shape
     from torch_pruner.graph.rows import RowDomain
     from torch_pruner.task import Task
 
@@ -148,6 +150,30 @@ def inner_axis_kept(task: Task) -> bool:
     return True
 
 
+def _before_reshape(source: Shape, target: Shape, position: Sequence[int]) -> list[int]:
+    """Of every axis of ``source`` where its neighbours are in ``target``: as axes go by, those of
+    one size together lie along the last of them that is longer than one."""
+    found = [-1] * len(source)
+    if 0 in source:
+        return found
+    i = j = 0
+    while i < len(source) and j < len(target):
+        first, start = i, j
+        sizes = [source[i], target[j]]
+        i, j = i + 1, j + 1
+        while sizes[0] != sizes[1]:
+            if sizes[0] < sizes[1]:
+                sizes[0] *= source[i]
+                i += 1
+            else:
+                sizes[1] *= target[j]
+                j += 1
+        longer = [t for t in range(start, j) if target[t] > 1]
+        for axis in range(first, i):
+            found[axis] = position[longer[-1]] if longer else -1
+    return found
+
+
 def innermost_axis(task: Task, node: int) -> int:
     """The axis of ``node`` along which its (largest) operand is contiguous in memory."""
     spec = task.spec
@@ -165,6 +191,8 @@ def innermost_axis(task: Task, node: int) -> int:
             for k, p in enumerate(n.attr("perm")):
                 moved[p] = position[k]
             position = moved
+        elif n.op == "reshape":
+            position = _before_reshape(source, n.shape, position)
         elif len(source) != len(n.shape):
             break
         at = child

@@ -51,8 +51,9 @@ Array = npt.NDArray[Any]
 
 # TVM tags each access with a type per buffer variable. Once two kernels are inlined into one
 # program, what the first writes and what the second reads are the same memory under two such types,
-# and LLVM would swap the two.
-_LLVM_OPTIONS = {"cl-opt": ["-enable-tbaa:bool=false"]}
+# and LLVM would swap the two. Its loop vectorizer takes positions that wrap around (``i & 3``) for
+# neighbours in some loops (docs/tvm-facts.md); what pays in vectors is written in vectors here.
+_LLVM_OPTIONS = {"cl-opt": ["-enable-tbaa:bool=false", "-vectorize-loops:bool=false"]}
 # A program is one function of hundreds of rounds, for which LLVM's passes take quadratic time; what
 # it does itself are calls.
 _AS_WRITTEN = {"opt-level": 0}

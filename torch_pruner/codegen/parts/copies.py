@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.beyond import behind
+from torch_pruner.codegen.parts.interleaved import interleaved, interleaves
 from torch_pruner.codegen.parts.operands import second_operand
 from torch_pruner.codegen.parts.transposed import in_square
 from torch_pruner.codegen.tir.builders import (
@@ -21,7 +22,7 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Index, imm, linear, unlinear
-from torch_pruner.codegen.tir.values import load, store, value_dtype
+from torch_pruner.codegen.tir.values import element_dtype, load, store, value_dtype
 from torch_pruner.graph.adjacency import columns_adjacent, packs_in_squares
 
 _TURNS = 64
@@ -63,7 +64,7 @@ class _Block:
 
 def _pack_block(nest: Nest, block: _Block, g: Expr, nb: Expr) -> Stmt:
     con, bn, vl, into = nest.con, nest.bn, nest.vl, block.into
-    depth, dtype = math.prod(block.k), value_dtype(_element(into))
+    depth, dtype = math.prod(block.k), value_dtype(element_dtype(into))
 
     def element(flat: Expr, v: Expr, *, guarded: bool) -> Stmt:
         column = nb * bn + v
@@ -116,7 +117,7 @@ def _in_squares(nest: Nest, block: _Block, g: Expr, nb: Expr) -> Stmt:
         def left(i: Expr, v: Expr) -> tuple[Buffer, Expr]:
             return block.into, (block.row + r * last + begin + i) * bn + j * vl + v
 
-        return in_square(nest, value_dtype(_element(block.into)), taken, left)
+        return in_square(nest, value_dtype(element_dtype(block.into)), taken, left)
 
     def along(r: Expr) -> Stmt:
         def step(at: Expr) -> Stmt:
@@ -148,7 +149,7 @@ def pack_rows(nest: Nest) -> Stmt:
 
             def row(i: Expr) -> Stmt:
                 value = nest.reader.at(con.a, (*unlinear(g, con.batch), start + i, k))
-                value = value.astype(value_dtype(_element(packed)))
+                value = value.astype(value_dtype(element_dtype(packed)))
                 return store(packed, ((g * nest.tiles + at) * con.depth + k) * tm + i, value)
 
             body = nest.reader.scope(lambda: [loop(tm, row, UNROLLED, "i")])
@@ -159,10 +160,6 @@ def pack_rows(nest: Nest) -> Stmt:
     return loop(con.groups * bands, band, nest.kind, name="p")
 
 
-def _element(buf: Buffer) -> str:
-    return "bfloat16" if str(buf.dtype) == "uint16" else str(buf.dtype)
-
-
 def widen_block(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Stmt:
     """Convert a block of a panel into ``near``, for all tiles that pass by it."""
     panel, near, vl = nest.panel, nest.near, nest.vl
@@ -171,7 +168,7 @@ def widen_block(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Stmt:
     first = ((g * nest.blocks + nb) * nest.kb + kb) * (nest.block_depth * nest.bn)
 
     def lane(at: Expr) -> Stmt:
-        return store(near, at, load(panel, first + at).astype(_element(near)))
+        return store(near, at, load(panel, first + at).astype(element_dtype(near)))
 
     def row(k: Expr) -> Stmt:
         def vector(j: Expr) -> Stmt:
@@ -184,7 +181,9 @@ def widen_block(nest: Nest, g: Expr, nb: Expr, kb: Expr) -> Stmt:
 
 def copy_first(nest: Nest) -> Stmt:
     """Copy the first operand as float32, or padded, or both."""
-    return pad_input(nest) if nest.con.conv is not None else _widen_rows(nest)
+    if nest.con.conv is None:
+        return _widen_rows(nest)
+    return interleaved(nest) if interleaves(nest) else pad_input(nest)
 
 
 def _widen_rows(nest: Nest) -> Stmt:
@@ -197,7 +196,7 @@ def _widen_rows(nest: Nest) -> Stmt:
 
         def element(k: Expr) -> Stmt:
             value = nest.reader.at(con.a, (*where, k))
-            return store(copied, p * con.depth + k, value.astype(_element(copied)))
+            return store(copied, p * con.depth + k, value.astype(element_dtype(copied)))
 
         return nest.reader.scope(lambda: [_channels(con.depth, nest.vl, element)])
 
@@ -211,7 +210,7 @@ def pad_input(nest: Nest) -> Stmt:
     assert padded is not None
     x = nest.spec.nodes[con.a]
     images, channels, *extent = x.shape
-    zero = T.const(0, value_dtype(_element(padded)))
+    zero = T.const(0, value_dtype(element_dtype(padded)))
     shape = (images, *conv.padded, channels)
     lines = (images, *conv.padded[:-1])
     # Rows that are needed read as much of the copy.
@@ -222,7 +221,7 @@ def pad_input(nest: Nest) -> Stmt:
             reached[d] = n * stride + (shape[d] - con.m[d] * stride)
 
     def widened(index: Index) -> Expr:
-        return nest.reader.at(con.a, index).astype(value_dtype(_element(padded)))
+        return nest.reader.at(con.a, index).astype(value_dtype(element_dtype(padded)))
 
     def line(p: Expr) -> Stmt:
         image, *outer = unlinear(p, lines)

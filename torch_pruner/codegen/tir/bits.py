@@ -9,6 +9,8 @@ fence between the two keeps the selection apart. It is no instruction.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm.ir.op import Op, register_op_attr
 
 from torch_pruner.codegen.tir.builders import Call, Expr, T
@@ -19,11 +21,11 @@ _FLOATS = {32: "float32", 64: "float64"}  # vectors of words of 8 and 16 bits ha
 
 def _fence(call: Call) -> Expr:
     """LLVM's fence takes floats."""
-    value, words = call.args[0], call.ty.dtype
+    words: Any = call.ty.dtype  # with lanes, a dtype of tvm_ffi
     lanes = f"x{words.lanes}" if words.lanes > 1 else ""
     floats = _FLOATS[words.bits] + lanes
-    fenced = T.call_llvm_pure_intrin(floats, "llvm.arithmetic.fence", T.reinterpret(floats, value))
-    return T.reinterpret(call.ty, fenced)
+    given = T.reinterpret(floats, call.args[0])
+    return T.reinterpret(str(words), T.call_llvm_intrin(floats, "llvm.arithmetic.fence", given))
 
 
 register_op_attr(FENCE, "TCallEffectKind", T.CallEffectKind.Pure.value)

@@ -156,6 +156,7 @@ def call_llvm_intrin(dtype: _Type, name: str, *args: Expr) -> Expr: ...
 def register_intrin_lowering(op_name: str, target: str, *, f: Callable[[Call], Expr]) -> object: ...
 
 class CallEffectKind(IntEnum):
+    Pure = 1
     ReadState = 2
 
 # Buffers.

@@ -15,6 +15,11 @@ def value_dtype(dtype: str) -> str:
     return "float32" if dtype == "bfloat16" else dtype
 
 
+def element_dtype(buf: Buffer) -> str:
+    """What the elements of a buffer are: two bytes without a sign are a bfloat16."""
+    return "bfloat16" if str(buf.dtype) == "uint16" else str(buf.dtype)
+
+
 def round_bfloat16(value: Expr) -> Expr:
     """A float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
     bind = Bindings()
