@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from tests import emitting as gpu_kernel
-from tests.gpu import loops
 from tests.gpu.emulator import machine
 from torch_pruner import devices, families
 from torch_pruner.cards import CARDS, Card
@@ -129,7 +128,7 @@ class HostDriver(TimingDriver):
         count = len(kernel.inputs) + len(kernel.outputs) + len(kernel.scratch)
         call = KernelCall("k", tuple(Place(i) for i in range(count)))
         code = compile_module(
-            program_module({"k": kernel}, {"main": [call]}, count), loops.target()
+            program_module({"k": kernel}, {"main": [call]}, count), TargetSpec.detect(1)
         )
         return symbol, code, count
 

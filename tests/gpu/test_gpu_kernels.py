@@ -18,7 +18,6 @@ import pytest
 from tests.emitting import schedule
 from tests.families import kernels as K
 from tests.families import updates as U
-from tests.gpu import loops
 from tests.unit.graph.attention_graphs import Case, attention
 from torch_pruner.codegen.build.gpu import nvrtc
 from torch_pruner.codegen.build.gpu.driver import CudaDriver
@@ -29,6 +28,7 @@ from torch_pruner.graph.ir import GraphBuilder
 from torch_pruner.graph.memory import Place
 from torch_pruner.graph.precision import allow_tf32, is_tf32
 from torch_pruner.graph.reference import evaluate
+from torch_pruner.target import TargetSpec
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
@@ -47,7 +47,7 @@ def error(spec: Graph, sketch: str, decisions: dict[str, int]) -> float:
     expected = evaluate(spec, arrays)
     assert any(np.abs(e.astype(np.float64)).max() > 0 for e in expected), "nothing is compared"
     kernel = schedule(spec, sketch, decisions, host=True)
-    built = compile_kernel(kernel, loops.target())
+    built = compile_kernel(kernel, TargetSpec.detect(1))
     given = []
     for array, pack in zip(arrays, kernel.packs, strict=True):
         if pack is not None:
@@ -657,7 +657,7 @@ def test_nan_and_ties_of_argmax() -> None:
     kernel = schedule(spec, "gpu_rows", {"threads": 64}, host=True)
     given, out = aligned((3, 100), "float32"), aligned((3,), "int64")
     given[...] = x
-    compile_kernel(kernel, loops.target()).bind([given, out])()
+    compile_kernel(kernel, TargetSpec.detect(1)).bind([given, out])()
     assert out.tolist() == [40, 10, 0]
 
 

@@ -22,6 +22,7 @@ from torch_pruner.codegen.build.passes import PLAIN
 from torch_pruner.codegen.build.region import Called, Step, parts_of, region
 from torch_pruner.codegen.build.spill import spill
 from torch_pruner.codegen.build.stealing import Stealing
+from torch_pruner.codegen.build.wrapping import wraps_around
 from torch_pruner.codegen.tir.builders import (
     Buffer,
     Expr,
@@ -51,9 +52,9 @@ Array = npt.NDArray[Any]
 
 # TVM tags each access with a type per buffer variable. Once two kernels are inlined into one
 # program, what the first writes and what the second reads are the same memory under two such types,
-# and LLVM would swap the two. Its loop vectorizer takes positions that wrap around (``i & 3``) for
-# neighbours in some loops (docs/tvm-facts.md); what pays in vectors is written in vectors here.
-_LLVM_OPTIONS = {"cl-opt": ["-enable-tbaa:bool=false", "-vectorize-loops:bool=false"]}
+# and LLVM would swap the two.
+_LLVM_OPTIONS = ("-enable-tbaa:bool=false",)
+_NO_LOOP_VECTORIZER = "-vectorize-loops:bool=false"
 # A program is one function of hundreds of rounds, for which LLVM's passes take quadratic time; what
 # it does itself are calls.
 _AS_WRITTEN = {"opt-level": 0}
@@ -228,7 +229,8 @@ def _pointer(table: Buffer, argument: Place, thread: Expr | None) -> Expr:
 
 def compile_module(module: IRModule, target: TargetSpec, *, optimised: bool = True) -> Compiled:
     """Machine code for a module, in memory. Raises ``CompileError`` with TVM's message."""
-    attributes = target.tvm_target() | _LLVM_OPTIONS | ({} if optimised else _AS_WRITTEN)
+    options = [*_LLVM_OPTIONS, *([_NO_LOOP_VECTORIZER] if wraps_around(module) else ())]
+    attributes = target.tvm_target() | {"cl-opt": options} | ({} if optimised else _AS_WRITTEN)
     try:
         with tvm.transform.PassContext():
             built: Compiled = tvm.tirx.build(spill(module), tvm.target.Target(attributes), PLAIN)

@@ -1,8 +1,7 @@
 """A padded copy, channels last, of an image that lies channels first: vectors along its lines.
 
 Few channels make no vector. A vector of each channel is read, and shuffles deal their numbers out
-to as many vectors of the copy. (LLVM's loop vectorizer did the same, but makes wrong code of some
-loops and is off: docs/tvm-facts.md.)
+to as many vectors of the copy.
 """
 
 from __future__ import annotations
