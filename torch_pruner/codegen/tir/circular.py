@@ -35,10 +35,10 @@ _TWO_OVER_PI = (
 
 def atan(b: Bindings, x: Expr) -> Expr:
     x = b(x)
-    return with_sign(b(_atan(b, b(T.abs(x)))), x)
+    return with_sign(b(atan_of_positive(b, b(T.abs(x)))), x)
 
 
-def _atan(b: Bindings, a: Expr) -> Expr:
+def atan_of_positive(b: Bindings, a: Expr) -> Expr:
     """For a >= 0."""
     large = b(a > f32(1.0))
     t = b(T.Select(large, f32(1.0) / a, a))

@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeGuard
 
-from torch_pruner.codegen.tir import approximate, circular, integer, vmath
+from torch_pruner.codegen.tir import approximate, binary, circular, integer, vmath
 from torch_pruner.codegen.tir.builders import Expr, T
+from torch_pruner.codegen.tir.predicates import is_nan, negated, opaque
 from torch_pruner.codegen.tir.vmath import Bindings
 from torch_pruner.graph.ops import COMPARISONS, FLOATS
 
@@ -107,7 +108,7 @@ def _apply(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
         zeros = [c for c in choices if _is_zero(c)]
         if len(zeros) == len(choices):  # TVM takes zeros of both signs for one value
             signs = (T.const(math.copysign(1.0, c.value), dtype) for c in zeros)
-            return T.copysign(T.const(0.0, dtype), T.Select(condition, *signs))
+            return _zero_as(T.Select(condition, *signs), dtype)
         if dtype == "bfloat16":
             choices = [T.reinterpret("uint16", c) for c in choices]
         chosen = T.Select(condition, *choices)
@@ -137,7 +138,7 @@ def _cast(b: Bindings, x: Expr, dtype: str) -> Expr:
     if source == "float16":
         return _cast(b, T.Cast("float32", x), dtype)
     if dtype == "bool":
-        return _not(T.EQ(x, T.const(0, source)))  # TVM's "!=" is false for NaN
+        return negated(T.EQ(x, T.const(0, source)))  # TVM's "!=" is false for NaN
     if source == "bool":
         return T.Select(x, T.const(1, dtype), T.const(0, dtype))
     if dtype == "bfloat16":
@@ -180,24 +181,18 @@ def _predicate(op: str, args: Sequence[Expr], dtype: str) -> Expr:
         if dtype not in FLOATS:
             return T.const(False, "bool")
         x = args[0]
-        return _is_nan(x, dtype) if op == "isnan" else T.EQ(T.abs(x), T.const(math.inf, dtype))
+        return is_nan(x, dtype) if op == "isnan" else T.EQ(T.abs(x), T.const(math.inf, dtype))
     if op in COMPARISONS:
         left, right = (cast(a, "int32") if dtype == "bool" else a for a in args)
         if dtype in FLOATS and left.same_as(right):
-            right = _opaque(right, dtype)
-        return _not(T.EQ(left, right)) if op == "ne" else _COMPARE[op](left, right)
+            right = opaque(right, dtype)
+        return negated(T.EQ(left, right)) if op == "ne" else _COMPARE[op](left, right)
     truths = [cast(a, "bool") for a in args]
     if op == "logical_not":
-        return _not(truths[0])
+        return negated(truths[0])
     return {"logical_and": T.bitwise_and, "logical_or": T.bitwise_or, "logical_xor": T.bitwise_xor}[
         op
     ](*truths)
-
-
-def _is_nan(x: Expr, dtype: str) -> Expr:
-    """By comparing ``x`` with itself: TVM takes a vector's ``isnan`` apart, and what is computed of
-    it, lane by lane."""
-    return T.isnan(x) if isinstance(x, T.FloatImm) else _not(T.EQ(x, _opaque(x, dtype)))
 
 
 def _bool(op: str, args: Sequence[Expr]) -> Expr:
@@ -205,7 +200,7 @@ def _bool(op: str, args: Sequence[Expr]) -> Expr:
     if op in ("neg", "abs", "sign", "relu", "floor", "ceil", "trunc", "round"):
         return args[0]
     if op == "bitwise_not":
-        return _not(args[0])
+        return negated(args[0])
     if op in ("add", "maximum", "bitwise_or"):
         return T.bitwise_or(*args)
     if op in ("mul", "minimum", "bitwise_and"):
@@ -213,17 +208,6 @@ def _bool(op: str, args: Sequence[Expr]) -> Expr:
     if op in ("sub", "bitwise_xor"):
         return T.bitwise_xor(*args)
     raise NotImplementedError(f"{op} of bool")
-
-
-def _not(x: Expr) -> Expr:
-    return T.bitwise_xor(x, T.const(True, "bool"))
-
-
-def _opaque(x: Expr, dtype: str) -> Expr:
-    """The same value, which the simplifier does not know to be the same."""
-    if isinstance(x, T.FloatImm):
-        return x
-    return T.reinterpret(dtype, T.reinterpret("int64" if dtype == "float64" else "int32", x))
 
 
 def _libm(name: str, args: Sequence[Expr], dtype: str) -> Expr:
@@ -270,8 +254,9 @@ def _float(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
 
 
 def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
+    single = dtype == "float32" and not (isinstance(x, T.FloatImm) and isinstance(y, T.FloatImm))
     if x.same_as(y) and op in ("sub", "div"):
-        y = b(_opaque(y, dtype))
+        y = b(opaque(y, dtype))
     match op:
         case "add":
             return _plus(x, y, dtype)
@@ -286,15 +271,15 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
             x, y = (y, x) if _is_number(x) else (x, y)
             return T.Select(x < y if op == "maximum" else x > y, y, x)
         case "maximum":
-            return T.Select(T.bitwise_or(_is_nan(x, dtype), x > y), x, y)
+            return T.Select(T.bitwise_or(is_nan(x, dtype), x > y), x, y)
         case "minimum":
-            return T.Select(T.bitwise_or(_is_nan(x, dtype), x < y), x, y)
+            return T.Select(T.bitwise_or(is_nan(x, dtype), x < y), x, y)
         case "pow":
             return _power(b, x, y, dtype)
         case "atan2":
-            return _libm("atan2", [x, y], dtype)
+            return binary.angle(b, x, y) if single else _libm("atan2", [x, y], dtype)
         case "fmod":
-            return _libm("fmod", [x, y], dtype)
+            return _remainder(b, x, y, dtype)
         case "truncdiv":
             return T.trunc(_divide(x, y, dtype))
         case "mod" | "floordiv":
@@ -328,7 +313,16 @@ def _plus_zero(x: Expr, dtype: str) -> Expr:
 def _zero_signed(zero: T.FloatImm, by: Expr, dtype: str) -> Expr:
     """The constant ``zero`` times or over a finite number: a zero whose sign is of both."""
     signed = by if math.copysign(1.0, zero.value) > 0 else T.const(-1.0, dtype) * by
-    return T.copysign(T.const(0.0, dtype), signed)
+    return _zero_as(signed, dtype)
+
+
+def _zero_as(x: Expr, dtype: str) -> Expr:
+    """A zero with the sign of ``x``. Of its bits, for ``copysign`` takes no vectors."""
+    words = {"float32": "int32", "float64": "int64"}.get(dtype)
+    if words is None or isinstance(x, T.FloatImm):
+        return T.copysign(T.const(0.0, dtype), x)
+    sign = T.const(-(2 ** (int(words[3:]) - 1)), words)
+    return T.reinterpret(dtype, T.bitwise_and(T.reinterpret(words, x), sign))
 
 
 def times(x: Expr, y: Expr, dtype: str) -> Expr:
@@ -349,15 +343,21 @@ def _divide(x: Expr, y: Expr, dtype: str) -> Expr:
         above = T.Select(x > T.const(0.0, dtype), T.const(infinity, dtype), nan)
         return T.Select(x < T.const(0.0, dtype), T.const(-infinity, dtype), above)
     if _is_zero(x):
-        no_number = T.bitwise_or(_is_nan(y, dtype), T.EQ(y, x))
+        no_number = T.bitwise_or(is_nan(y, dtype), T.EQ(y, x))
         return T.Select(no_number, nan, _zero_signed(x, y, dtype))
     return x / y
+
+
+def _remainder(b: Bindings, x: Expr, y: Expr, dtype: str) -> Expr:
+    if dtype == "float32" and not (isinstance(x, T.FloatImm) and isinstance(y, T.FloatImm)):
+        return binary.remainder(b, x, y)
+    return _libm("fmod", [x, y], dtype)
 
 
 def _floor_modulo(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
     """Python's ``%`` and ``//`` on floats, from the exact remainder of ``fmod``."""
     zero, one = T.const(0.0, dtype), T.const(1.0, dtype)
-    remainder = b(_libm("fmod", [x, y], dtype))
+    remainder = b(_remainder(b, x, y, dtype))
     wrong_sign = T.bitwise_and(T.NE(remainder, zero), T.bitwise_xor(remainder < zero, y < zero))
     if op == "mod":
         return T.Select(wrong_sign, remainder + y, remainder)
@@ -367,7 +367,7 @@ def _floor_modulo(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
     nearest = T.Select(exact - low > T.const(0.5, dtype), low + one, low)
     quotient = b(_divide(x, y, dtype))
     return T.Select(
-        T.EQ(y, zero), quotient, T.Select(T.EQ(exact, zero), T.copysign(zero, quotient), nearest)
+        T.EQ(y, zero), quotient, T.Select(T.EQ(exact, zero), _zero_as(quotient, dtype), nearest)
     )
 
 
@@ -383,4 +383,6 @@ def _power(b: Bindings, x: Expr, y: Expr, dtype: str) -> Expr:
         }  # fmt: skip
         if y.value in special:
             return special[y.value]
+    if dtype == "float32" and not (isinstance(x, T.FloatImm) and isinstance(y, T.FloatImm)):
+        return binary.power(b, x, y)
     return _libm("pow", [x, y], dtype)

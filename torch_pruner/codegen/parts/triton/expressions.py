@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
+from torch_pruner.codegen.tir.binary import FUSED
 from torch_pruner.codegen.tir.bits import FENCE
 from torch_pruner.codegen.tir.builders import (
     Buffer,
@@ -55,7 +56,7 @@ _FUNCTIONS = {
     "tirx.exp": "tl.exp({})", "tirx.nearbyint": "libdevice.nearbyint({})",
     "tirx.isnan": "({0} != {0})",
     "tirx.copysign": "libdevice.copysign({}, {})", "tirx.pow": "libdevice.pow({}, {})",
-    "prim.likely": "{}", KEEP: "{}", FENCE: "{}",
+    "prim.likely": "{}", KEEP: "{}", FENCE: "{}", FUSED: "tl.fma({}, {}, {})",
 }  # fmt: skip
 _EXACT = {"float32": "tl.sqrt_rn({})"}  # as the CUDA C of other kernels rounds it
 _LIBRARY = frozenset(
