@@ -19,7 +19,16 @@ DECISIONS = {
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("channels", "size", "kernel", "stride", "pad"),
-    [(3, 32, 3, 2, 1), (3, 37, 7, 2, 3), (2, 16, 3, 1, 1), (4, 19, 3, 1, 2), (8, 21, 5, 1, 2)],
+    [
+        (3, 32, 3, 2, 1),
+        (3, 37, 7, 2, 3),
+        (2, 16, 3, 1, 1),
+        (4, 19, 3, 1, 2),
+        (8, 21, 5, 1, 2),
+        (3, 40, 2, 3, 0),
+        (3, 33, 2, 4, 0),
+        (3, 36, 3, 2, 1),
+    ],
 )
 def test_a_first_layer(
     channels: int, size: int, kernel: int, stride: int, pad: int, dtype: str
@@ -34,6 +43,7 @@ def test_a_first_layer(
         stride=(stride,) * 2, lo=(pad,) * 2, hi=(pad,) * 2, dilation=(1, 1), groups=1,
     )  # fmt: skip
     spec = b.finish([b.permute(b.pointwise("relu", y), (0, 2, 3, 1))])
-    assert "dealt" in schedule(spec, "contraction", DECISIONS).func.script()
+    copied = pad > 0 or dtype != "float32"
+    assert copied == ("dealt" in schedule(spec, "contraction", DECISIONS).func.script())
     outputs, expected, _ = K.run(spec, "contraction", DECISIONS)
     assert K.error(outputs, expected) < (1e-5 if dtype == "float32" else 1e-2)

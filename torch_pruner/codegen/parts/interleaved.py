@@ -40,14 +40,22 @@ def interleaves(nest: Nest) -> bool:
     """Whether the first operand of a convolution can be copied so."""
     con, conv = nest.con, nest.con.conv
     assert conv is not None
-    _, channels, *extent = nest.spec.nodes[con.a].shape
+    channels = nest.spec.nodes[con.a].shape[1]
     return (
         1 < channels <= _CHANNELS
-        and extent[-1] >= nest.vl > 1
+        and conv.lo[-1] >= 0
+        and _width(nest) >= nest.vl > 1
         and all(d == 1 for d in conv.dilate_input)
         and all(n is None for n in nest.counts)
         and rows_together(nest.spec, con)
     )
+
+
+def _width(nest: Nest) -> int:
+    """Columns of the input that the copy has: kernels in strides may not reach the last ones."""
+    conv = nest.con.conv
+    assert conv is not None
+    return min(nest.spec.nodes[nest.con.a].shape[-1], conv.padded[-1] - conv.lo[-1])
 
 
 def interleaved(nest: Nest) -> Stmt:
@@ -55,12 +63,11 @@ def interleaved(nest: Nest) -> Stmt:
     con, conv, padded = nest.con, nest.con.conv, nest.copied
     assert conv is not None
     assert padded is not None
-    images, channels, *extent = nest.spec.nodes[con.a].shape
-    *rows, width = extent
+    images, channels, *rows, _ = nest.spec.nodes[con.a].shape
+    width = _width(nest)
     *before, left = conv.lo
     lines = (images, *conv.padded[:-1])
     right = conv.padded[-1] - left - width
-    assert right >= 0
 
     def line(p: Expr) -> Stmt:
         image, *outer = unlinear(p, lines)
@@ -83,7 +90,7 @@ def interleaved(nest: Nest) -> Stmt:
 
 def _pieces(nest: Nest, where: tuple[Expr, Sequence[Expr]], start: Expr) -> list[Stmt]:
     """The numbers of a line, to ``start`` on; the last piece of a line begins earlier."""
-    _, channels, *_, width = nest.spec.nodes[nest.con.a].shape
+    channels, width = nest.spec.nodes[nest.con.a].shape[1], _width(nest)
     vl, padded = nest.vl, nest.copied
     assert padded is not None
     dtype = value_dtype(element_dtype(padded))
