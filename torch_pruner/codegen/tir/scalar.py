@@ -254,7 +254,6 @@ def _float(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
 
 
 def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
-    single = dtype == "float32" and not (isinstance(x, T.FloatImm) and isinstance(y, T.FloatImm))
     if x.same_as(y) and op in ("sub", "div"):
         y = b(opaque(y, dtype))
     match op:
@@ -277,7 +276,11 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
         case "pow":
             return _power(b, x, y, dtype)
         case "atan2":
-            return binary.angle(b, x, y) if single else _libm("atan2", [x, y], dtype)
+            return (
+                binary.angle(b, x, y)
+                if _takes_vectors(x, y, dtype)
+                else _libm("atan2", [x, y], dtype)
+            )
         case "fmod":
             return _remainder(b, x, y, dtype)
         case "truncdiv":
@@ -348,8 +351,13 @@ def _divide(x: Expr, y: Expr, dtype: str) -> Expr:
     return x / y
 
 
+def _takes_vectors(x: Expr, y: Expr, dtype: str) -> bool:
+    """Whether ``binary`` computes a function of these; of constants LLVM knows the library's."""
+    return dtype == "float32" and not (isinstance(x, T.FloatImm) and isinstance(y, T.FloatImm))
+
+
 def _remainder(b: Bindings, x: Expr, y: Expr, dtype: str) -> Expr:
-    if dtype == "float32" and not (isinstance(x, T.FloatImm) and isinstance(y, T.FloatImm)):
+    if _takes_vectors(x, y, dtype):
         return binary.remainder(b, x, y)
     return _libm("fmod", [x, y], dtype)
 
@@ -383,6 +391,6 @@ def _power(b: Bindings, x: Expr, y: Expr, dtype: str) -> Expr:
         }  # fmt: skip
         if y.value in special:
             return special[y.value]
-    if dtype == "float32" and not (isinstance(x, T.FloatImm) and isinstance(y, T.FloatImm)):
+    if _takes_vectors(x, y, dtype):
         return binary.power(b, x, y)
     return _libm("pow", [x, y], dtype)
