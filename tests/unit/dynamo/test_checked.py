@@ -175,6 +175,33 @@ def test_a_divergence_of_a_distribution_from_itself_is_any_noise(monkeypatch, li
             first([x])
 
 
+@pytest.mark.parametrize("limit", [in_double.MOST_BYTES, 1])
+def test_a_mean_of_nothing_is_whatever_its_additions_round(monkeypatch, limit) -> None:
+    """Of a product of what was normalised, as linear bottlenecks have it: eager adds in double
+    precision, and thousands of numbers that are rounded at random leave less than one addition."""
+    monkeypatch.setattr(in_double, "MOST_BYTES", limit)
+
+    def running(x, weight):
+        normalised = torch.ops.aten._native_batch_norm_legit.no_stats
+        x = torch.conv2d(normalised(x, None, None, True, 0.1, 1e-5)[0], weight)
+        return [normalised(x, None, None, True, 0.1, 1e-5)[1] * 0.1]
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 16, 64, 64, generator=generator)
+    weight = torch.randn(16, 16, 1, 1, generator=generator)
+    gm = traced(running, x, weight)
+    eager = run_eager(gm, [x, weight])[0]
+    unit = 0.1 * torch.finfo(torch.float32).eps
+    assert 0 < eager.abs().max() < unit
+    first, dropped = checked(gm, lambda args: [torch.full((16,), 4 * unit)])
+    first([x, weight])
+    assert not dropped
+    for wrong in (1e-4, math.nan):
+        first, dropped = checked(gm, lambda args, wrong=wrong: [torch.full((16,), wrong)])
+        with pytest.raises(exc.ResultMismatch, match="output 0 "):
+            first([x, weight])
+
+
 def test_whole_numbers_are_not_rounded_otherwise() -> None:
     """What is compared with a mask or a count is no noise."""
     gm = traced(lambda x: [((x > 0).float() == 1).float() * x.sum()], torch.randn(31))

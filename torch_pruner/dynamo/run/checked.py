@@ -226,7 +226,7 @@ class CheckedCall(FirstCall):
         """How far each of eager's results is moved by rounding, if no digit of it is sure."""
         assert self._gm is not None
         moved = [0.0] * len(expected)
-        for seed in range(rounding.RUNS):
+        for seed in rounding.RUNS:
             self._rewind(state)
             got = rounding.rounded_otherwise(self._gm, inputs, seed)
             moved = [

@@ -5,6 +5,11 @@ compiler rounds elsewhere, its zero is another small number, and no shift of the
 far the two may be apart: both distributions shift alike. So the results of operators are shifted,
 each number up or down at random (Vignes, "A stochastic arithmetic for reliable scientific
 computation", 1993).
+
+Random shifts average out where thousands of numbers are added up, what a sum's own additions round
+does not: a mean that is zero (of a product of what was just normalised) lies as far from it as
+additions in one order or another leave it. Its operator is one step of the graph, nothing inside of
+it can be shifted, but numbers that are all shifted upwards move it by as much.
 """
 
 from __future__ import annotations
@@ -20,14 +25,15 @@ if TYPE_CHECKING:
 
     from torch_pruner.dynamo.lower.calls import RuntimeValue
 
-RUNS = 2
-"""How many times a graph is run so: one alone may come out as eager does by chance."""
+RUNS: Sequence[int | None] = (0, 1, None)
+"""Seeds with which a graph is run; one alone may come out as eager does by chance. None: all numbers
+are shifted upwards."""
 
 
 class _RoundedOtherwise(fx.Interpreter):
     """Runs a graph with numbers that its operators compute shifted by one in the last place."""
 
-    def __init__(self, gm: fx.GraphModule, seed: int) -> None:
+    def __init__(self, gm: fx.GraphModule, seed: int | None) -> None:
         super().__init__(gm)
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}  # not the program's own
@@ -43,16 +49,18 @@ class _RoundedOtherwise(fx.Interpreter):
             return value
         # Whole numbers are counts, masks and classes, which programs compare: they stay.
         rounded = value != value.round()
-        up = torch.randint(
-            0, 2, value.shape, generator=self._generator(value.device), device=value.device,
-            dtype=torch.int8,
-        )  # fmt: skip
         eps = torch.finfo(value.dtype).eps
+        if self._seed is None:
+            return torch.where(rounded, value + value.abs() * eps, value)
+        up = torch.randint(
+            0, 2, value.shape, generator=self._generator(value.device, self._seed),
+            device=value.device, dtype=torch.int8,
+        )  # fmt: skip
         return torch.where(rounded, value * torch.where(up > 0, 1 + eps, 1 - eps), value)
 
-    def _generator(self, device: torch.device) -> torch.Generator:
+    def _generator(self, device: torch.device, seed: int) -> torch.Generator:
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            self._generators[device] = torch.Generator(device).manual_seed(seed)
         return self._generators[device]
 
 
@@ -64,7 +72,7 @@ def _computes(op: object) -> bool:
 
 
 def rounded_otherwise(
-    gm: fx.GraphModule, inputs: Sequence[RuntimeValue], seed: int
+    gm: fx.GraphModule, inputs: Sequence[RuntimeValue], seed: int | None
 ) -> list[RuntimeValue]:
     """The graph's results with other roundings. Raises what its operators raise."""
     return list(_RoundedOtherwise(gm, seed).run(*inputs))
