@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch_pruner.dynamo.lower.calls import RuntimeValue
 
 RUNS: Sequence[int | None] = (0, 1, None)
-"""Seeds with which a graph is run; one alone may come out as eager does by chance. None: all numbers
-are shifted upwards."""
+"""Seeds with which a graph is run; one alone may come out as eager does by chance. None: all
+numbers are shifted upwards."""
 
 
 class _RoundedOtherwise(fx.Interpreter):
