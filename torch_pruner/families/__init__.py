@@ -29,6 +29,7 @@ NAMES = (
     "decode_attention",
     "attention_gradient",
     "depthwise",
+    "depthwise_gradient",
     "planar",
     "in_place",
     "coded_rows",

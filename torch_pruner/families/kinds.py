@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.attention import attention_of
 from torch_pruner.graph.attention_gradient import gradient_of
 from torch_pruner.graph.contraction import constant_operand, contraction_of
+from torch_pruner.graph.depthwise_gradient import gradient_of as depthwise_gradient_of
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import full_node, row_domain
 from torch_pruner.graph.strided import strided
@@ -65,6 +66,25 @@ def is_depthwise(spec: Graph, *, constant: bool) -> bool:
     return con.form == "depthwise" and not (constant and constant_operand(spec, con) is None)
 
 
+_MOST_APART = 4  # positions of a transposed convolution's input: tiles of so many at least
+
+
+def is_channelwise(spec: Graph) -> bool:
+    """A convolution of each channel for itself, or a transposed one, whatever the weights are."""
+    if not is_contraction(spec):
+        return False
+    con = contraction_of(spec)
+    if not con.channelwise or depthwise_gradient_of(spec) is not None:
+        return False
+    near = con.conv is not None and max(con.conv.dilate_input) <= _MOST_APART
+    return near and not any(n.is_count for n in spec.nodes)
+
+
+def is_depthwise_gradient(spec: Graph) -> bool:
+    """The gradient of the weights of a convolution of each channel for itself."""
+    return is_contraction(spec) and depthwise_gradient_of(spec) is not None
+
+
 _NARROW = 32  # channels: more are columns enough for register tiles of several vectors
 
 
@@ -111,8 +131,9 @@ def in_planes(spec: Graph) -> bool:
 
 
 def is_product(spec: Graph) -> bool:
-    """A contraction that is no depthwise convolution with constant weights."""
-    return is_contraction(spec) and not is_depthwise(spec, constant=True)
+    """A contraction that is no convolution of each channel for itself, and no gradient of one."""
+    each = is_depthwise(spec, constant=True) or is_channelwise(spec)
+    return is_contraction(spec) and not each and not is_depthwise_gradient(spec)
 
 
 def is_window(spec: Graph) -> bool:

@@ -80,6 +80,12 @@ class Contraction:
         return self.form == "conv" and self.groups > 1
 
     @property
+    def channelwise(self) -> bool:
+        """Whether each channel of the result is made of the same channel of the operand alone."""
+        alone = self.form == "conv_transpose" and self.groups > 1 and (self.n, self.k[-1]) == (1, 1)
+        return alone or self.form == "depthwise"
+
+    @property
     def in_line(self) -> bool:
         """Whether the first operand's rows lie a constant apart, from the first to the last.
 

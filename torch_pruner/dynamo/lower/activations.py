@@ -13,6 +13,7 @@ is copied.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -81,6 +82,48 @@ def keep_apart(gm: fx.GraphModule, loose: Collection[int], renewed: Collection[i
     if results != list(cast("Sequence[Argument]", output.args[0])):
         output.args = (tuple(results),)
         gm.recompile()
+
+
+def keep_sources(gm: fx.GraphModule, loose: Collection[int]) -> None:
+    """Has a forward graph keep values instead of copies of them.
+
+    An operator in place whose gradient reads what it overwrites (``SiLU(inplace=True)``) keeps a
+    copy; without side effects nothing is overwritten. ``loose`` as above. What a caller sees, or
+    gave, is not kept in place of a copy: the caller may write to it.
+    """
+    output = gm.graph.output_node()
+    results = list(cast("Sequence[Argument]", output.args[0]))
+    seen = {_base(o) for k, o in enumerate(results) if k not in loose and isinstance(o, fx.Node)}
+    for k in loose:
+        kept = results[k]
+        if not isinstance(kept, fx.Node) or kept.target is not aten.clone.default:
+            continue
+        source = cast("fx.Node", kept.args[0])
+        base = _base(source)
+        if base is not None and base not in seen and _lie_alike(kept, source):
+            results[k] = source
+    if results != list(cast("Sequence[Argument]", output.args[0])):
+        output.args = (tuple(results),)
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+
+
+def _base(node: fx.Node) -> fx.Node | None:
+    """The operator whose result a value is, perhaps by views; None: an input's, or nobody knows."""
+    while node.op == "call_function":
+        made = node.all_input_nodes[0] if node.target is operator.getitem else node
+        if not isinstance(made.target, torch._ops.OpOverload):
+            return None
+        if all(r.alias_info is None for r in made.target._schema.returns):
+            return node
+        if not made.target.is_view:
+            return None
+        node = made.all_input_nodes[0]
+    return None
+
+
+def _lie_alike(one: fx.Node, other: fx.Node) -> bool:
+    return _strides(one.meta.get("val")) == _strides(other.meta.get("val")) is not None
 
 
 def report(outputs: Sequence[Argument]) -> None:

@@ -82,6 +82,7 @@ def build(graph: AtenGraph, config: Config, key: str | None = None) -> SavedCall
     saved_statistics.as_traced(gm)
     device = device_for(torch_device_of(gm), config)
     if kind == "forward":
+        activations.keep_sources(gm, metadata.loose)
         activations.keep_apart(gm, metadata.loose, metadata.renewed)
     elif kind == "backward":
         activations.adopt(gm, graph.example_inputs)

@@ -1,4 +1,4 @@
-"""Depthwise and grouped convolutions, constant weights: vectors of channels, tiles of positions."""
+"""Depthwise and grouped convolutions: vectors of channels, tiles of positions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.families.base import Family, Parameters
 from torch_pruner.families.depthwise import form
 from torch_pruner.families.depthwise.form import DepthwiseDecisions
-from torch_pruner.families.kinds import has_narrow_groups, is_depthwise
+from torch_pruner.families.kinds import has_narrow_groups, is_channelwise, is_depthwise
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.parts.kernel import Emitted
@@ -24,7 +24,8 @@ class DepthwiseFamily(Family):
     decisions = DepthwiseDecisions
 
     def matches(self, task: Task) -> bool:
-        return is_depthwise(task.spec, constant=True) or has_narrow_groups(task.spec)
+        spec = task.spec
+        return is_depthwise(spec, constant=True) or is_channelwise(spec) or has_narrow_groups(spec)
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.depthwise.space import DepthwiseSketch

@@ -1,5 +1,7 @@
 """Emits depthwise and grouped convolutions: vectors of channels, tiles of output positions.
 
+Transposed ones of each channel for itself, too: an input with zeros between its elements.
+
 The nest is: parallel over chunks of lines; lines, channel blocks and strips in the order that the
 decisions ask for; kernel offsets; register tile. The tile is ``th`` lines by ``tw`` columns by
 ``nv`` vectors of channels. Nothing is copied: the strips that touch the left or right border are
@@ -12,12 +14,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch_pruner.codegen.parts.beyond import behind, row_counts
+from torch_pruner.codegen.parts.channels import Channels, channel_blocks
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
+from torch_pruner.codegen.parts.operands import second_index
 from torch_pruner.codegen.parts.output import along, output_path
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
@@ -26,7 +29,6 @@ from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
     Buffer,
     Expr,
-    ForKind,
     Stmt,
     T,
     buffer,
@@ -37,7 +39,9 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.reader import Index, Reader, imm, linear, unlinear
 from torch_pruner.codegen.tir.values import load, store, value_dtype
-from torch_pruner.graph.contraction import Contraction, ConvShape, contraction_of
+from torch_pruner.families.depthwise.form import first_read, readers
+from torch_pruner.families.depthwise.nest import Nest, Strip, strips_of
+from torch_pruner.graph.contraction import contraction_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,77 +56,43 @@ Wanted: TypeAlias = "Sequence[tuple[int, Index]]"
 _LANES = (VECTORIZED, "v")
 
 
-@dataclass(slots=True)
-class _Nest:
-    """Everything the parts of one emission share."""
-
-    spec: Graph
-    con: Contraction
-    conv: ConvShape
-    reader: Reader
-    weights: Buffer
-    out: Buffer
-    vl: int
-    tw: int
-    th: int
-    nv: int
-    order: int
-    kind: ForKind  # of loops over tasks
-    counts: tuple[Expr | None, ...]  # of images, lines and columns those that are needed
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        """Spatial extents of the input."""
-        return self.spec.nodes[self.con.a].shape[2:]
-
-    @property
-    def channels(self) -> int:
-        """Output channels of all groups."""
-        return self.con.groups * self.con.n
-
-    @property
-    def lines(self) -> tuple[int, ...]:
-        """Images and tiles of output lines."""
-        images, *outer, _ = self.con.m
-        return (images, *outer[:-1], -(-outer[-1] // self.th)) if outer else (images,)
-
-
-@dataclass(frozen=True, slots=True)
-class _Channels:
-    """``count`` blocks of ``vectors`` vectors of ``lanes`` channels, from channel ``first``."""
-
-    first: int
-    count: int
-    vectors: int
-    lanes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Strip:
-    """``count`` strips of ``width`` output columns from column ``first``; ``inside`` the input."""
-
-    first: int
-    count: int
-    width: int
-    inside: bool
-
-
 def emit(spec: Graph, decisions: DepthwiseDecisions[int], signature: Signature) -> Emitted:
     """TIR for a depthwise convolution."""
     con = contraction_of(spec)
     assert con.conv is not None
     inputs, (out,), scratch = parameters(signature)
-    weights = next(b for b, p in zip(inputs, signature.packs, strict=True) if p is not None)
+    packed = [b for b, p in zip(inputs, signature.packs, strict=True) if p is not None]
+    weights = (packed or scratch)[0]
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
     vl, tw, th, nv, chunks, order, parallel = decisions
     kind = PARALLEL if parallel else SERIAL
     counts = row_counts(spec, con, reader)
-    nest = _Nest(spec, con, con.conv, reader, weights, out, vl, tw, th, nv, order, kind, counts)
-    return Emitted(_compute(nest, chunks), inputs, [out], scratch)
+    nest = Nest(spec, con, con.conv, reader, weights, out, vl, tw, th, nv, order, kind, counts)
+    body = [] if packed else [_pack(nest)]
+    return Emitted(seq([*body, _compute(nest, chunks)]), inputs, [out], scratch)
 
 
-def _compute(nest: _Nest, chunks: int) -> Stmt:
-    parts, strips = list(_parts(nest)), list(_strips(nest))
+def _pack(nest: Nest) -> Stmt:
+    """Weights in panels of one vector, for those that are not constant."""
+    con, vl = nest.con, nest.vl
+
+    def panel(lanes: int, p: Expr) -> Stmt:
+        def weight(k: Expr, v: Expr) -> Stmt:
+            channel, at = p * vl + v, unlinear(k, con.k)
+            group = channel if con.form == "conv_transpose" else imm(0)
+            column = imm(0) if con.form == "conv_transpose" else channel
+            value = nest.reader.at(con.b, second_index(con, group, at, column))
+            return store(nest.weights, (p * con.depth + k) * vl + v, value.astype(con.acc_dtype))
+
+        return loop(con.depth, lambda k: loop(lanes, lambda v: weight(k, v), name="v"), name="k")
+
+    whole, rest = divmod(nest.channels, vl)
+    panels = [loop(whole, partial(panel, vl), name="p")] if whole else []
+    return seq([*panels, *([panel(rest, imm(whole))] if rest else [])])
+
+
+def _compute(nest: Nest, chunks: int) -> Stmt:
+    parts, strips = list(channel_blocks(nest.channels, nest.vl, nest.nv)), list(strips_of(nest))
     lines = math.prod(nest.lines)
     per_chunk = -(-lines // min(chunks, lines))
     chunks = -(-lines // per_chunk)
@@ -138,13 +108,13 @@ def _compute(nest: _Nest, chunks: int) -> Stmt:
 
         return loop(per_chunk, line, name="t")
 
-    def tile(at: Index, part: _Channels, q: Expr, s: _Strip, o: Expr) -> Stmt:
+    def tile(at: Index, part: Channels, q: Expr, s: Strip, o: Expr) -> Stmt:
         return behind(_tile(nest, at, part, q, s, o), [s.first + o * s.width], [columns])
 
-    def along_line(at: Index, part: _Channels, q: Expr) -> Stmt:
+    def along_line(at: Index, part: Channels, q: Expr) -> Stmt:
         return seq([loop(s.count, partial(tile, at, part, q, s), name="o") for s in strips])
 
-    def blocks(part: _Channels) -> Stmt:
+    def blocks(part: Channels) -> Stmt:
         def task(p: Expr) -> Stmt:
             q, c = unlinear(p, (part.count, chunks))
             return chunk(c, lambda at: along_line(at, part, q))
@@ -155,9 +125,9 @@ def _compute(nest: _Nest, chunks: int) -> Stmt:
         if nest.order == 1:
             return seq([loop(p.count, partial(along_line, at, p), name="q") for p in parts])
 
-        def strip(s: _Strip) -> Stmt:
+        def strip(s: Strip) -> Stmt:
             def all_channels(o: Expr) -> Stmt:
-                def block(part: _Channels) -> Stmt:
+                def block(part: Channels) -> Stmt:
                     return loop(part.count, lambda q: tile(at, part, q, s, o), name="q")
 
                 return seq([block(part) for part in parts])
@@ -171,50 +141,22 @@ def _compute(nest: _Nest, chunks: int) -> Stmt:
     return loop(chunks, lambda c: chunk(c, whole_line), nest.kind, "p")
 
 
-def _parts(nest: _Nest) -> Iterator[_Channels]:
-    """Whole blocks, the vectors that do not fill one, and single channels."""
-    n, vl, nv = nest.channels, nest.vl, nest.nv
-    whole, vectors = n // (vl * nv), n % (vl * nv) // vl
-    if whole:
-        yield _Channels(0, whole, nv, vl)
-    if vectors:
-        yield _Channels(whole * vl * nv, 1, vectors, vl)
-    if n % vl:
-        yield _Channels(n - n % vl, n % vl, 1, 1)
-
-
-def _strips(nest: _Nest) -> Iterator[_Strip]:
-    conv, width, tw = nest.conv, nest.con.m[-1], nest.tw
-    stride, lo = conv.stride[-1], conv.lo[-1]
-    reach = conv.dilation[-1] * (conv.kernel[-1] - 1)
-
-    def single(first: int) -> _Strip:
-        here = min(tw, width - first)
-        inside = first * stride >= lo
-        inside = inside and (first + here - 1) * stride - lo + reach < nest.extent[-1]
-        return _Strip(first, 1, here, inside)
-
-    found = [single(first) for first in range(0, width, tw)]
-    for _, alike in itertools.groupby(found, lambda s: (s.width, s.inside, s.inside or s.first)):
-        same = list(alike)
-        yield _Strip(same[0].first, len(same), same[0].width, same[0].inside)
-
-
-def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Expr) -> Stmt:
+def _tile(nest: Nest, at: Index, part: Channels, q: Expr, strip: Strip, o: Expr) -> Stmt:
     """One register tile: all kernel offsets, then the epilogue."""
     con, conv = nest.con, nest.conv
     lanes, vectors = part.lanes, part.vectors
-    grouped = con.form != "depthwise"
+    grouped = not con.channelwise
     acc = buffer(nest.th * strip.width * vectors * lanes, con.acc_dtype, "acc", scope="local")
     image, *outer = at
     start = strip.first + o * strip.width
-    channel = part.first + q * (vectors * lanes)
+    begin = first_read(conv, -1, strip.first) + o * first_read(conv, -1, strip.width)
+    channel = part.first + q * part.width
     group = T.floordiv(channel, imm(con.n))
 
     def place(h: int | Expr, i: Expr, j: Expr, v: Expr) -> Expr:
         return ((h * strip.width + i) * vectors + j) * lanes + v
 
-    over = partial(_each, strip, part)
+    over, read = partial(_each, strip, part), readers(conv, -1, strip.width)
 
     def taps(line: Index, wanted: Wanted) -> Stmt:
         """An input line, column after column: each is read once, for all sums that want it.
@@ -222,15 +164,14 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
         Kernel offset after offset instead, LLVM would keep what neighbouring offsets share and
         spill it, as sums take most of the registers.
         """
-        found = sorted(_readers_of(conv, strip.width))
 
         def columns(*k: Expr) -> Stmt:  # of one input channel, where a group has several
-            return seq([column(line, wanted, at, k) for at in found])
+            return seq([column(line, wanted, at, k) for at in read])
 
         return loop(con.k[-1], columns, name="k") if grouped else columns()
 
     def column(line: Index, wanted: Wanted, at: int, k: Index) -> Stmt:
-        place_at = start * conv.stride[-1] + (at - conv.lo[-1])
+        place_at = begin + at
 
         def vector(j: Expr) -> Stmt:
             return seq(
@@ -239,7 +180,7 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
                         lanes, partial(product, line, place_at, k, (h, offsets), reader, j), *_LANES
                     )
                     for h, offsets in wanted
-                    for reader in _readers_of(conv, strip.width)[at]
+                    for reader in read[at]
                 ]
             )
 
@@ -258,9 +199,10 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
         v: Expr,
     ) -> Stmt:
         (h, offsets), (i, c) = which, reader
-        read = group * con.k[-1] + k[0] if grouped else channel + j * lanes + v
-        x = nest.reader.at(con.a, (image, read, *line, column))
-        w = _weight(nest, part, q, linear((*offsets, imm(c), *k), con.k), (j, v))
+        source = group * con.k[-1] + k[0] if grouped else channel + j * lanes + v
+        x = nest.reader.at(con.a, (image, source, *line, column))
+        offset = linear((*offsets, imm(c), *k), con.k if grouped else conv.kernel)
+        w = _weight(nest, part, q, offset, (j, v))
         here = place(h, imm(i), j, v)
         return store(acc, here, acc[here] + x.astype(con.acc_dtype) * w.astype(con.acc_dtype))
 
@@ -277,7 +219,7 @@ def _tile(nest: _Nest, at: Index, part: _Channels, q: Expr, strip: _Strip, o: Ex
     return seq([stack(acc), *init, *_lines(nest, outer, taps), *write])
 
 
-def _each(strip: _Strip, part: _Channels, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+def _each(strip: Strip, part: Channels, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
     """A body of a column, a vector and a lane, for all of a line of the tile."""
 
     def vector(i: Expr, j: Expr) -> Stmt:
@@ -289,24 +231,17 @@ def _each(strip: _Strip, part: _Channels, body: Callable[[Expr, Expr, Expr], Stm
     return loop(strip.width, column, UNROLLED)
 
 
-def _weight(nest: _Nest, part: _Channels, q: Expr, k: Expr, lane: tuple[Expr, Expr]) -> Expr:
+def _weight(nest: Nest, part: Channels, q: Expr, k: Expr, lane: tuple[Expr, Expr]) -> Expr:
     """The weight of position ``k`` of the reduction, for a vector of a block and a lane of it."""
     depth, (j, v) = nest.con.depth, lane
-    if part.lanes == 1:  # the remainder of a vector: ``q`` counts lanes of the last panel
-        return load(nest.weights, (part.first // nest.vl * depth + k) * nest.vl + q)
+    if part.lanes < nest.vl:  # a part of the last panel
+        at = part.first % nest.vl + q * part.lanes + v
+        return load(nest.weights, (part.first // nest.vl * depth + k) * nest.vl + at)
     panel = part.first // nest.vl + q * part.vectors + j
     return load(nest.weights, (panel * depth + k) * nest.vl + v)
 
 
-def _readers_of(conv: ConvShape, width: int) -> dict[int, list[tuple[int, int]]]:
-    """By column of a tile's input: the tile's columns that read it, each at which offset."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for i, c in itertools.product(range(width), range(conv.kernel[-1])):
-        found.setdefault(i * conv.stride[-1] + c * conv.dilation[-1], []).append((i, c))
-    return found
-
-
-def _lines(nest: _Nest, outer: list[Expr], taps: Callable[[Index, Wanted], Stmt]) -> Iterator[Stmt]:
+def _lines(nest: Nest, outer: list[Expr], taps: Callable[[Index, Wanted], Stmt]) -> Iterator[Stmt]:
     """Every input line that the tile reads, once, for all of the output lines that want it."""
     conv = nest.conv
     if not outer:
@@ -315,61 +250,63 @@ def _lines(nest: _Nest, outer: list[Expr], taps: Callable[[Index, Wanted], Stmt]
     if nest.th == 1:
         yield _line_by_line(nest, outer, taps)
         return
-    stride, dilation, lo = conv.stride[-2], conv.dilation[-2], conv.lo[-2]
-    kernel, size = conv.kernel[-2], nest.extent[-2]
-    last = nest.con.m[-2] - 1
+    last = (nest.con.m[-2] - 1) // nest.th  # tile
+    step = first_read(conv, -2, nest.th)
     for far in itertools.product(*(range(k) for k in conv.kernel[:-2])):
-        place, inside = [], []
-        for d, r in enumerate(far):
-            position = outer[d] * conv.stride[d] + r * conv.dilation[d] - conv.lo[d]
-            place.append(position)
-            inside += [position >= 0, position < nest.extent[d]]
-        for y in range((nest.th - 1) * stride + (kernel - 1) * dilation + 1):
-            wanted = [
-                (h, (y - h * stride) // dilation)
-                for h in range(nest.th)
-                if (y - h * stride) % dilation == 0 and 0 <= (y - h * stride) // dilation < kernel
-            ]
-            if not wanted:
-                continue
-            line = outer[-1] * (nest.th * stride) + (y - lo)
-            known = [(h, tuple(imm(r) for r in (*far, offset))) for h, offset in wanted]
-            body = taps((*place, line), known)
+        offsets = [imm(r) for r in far]
+        found = [_place(nest, d, outer[d], r) for d, r in enumerate(offsets)]
+        place, inside = [at for at, _ in found], [g for _, guards in found for g in guards]
+        for y, wanted in readers(conv, -2, nest.th).items():
+            line = outer[-1] * step + y
+            body = taps((*place, line), [(h, (*offsets, imm(r))) for h, r in wanted])
             guards = list(inside)
-            if y < lo:
+            if y < 0:
                 guards.append(line >= 0)
-            if last // nest.th * nest.th * stride + y - lo >= size:
-                guards.append(line < size)
+            if last * step + y >= nest.extent[-2]:
+                guards.append(line < nest.extent[-2])
             yield when(T.all(*guards), body) if guards else body
 
 
-def _line_by_line(nest: _Nest, outer: list[Expr], taps: Callable[[Index, Wanted], Stmt]) -> Stmt:
+def _place(nest: Nest, d: int, at: Expr, offset: Expr) -> tuple[Expr, list[Expr]]:
+    """The position along dimension ``d`` of the input that output position ``at`` reads at a kernel
+    offset, and what must hold for there to be one."""
+    conv, extent = nest.conv, nest.extent[d]
+    stride, dilation, lo = conv.stride[d], conv.dilation[d], conv.lo[d]
+    apart, guards = conv.dilate_input[d], []
+    place = at * stride + offset * dilation - lo
+    if lo > 0:
+        guards.append(place >= 0)
+    highest = (nest.con.m[d + 1] - 1) * stride + (conv.kernel[d] - 1) * dilation - lo
+    if apart > 1:
+        guards.append(T.EQ(T.floormod(place, imm(apart)), 0))
+        place = T.floordiv(place, imm(apart))
+    if highest >= extent * apart:
+        guards.append(place < extent)
+    return place, guards
+
+
+def _line_by_line(nest: Nest, outer: list[Expr], taps: Callable[[Index, Wanted], Stmt]) -> Stmt:
     """Loops over kernel lines for a tile of one output line; nothing is unrolled."""
-    conv = nest.conv
 
     def visit(place: Index, offsets: Index) -> Stmt:
         d = len(offsets)
         if d == len(outer):
             return taps(place, [(0, offsets)])
-        stride, dilation, lo, size = conv.stride[d], conv.dilation[d], conv.lo[d], nest.extent[d]
-        kernel, highest = conv.kernel[d], (nest.con.m[d + 1] - 1) * conv.stride[d] - lo
 
         def line(r: Expr) -> Stmt:
-            at = outer[d] * stride + r * dilation - lo
-            guards = [at >= 0] if lo > 0 else []
-            guards += [at < size] if highest + (kernel - 1) * dilation >= size else []
+            at, guards = _place(nest, d, outer[d], r)
             body = visit((*place, at), (*offsets, r))
             return when(T.all(*guards), body) if guards else body
 
-        return loop(kernel, line, name="r")
+        return loop(nest.conv.kernel[d], line, name="r")
 
     return visit((), ())
 
 
 def _write(
-    nest: _Nest,
+    nest: Nest,
     where: tuple[Expr, Expr, Index, Expr],
-    shape: tuple[_Channels, _Strip],
+    shape: tuple[Channels, Strip],
     acc: Buffer,
     h: int,
     over: Callable[[Callable[[Expr, Expr, Expr], Stmt]], Stmt],

@@ -15,7 +15,7 @@ from torch_pruner.families import machine
 from torch_pruner.families.depthwise.form import DepthwiseDecisions
 from torch_pruner.families.kinds import in_planes
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
-from torch_pruner.graph.contraction import contraction_of
+from torch_pruner.graph.contraction import constant_operand, contraction_of
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -27,11 +27,12 @@ _MAX_UNROLLED = 72  # vector multiply-adds of one tile: more take seconds to com
 # MobileNet-V2, two targets of a Zen 4 and a Xeon (docs/benchmarks.md). Spills, probably.
 _CROWDED = 0.6
 _CACHE_LINE = 64  # bytes
+_PUT_CYCLES = 2.0  # of a weight that the kernel puts into a panel
 _EXPOSED = 0.5  # of the shorter of arithmetic and waiting for memory: what does not overlap
 
 
 class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
-    """Depthwise convolutions with constant weights, read in place, borders included."""
+    """Depthwise convolutions, transposed ones too, read in place, borders included."""
 
     name = "depthwise"
     decisions = DepthwiseDecisions
@@ -45,8 +46,18 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         self.lanes = max(1, task.target.vector_bytes // self.itemsize)
         self.channels = self.con.groups * self.con.n
         self.inner = 1  # input channels that a sum wants, one after another
-        if self.con.form != "depthwise":
+        if not self.con.channelwise:
             self.lanes, self.inner = math.gcd(self.lanes, self.con.n), self.con.k[-1]
+
+    def _apart(self, axis: int) -> int:
+        """How far elements of the input lie apart along a spatial axis, with zeros in between."""
+        spread = self.conv.dilate_input
+        return spread[axis] if len(spread) >= -axis else 1
+
+    @cached_property
+    def _taps(self) -> float:
+        """Products of an element of the result: an input's zeros take none."""
+        return self.con.depth / math.prod(self.conv.dilate_input)
 
     @cached_property
     def lines(self) -> int:
@@ -56,10 +67,10 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
     def domains(self) -> tuple[Decisions, ...]:
         con = self.con
         columns = [t for t in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14) if t <= con.m[-1]]
-        tall = con.form == "depthwise" and len(con.m) > 2 and con.m[-2] > 1
-        heights = [1, 2] if tall else [1]
+        tall = con.channelwise and len(con.m) > 2 and con.m[-2] > 1
+        heights = [1, self._apart(-2) if self._apart(-2) > 1 else 2] if tall else [1]
         vectors = [v for v in (1, 2, 3, 4) if v <= con.n // self.lanes] or [1]
-        if con.form != "depthwise":  # of one group
+        if not con.channelwise:  # of one group
             vectors = [v for v in vectors if con.n // self.lanes % v == 0]
         chunks = [c for c in (1, 2, 4, 6, 8, 14, 28) if c <= self.lines]
         parallel = [0, 1] if self.task.threads > 1 else [0]
@@ -70,8 +81,11 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         c = self.columns(decisions)
         tile = c.tw * c.th * c.nv
         fits = tile + 2 <= self.task.target.vector_registers
+        # Of an input with zeros between its elements, tiles know which of them their outputs read.
+        apart, width = self._apart(-1), self.con.m[-1]
+        fits &= (c.tw % apart == 0) | (c.tw >= width)
         # Tiles of two lines are unrolled over all offsets, for each border anew: kept short.
-        fits &= (c.th == 1) | (tile * self.con.depth <= _MAX_UNROLLED * self.inner)
+        fits &= (c.th == 1) | (tile * self._taps <= _MAX_UNROLLED * self.inner)
         tasks = self._tasks(c)
         result: Mask = fits & np.where(c.par == 1, tasks >= 2, c.mc == 1)
         return result
@@ -88,22 +102,22 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         far, offsets = math.prod(conv.kernel[:-2]), conv.kernel[-1]
         kernel_lines = conv.kernel[-2] if len(conv.kernel) > 1 else 1
         down = conv.stride[-2] if len(conv.kernel) > 1 else 1
-        rows = np.minimum((c.th - 1) * down + kernel_lines, c.th * kernel_lines)
-        span = np.minimum((c.tw - 1) * stride + offsets * 1.0, c.tw * offsets)
-        fmas = c.tw * c.th * c.nv * con.depth
+        rows = np.minimum((c.th - 1) * down + kernel_lines, c.th * kernel_lines) / self._apart(-2)
+        span = np.minimum((c.tw - 1) * stride + offsets * 1.0, c.tw * offsets) / self._apart(-1)
+        fmas = c.tw * c.th * c.nv * self._taps
         # S1: sums, an element of the input, and the weights of a kernel line; where these do not
         # fit, they are read for each product.
         registers = c.tw * c.th * c.nv + 1 + offsets * c.nv
         kept = registers <= target.vector_registers
-        grouped = con.form != "depthwise"
+        grouped = not con.channelwise
         elements = far * rows * span * (self.inner if grouped else c.nv)
-        weights = np.where(kept, con.depth * c.nv, fmas)
+        weights = np.where(kept, np.minimum(con.depth * c.nv, fmas), fmas)
         work = np.maximum(
             fmas / target.fma_per_cycle, (elements + weights) / machine.LOADS_PER_CYCLE
         )
         issued = fmas + elements + np.where(kept, weights, 0.0)
         work = np.maximum(work, issued / machine.ISSUED_PER_CYCLE)
-        latency = con.depth * machine.FMA_LATENCY  # chains of one accumulator
+        latency = self._taps * machine.FMA_LATENCY  # chains of one accumulator
         after = set(range(con.anchor + 1, len(self.task.spec.nodes)))
         epilogue = 2.0 + machine.pointwise_cycles(self.task.spec, after)
         cycles = np.maximum(work, latency) + c.tw * c.th * c.nv * epilogue
@@ -129,6 +143,8 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         seconds, rounds = machine.parallel_seconds(
             tasks, total / tasks / target.frequency_hz, c.par, threads
         )
+        if not self._packed:
+            seconds = seconds + self.channels * con.depth * _PUT_CYCLES / target.frequency_hz
         ones = np.ones(len(decisions))
         return Symbols(
             registers, fmas, held, tasks * ones, ones * moved, rounds,
@@ -137,16 +153,22 @@ class DepthwiseSketch(Sketch[DepthwiseDecisions[Array]]):
         )  # fmt: skip
 
     @cached_property
+    def _packed(self) -> bool:
+        """Whether the weights come in panels."""
+        con = self.con
+        return con.form != "conv_transpose" and constant_operand(self.task.spec, con) is not None
+
+    @cached_property
     def _scattered(self) -> float:
         """Cycles that vectors of channels take more whose positions lie together.
 
         Each element is read alone, too, but of groups, which read one for a whole vector anyway.
         """
-        if not in_planes(self.task.spec):
+        if not self._packed or not in_planes(self.task.spec):
             return 0.0
         node = self.task.spec.nodes[self.con.anchor]
         stored = machine.scattered_cycles(self.task.spec, self.con.anchor, self.task.target)
-        read = machine.SCATTERED_CYCLES * (1 if self.con.form == "depthwise" else -1)
+        read = machine.SCATTERED_CYCLES * (1 if self.con.channelwise else -1)
         return (stored + read) * node.numel
 
     def _tasks(self, c: DepthwiseDecisions[Array]) -> Array:

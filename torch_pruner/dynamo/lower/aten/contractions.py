@@ -220,19 +220,20 @@ def _weight_gradient(
 ) -> Value:
     """The gradient of a convolution's weight: a convolution with batch and channels exchanged."""
     rank, batch, channels = len(kernel), x.shape[0], x.shape[1]
-    space, depth = x.shape[2:], channels // groups
-    grouped = x.reshape((batch, groups, depth, *space))
-    order = (2, 1, 0, *range(3, 3 + rank))
-    source = grouped.permute(order).reshape((depth, groups * batch, *space))
-    taps = grad.permute((1, 0, *range(2, 2 + rank)))
+    depth = channels // groups
     reach = [
         d * (k - 1) + s * (n - 1) + 1
         for d, k, s, n in zip(dilation, kernel, stride, grad.shape[2:], strict=True)
     ]
-    hi = [r - n - p for r, n, p in zip(reach, space, padding, strict=True)]
+    hi = [r - n - p for r, n, p in zip(reach, x.shape[2:], padding, strict=True)]
     if any(h < 0 for h in hi):
-        cut = [n + min(h, 0) for n, h in zip(space, hi, strict=True)]
-        source = source.slice([0] * source.ndim, (*source.shape[:2], *cut))
+        cut = [n + min(h, 0) for n, h in zip(x.shape[2:], hi, strict=True)]
+        x = x.slice([0] * x.ndim, (batch, channels, *cut))
+    space = x.shape[2:]
+    grouped = x.reshape((batch, groups, depth, *space))
+    order = (2, 1, 0, *range(3, 3 + rank))
+    source = grouped.permute(order).reshape((depth, groups * batch, *space))
+    taps = grad.permute((1, 0, *range(2, 2 + rank)))
     out = conv(
         source, taps, (depth, grad.shape[1], *kernel), stride=dilation, lo=padding,
         hi=[max(h, 0) for h in hi], dilation=stride, groups=groups, dtype=_accumulator(x),
