@@ -30,6 +30,29 @@ class ConvNet(nn.Module):
         return self.head(self.dropout(x.mean((2, 3))))
 
 
+class Depthwise(nn.Module):
+    """Linear bottlenecks: depthwise convolutions, activations in place, means that are zero."""
+
+    def __init__(self, kernel: int = 3):
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24)]
+        for stride in (1, 2):
+            layers += [
+                nn.Conv2d(24, 40, 1, bias=False),
+                nn.BatchNorm2d(40),
+                nn.SiLU(inplace=True),
+                nn.Conv2d(40, 40, kernel, stride, kernel // 2, groups=40, bias=False),
+                nn.BatchNorm2d(40),
+                nn.SiLU(inplace=True),
+                nn.Conv2d(40, 24, 1, bias=False),
+                nn.BatchNorm2d(24),
+            ]
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(24, 5)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+
 class Block(nn.Module):
     def __init__(self, recompute: bool):
         super().__init__()
@@ -107,6 +130,16 @@ def test_bert(backend, dropout):
 def test_convolutions_with_batch_norm(backend, dropout):
     torch.manual_seed(0)
     assert_trained_alike(backend, ConvNet(dropout).train(), image_batch)
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_depthwise_convolutions(backend, kernel):
+    """Their gradients have families of their own; running means of nothing but rounding do not
+    leave the forward to eager."""
+    torch.manual_seed(0)
+    assert_trained_alike(backend, Depthwise(kernel).train(), image_batch, tolerance=2e-3)
+    sketches = {t.sketch for t in tp.last_report().tasks}
+    assert {"depthwise", "depthwise_gradient"} <= sketches
 
 
 def test_gradients_accumulate(backend):

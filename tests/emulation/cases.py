@@ -102,6 +102,14 @@ MORE: dict[str, list[Graph]] = {
         K.conv(24, 10, 24, 3, 1, 1, 24, dtype="bfloat16"),
         K.conv(32, 9, 32, 3, 1, 1, 8),  # groups of 4
         K.conv(24, 10, 48, 3, 2, 1, 3),
+        K.conv(20, 13, 20, 5, 2, 2, 20, static=False),
+        G.depthwise_transposed(20, (7, 6), 3, 2, 1, more=1, batch=2),
+        G.depthwise_transposed(9, (8, 8), 5, 1, 2),
+    ],
+    "depthwise_gradient": [
+        G.depthwise_gradient(40, (9, 8), 5, 2, 2, batch=3),
+        G.depthwise_gradient(7, (9, 9), 3, batch=1),
+        G.depthwise_gradient(24, (10, 10), 3, dtype="bfloat16"),
     ],
     "planar": [
         K.planar(5, (9, 9), 7, (3, 3), 2, 1, residual=True),

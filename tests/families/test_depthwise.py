@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.families import kernels as K
-from torch_pruner.graph.ir import Graph, GraphBuilder
+from tests.unit.tuner import graphs_by_kind as G
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from torch_pruner.graph.ir import Graph
 
 pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
@@ -66,51 +66,31 @@ def test_weights_that_change_from_call_to_call(spec: Graph, changes: dict[str, i
     assert K.error(outputs, expected) < (1e-2 if spec.nodes[0].dtype == "bfloat16" else 1e-5)
 
 
-def transposed(
-    channels: int,
-    size: Sequence[int],
-    kernel: int,
-    stride: int,
-    pad: int,
-    *,
-    more: int = 0,
-    dilation: int = 1,
-    batch: int = 1,
-    static: bool = False,
-) -> Graph:
-    """A transposed convolution of each channel for itself, ``more`` positions padded at the end,
-    and what depends on where its result lies; channels last."""
-    b, rank = GraphBuilder(), len(size)
-    reach = dilation * (kernel - 1) + 1
-    extent = tuple((n - 1) * stride - 2 * pad + reach + more for n in size)
-    last = (0, rank + 1, *range(1, rank + 1))
-    x = b.permute(b.input(0, (batch, *size, channels), "float32"), last)
-    w = b.input(1, (channels, 1, *(kernel,) * rank), "float32", static=static)
-    y = b.append(
-        "conv_transpose", (x, w), (batch, channels, *extent), "float32", stride=(stride,) * rank,
-        lo=(pad,) * rank, dilation=(dilation,) * rank, groups=channels,
-    )  # fmt: skip
-    beside = b.permute(b.input(2, (batch, *extent, channels), "float32"), last)
-    y = b.pointwise("mul", y, beside)
-    return b.finish([b.permute(y, (0, *range(2, rank + 2), 1))])
-
-
 @pytest.mark.parametrize(
     ("spec", "changes"),
     [
-        (transposed(32, (14, 14), 3, 1, 1), {}),
-        (transposed(40, (7, 9), 3, 2, 1, more=1), {"tw": 6}),
-        (transposed(40, (7, 9), 3, 2, 1), {"tw": 4, "th": 1, "order": 1}),
-        (transposed(24, (6, 5), 5, 2, 2, more=1, batch=2, static=True), {"tw": 2, "order": 2}),
-        (transposed(16, (5, 5), 7, 4, 3, more=3), {"tw": 4, "th": 4}),
-        (transposed(17, (5, 4), 3, 3, 0), {"tw": 6, "th": 3, "order": 1}),
-        (transposed(16, (9, 3), 1, 2, 0, more=1), {"tw": 2}),
-        (transposed(16, (3, 3), 2, 2, 0), {"tw": 12, "th": 2, "order": 2}),
-        (transposed(20, (6, 6), 3, 2, 2, dilation=2, more=1), {"tw": 4}),
-        (transposed(16, (5, 5), 3, 1, 3), {"tw": 2, "th": 1}),  # more than the kernel reaches
-        (transposed(16, (11,), 3, 2, 1, more=1), {"tw": 4, "th": 1}),
-        (transposed(18, (3, 4, 5), 3, 2, 1, more=1), {"tw": 4, "order": 1}),
-        (transposed(18, (3, 4, 5), 3, 2, 1), {"tw": 4, "th": 1, "nv": 2, "par": 0, "mc": 1}),
+        (G.depthwise_transposed(32, (14, 14), 3, 1, 1), {}),
+        (G.depthwise_transposed(40, (7, 9), 3, 2, 1, more=1), {"tw": 6}),
+        (G.depthwise_transposed(40, (7, 9), 3, 2, 1), {"tw": 4, "th": 1, "order": 1}),
+        (
+            G.depthwise_transposed(24, (6, 5), 5, 2, 2, more=1, batch=2, static=True),
+            {"tw": 2, "order": 2},
+        ),
+        (G.depthwise_transposed(16, (5, 5), 7, 4, 3, more=3), {"tw": 4, "th": 4}),
+        (G.depthwise_transposed(17, (5, 4), 3, 3, 0), {"tw": 6, "th": 3, "order": 1}),
+        (G.depthwise_transposed(16, (9, 3), 1, 2, 0, more=1), {"tw": 2}),
+        (G.depthwise_transposed(16, (3, 3), 2, 2, 0), {"tw": 12, "th": 2, "order": 2}),
+        (G.depthwise_transposed(20, (6, 6), 3, 2, 2, dilation=2, more=1), {"tw": 4}),
+        (
+            G.depthwise_transposed(16, (5, 5), 3, 1, 3),
+            {"tw": 2, "th": 1},
+        ),  # more than the kernel reaches
+        (G.depthwise_transposed(16, (11,), 3, 2, 1, more=1), {"tw": 4, "th": 1}),
+        (G.depthwise_transposed(18, (3, 4, 5), 3, 2, 1, more=1), {"tw": 4, "order": 1}),
+        (
+            G.depthwise_transposed(18, (3, 4, 5), 3, 2, 1),
+            {"tw": 4, "th": 1, "nv": 2, "par": 0, "mc": 1},
+        ),
     ],
 )
 def test_transposed(spec: Graph, changes: dict[str, int]) -> None:
@@ -123,7 +103,7 @@ def test_transposed(spec: Graph, changes: dict[str, int]) -> None:
 def test_some_point_of_every_space_can_be_emitted(stride: int, size: tuple[int, int]) -> None:
     from torch_pruner.families import named
 
-    spec = transposed(24, size, 3, stride, 1, more=stride - 1)
+    spec = G.depthwise_transposed(24, size, 3, stride, 1, more=stride - 1)
     task = Task("t", spec, TargetSpec.detect(2), 2)
     assert named("depthwise").matches(task)
     sketch = named("depthwise").space()(task)

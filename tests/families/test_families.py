@@ -39,6 +39,7 @@ SPECS = {
     "decode_attention": attention(Case(queries=1, heads=8, kv=2, mask="bool", guard=True)),
     "attention_gradient": attention_gradient(GradientCase()),
     "depthwise": G.convolution(16),
+    "depthwise_gradient": G.depthwise_gradient(20, (9, 8), 3),
     "planar": G.convolution(),
     "in_place": G.few_rows(1, 96, 256),
     "coded_rows": G.coded_rows(),

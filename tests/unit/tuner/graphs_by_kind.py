@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch_pruner.graph.ir import Graph, GraphBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def matmul(
@@ -184,3 +189,75 @@ def weight_gradient(channels: int = 16, out: int = 32) -> Graph:
         dilation=one, groups=1,
     )  # fmt: skip
     return b.finish([b.permute(y, (1, 0, 2, 3))])
+
+
+def depthwise_transposed(
+    channels: int,
+    size: Sequence[int],
+    kernel: int,
+    stride: int,
+    pad: int,
+    *,
+    more: int = 0,
+    dilation: int = 1,
+    batch: int = 1,
+    static: bool = False,
+) -> Graph:
+    """A transposed convolution of each channel for itself, ``more`` positions padded at the end,
+    and what depends on where its result lies; channels last."""
+    b, rank = GraphBuilder(), len(size)
+    reach = dilation * (kernel - 1) + 1
+    extent = tuple((n - 1) * stride - 2 * pad + reach + more for n in size)
+    last = (0, rank + 1, *range(1, rank + 1))
+    x = b.permute(b.input(0, (batch, *size, channels), "float32"), last)
+    w = b.input(1, (channels, 1, *(kernel,) * rank), "float32", static=static)
+    y = b.append(
+        "conv_transpose", (x, w), (batch, channels, *extent), "float32", stride=(stride,) * rank,
+        lo=(pad,) * rank, dilation=(dilation,) * rank, groups=channels,
+    )  # fmt: skip
+    beside = b.permute(b.input(2, (batch, *extent, channels), "float32"), last)
+    y = b.pointwise("mul", y, beside)
+    return b.finish([b.permute(y, (0, *range(2, rank + 2), 1))])
+
+
+def depthwise_gradient(
+    channels: int,
+    size: Sequence[int],
+    kernel: int,
+    stride: int = 1,
+    pad: int = 1,
+    *,
+    dilation: int = 1,
+    batch: int = 2,
+    dtype: str = "float32",
+    last: bool = True,
+) -> Graph:
+    """As ``convolution_backward`` is lowered; ``last``: operands lie channels last."""
+    b, rank = GraphBuilder(), len(size)
+    axes = (0, rank + 1, *range(1, rank + 1))
+    reach = dilation * (kernel - 1) + 1
+    result = tuple((n + 2 * pad - reach) // stride + 1 for n in size)
+    cut = tuple(min(n, (r - 1) * stride + reach - pad) for n, r in zip(size, result, strict=True))
+
+    def operand(index: int, space: Sequence[int]) -> int:
+        if last:
+            return b.permute(b.input(index, (batch, *space, channels), dtype), axes)
+        return b.input(index, (batch, channels, *space), dtype)
+
+    x, grad = operand(0, size), operand(1, result)
+    if cut != tuple(size):
+        x = b.append(
+            "slice", (x,), (batch, channels, *cut), dtype, starts=(0,) * (rank + 2),
+            steps=(1,) * (rank + 2),
+        )  # fmt: skip
+    x = b.reshape(x, (batch, channels, 1, *cut))
+    x = b.permute(x, (2, 1, 0, *range(3, 3 + rank)))
+    x = b.reshape(x, (1, channels * batch, *cut))
+    taps = b.permute(grad, (1, 0, *range(2, 2 + rank)))
+    hi = tuple((r - 1) * stride + reach - n - pad for n, r in zip(cut, result, strict=True))
+    y = b.append(
+        "conv", (x, taps), (1, channels, *(kernel,) * rank), dtype, stride=(dilation,) * rank,
+        lo=(pad,) * rank, hi=hi, dilation=(stride,) * rank, groups=channels,
+    )  # fmt: skip
+    y = b.permute(y, (1, 0, *range(2, 2 + rank)))
+    return b.finish([b.pointwise("mul", y, b.const(0.5, dtype))])
