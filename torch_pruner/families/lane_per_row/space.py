@@ -40,7 +40,7 @@ class LanePerRowSketch(Sketch[LanePerRowDecisions[Array]]):
             return False
         rows = row_domain(spec)
         lined_up = bool(rows.kept) and innermost(task, rows.reductions[0]) == rows.kept[-1]
-        return lined_up and not rows.kept_values and rows.shape[rows.kept[-1]] >= lanes_of(task)
+        return lined_up and rows.shape[rows.kept[-1]] >= lanes_of(task)
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
