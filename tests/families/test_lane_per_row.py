@@ -51,7 +51,20 @@ def instance(shape: tuple[int, ...]) -> Graph:
     return b.finish([b.pointwise("relu", b.reduce("max", x, (2, 3)))])
 
 
-@pytest.mark.parametrize("make", [statistics, gradient, instance])
+def activated(shape: tuple[int, ...]) -> Graph:
+    """Statistics of an activation, which each pass computes anew, and the activation itself."""
+    n, h, w, c = shape
+    b = GraphBuilder()
+    x = b.permute(b.input(0, shape, "float32"), NCHW)
+    y = b.pointwise("mul", x, b.pointwise("erf", x))
+    scale = b.const(1 / (n * h * w), "float32")
+    mean = b.pointwise("mul", b.reduce("sum", y, (0, 2, 3), keepdim=True), scale)
+    centred = b.pointwise("sub", y, mean)
+    squares = b.reduce("sum", b.pointwise("mul", centred, centred), (0, 2, 3), keepdim=True)
+    return b.finish([b.permute(y, NHWC), b.reshape(mean, (c,)), squares])
+
+
+@pytest.mark.parametrize("make", [statistics, gradient, instance, activated])
 @pytest.mark.parametrize("shape", [(2, 5, 3, 16), (1, 7, 40, 70), (3, 1, 1, 33), (2, 9, 300, 19)])
 @pytest.mark.parametrize("decisions", [{"nv": 1, "par": 0}, {"nv": 2, "par": 1}])
 def test_it_agrees_with_the_reference(make, shape, decisions) -> None:
@@ -88,3 +101,9 @@ def test_the_draft_prefers_it() -> None:
     assert draft(task).sketch == "lane_per_row"
     arrays = K.inputs_for(task.spec)
     assert len(evaluate(task.spec, arrays)) == 2
+
+
+def test_statistics_of_an_activation_have_a_channel_for_each_lane() -> None:
+    task = Task("t", activated((2, 14, 14, 128)), TargetSpec.detect(2), 2)
+    found = {s.name: s.symbols(s.default()[None]).latency_s[0] for s in sketches_for(task)}
+    assert min(found, key=lambda name: found[name]) == "lane_per_row"

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+_DATA = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+"""Of a convolution how many arguments in front are images, or gradients of such."""
 
 
 def keep_channels_last(
@@ -177,7 +178,9 @@ def _strides(value: object) -> tuple[int, ...] | None:
 
 
 def _around_convolutions(graph: fx.Graph) -> set[fx.Node]:
-    """Convolutions' results, and what is computed from them without a change of dimensions."""
+    """What convolutions read but weights, their results, and what is computed from these without a
+    change of dimensions."""
+    operands: set[fx.Node] = set()
     found: dict[fx.Node, int] = {}  # and how many dimensions the value has, or the tuple's first
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -186,9 +189,13 @@ def _around_convolutions(graph: fx.Graph) -> set[fx.Node]:
             continue
         near = any(found.get(a) == first.dim() for a in node.all_input_nodes)
         view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-        if node.target in _CONVOLUTIONS or (near and not view):
+        if node.target in _DATA:
+            data = node.args[: _DATA[node.target]]
+            operands.update(a for a in data if isinstance(a, fx.Node))
+        if node.target in _DATA or (near and not view):
             found[node] = first.dim()
-    return {node for node in found if isinstance(node.meta["val"], torch.Tensor)}
+    values = ((node, node.meta.get("val")) for node in (*found, *operands))
+    return {node for node, v in values if isinstance(v, torch.Tensor) and v.dim() >= 4}
 
 
 def _channels_last(value: torch.Tensor) -> torch.Tensor:
