@@ -38,6 +38,9 @@ GRADIENT = {"vl": 16, "tm": 6, "nv": 2, "mc": 2, "lb": 1, "par": 1}
         (K.weight_gradient(8, 6, 32, 5, 1, 4), {"tm": 8, "mc": 1}),  # more border than input
         (K.weight_gradient(16, 12, 32, 3, 1, 1, rank=1), {"lb": 2}),
         (K.weight_gradient(6, 4, 16, 3, 1, 1, rank=3, batch=1), {"nv": 1, "lb": 4}),
+        (K.weight_gradient(16, 2101, 32, 3, 1, 1, rank=1), {"lb": 2}),  # lines in pieces
+        (K.weight_gradient(8, 2101, 16, 9, 1, 600, rank=1), {"nv": 1, "lb": 1}),
+        (K.weight_gradient(8, 2101, 16, 5, 2, 0, rank=1), {"nv": 1, "lb": 1}),
     ],
 )
 def test_gradients_of_weights(spec: Graph, changes: dict[str, int]) -> None:

@@ -26,6 +26,18 @@ def read_alone(x, w):
     return [convolved(y, w), y]
 
 
+def of_a_part(x, w):
+    """As gates are of halves of a convolution's channels."""
+    part = aten.split_with_sizes.default(convolved(x, w), [2, 4], 1)[1]
+    y = aten.sigmoid.default(part)
+    return [aten.sum.default(y), y]
+
+
+def of_tokens(x, w):
+    y = aten.sin.default(aten.permute.default(convolved(x, w), [0, 2, 3, 1]))
+    return [aten.sum.default(y), y]
+
+
 def neither(x, w):
     y = aten.sin.default(x)
     return [convolved(aten.sum.dim_IntList(y.unsqueeze(1), [1]), w), y]
@@ -37,7 +49,15 @@ def weight(x, w):
 
 
 @pytest.mark.parametrize(
-    ("fn", "last"), [(made, True), (read_alone, True), (neither, False), (weight, False)]
+    ("fn", "last"),
+    [
+        (made, True),
+        (read_alone, True),
+        (of_a_part, True),
+        (of_tokens, False),
+        (neither, False),
+        (weight, False),
+    ],
 )
 def test_what_convolutions_make_or_read_lies_channels_last(fn, last: bool) -> None:
     gm = make_fx(fn, tracing_mode="fake")(torch.randn(2, 6, 5, 5), torch.randn(6, 6, 3, 3))

@@ -35,6 +35,10 @@ _DATA = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """Of a convolution how many arguments in front are images, or gradients of such."""
 
 
+_PARTS = (aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default)
+"""Views that leave axes where they are."""
+
+
 def keep_channels_last(
     outputs: Sequence[Argument], loose: Collection[int], made: Sequence[fx.Node]
 ) -> None:
@@ -185,17 +189,18 @@ def _around_convolutions(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         value = node.meta.get("val")
         first = value[0] if isinstance(value, (tuple, list)) and value else value
-        if node.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() < 4:
+        if node.op != "call_function" or not isinstance(first, torch.Tensor) or first.dim() < 3:
             continue
         near = any(found.get(a) == first.dim() for a in node.all_input_nodes)
         view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        view = view and node.target not in _PARTS
         if node.target in _DATA:
             data = node.args[: _DATA[node.target]]
             operands.update(a for a in data if isinstance(a, fx.Node))
         if node.target in _DATA or (near and not view):
             found[node] = first.dim()
     values = ((node, node.meta.get("val")) for node in (*found, *operands))
-    return {node for node, v in values if isinstance(v, torch.Tensor) and v.dim() >= 4}
+    return {node for node, v in values if isinstance(v, torch.Tensor) and v.dim() >= 3}
 
 
 def _channels_last(value: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,7 @@ def _line(
 ) -> Stmt:
     """The positions of a line at which a tap reads inside of the input."""
     con = nest.con
-    image, *outer = unlinear(line, (con.k[-1], *con.k[:-2]))
+    image, *outer, piece = unlinear(line, (con.k[-1], *con.k[:-2], gradient.pieces))
     inside = []
     for d, at in enumerate(outer):
         start, dilation, extent, (low, high) = _reach(nest, tap, d)
@@ -122,8 +122,8 @@ def _line(
     def position(w: Expr) -> Stmt:
         return update((*outer, w, image))
 
-    width = gradient.width
-    if not low and not high:
+    width, cut = gradient.width, gradient.pieces > 1
+    if not low and not high and not cut:
         body = loop(width, position, name="w")
     else:
         # Positions from the first that reads the input to the last one, of none to all of the line.
@@ -131,6 +131,9 @@ def _line(
         end = T.floordiv(extent - 1 - start, imm(dilation)) + 1 if high else imm(width)
         begin, count, w = (index_var(name) for name in ("begin", "count", "w"))
         bound = T.min(end, imm(width)) if high else end
+        if cut:
+            first = T.max(first, piece * gradient.piece)
+            bound = T.min(bound, (piece + 1) * gradient.piece)
         body = seq(
             [
                 S.Bind(begin, first),

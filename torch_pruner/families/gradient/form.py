@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 N = TypeVar("N")
 
+SUMMED = 1024
+"""Products in one go at most: longer sums lose digits."""
+
 
 class GradientDecisions(NamedTuple, Generic[N]):
     """Decisions of a schedule: integers of one point, or columns of many."""
@@ -36,8 +39,9 @@ class GradientDecisions(NamedTuple, Generic[N]):
 class Gradient:
     """The gradient of a convolution's weights, both operands channels last.
 
-    A line is what the innermost axis of an image of the second operand holds; the reduction passes
-    over ``lines`` of them, ``width`` positions each.
+    A line is what the innermost axis of an image of the second operand holds, or one of ``pieces``
+    of it, where it is too long to be summed in one go; the reduction passes over ``lines`` of them,
+    ``piece`` positions each.
     """
 
     con: Contraction
@@ -56,8 +60,16 @@ class Gradient:
         return self.con.k[-2]
 
     @property
+    def piece(self) -> int:
+        return -(-self.width // -(-self.width // SUMMED))
+
+    @property
+    def pieces(self) -> int:
+        return -(-self.width // self.piece)
+
+    @property
     def lines(self) -> int:
-        return self.con.k[-1] * math.prod(self.con.k[:-2])
+        return self.con.k[-1] * math.prod(self.con.k[:-2]) * self.pieces
 
     def tiles(self, tm: Any) -> Any:
         """Tiles of ``tm`` channels (a number or an array), over all taps."""

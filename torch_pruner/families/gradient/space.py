@@ -12,14 +12,13 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.flow import LINE_BYTES
-from torch_pruner.families.gradient.form import GradientDecisions, gradient_of
+from torch_pruner.families.gradient.form import SUMMED, GradientDecisions, gradient_of
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
 from torch_pruner.graph.ops import ITEMSIZE
 
 if TYPE_CHECKING:
     from torch_pruner.task import Task
 
-_SUMMED = 1024  # products in one go at most: longer sums lose digits
 _SHORTEST = 24  # positions of a block, where there are so many
 _STORED_CYCLES = 2.0  # of an element of the result, which columns scatter
 _HIDDEN = 0.6  # of the work, behind which loads from the second cache disappear
@@ -43,9 +42,7 @@ class GradientSketch(Sketch[GradientDecisions[Array]]):
     @staticmethod
     def fits(task: Task) -> bool:
         found = gradient_of(task.spec)
-        if found is None or found.con.n % _lanes(task):
-            return False
-        return found.width <= _SUMMED  # a line is summed in one go
+        return found is not None and found.con.n % _lanes(task) == 0
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
@@ -59,9 +56,9 @@ class GradientSketch(Sketch[GradientDecisions[Array]]):
 
     def _blocks(self) -> list[int]:
         """Lines of a block: all blocks are alike, and neither too short nor too long."""
-        lines, width = self.gradient.lines, self.gradient.width
+        lines, width = self.gradient.lines, self.gradient.piece
         equal = [n for n in range(1, lines + 1) if lines % n == 0]
-        short = [n for n in equal if n * width <= _SUMMED]
+        short = [n for n in equal if n * width <= SUMMED]
         return [n for n in short if n * width >= _SHORTEST] or short[-1:]
 
     def valid(self, decisions: Decisions) -> Mask:
@@ -75,7 +72,7 @@ class GradientSketch(Sketch[GradientDecisions[Array]]):
 
     def symbols(self, decisions: Decisions) -> Symbols:
         c, of, con, target = self.columns(decisions), self.gradient, self.con, self.task.target
-        size, width, bn = self.itemsize, of.width, c.nv * self.lanes
+        size, width, bn = self.itemsize, of.piece, c.nv * self.lanes
         tiles, panels, blocks = of.tiles(c.tm), np.ceil(con.n / bn), of.lines / c.lb
         per_chunk, tasks = np.ceil(tiles / c.mc), panels * c.mc
 
