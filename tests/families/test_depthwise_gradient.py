@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.emitting import schedule
 from tests.families import kernels as K
 from tests.unit.tuner import graphs_by_kind as G
+from torch_pruner.codegen.build.region import parts_of
 from torch_pruner.families import named, sketches_for
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
@@ -77,3 +79,13 @@ def test_defaults_can_be_emitted(spec: Graph, threads: int) -> None:
         assert K.error(outputs, expected) < 1e-5
         return
     raise AssertionError("no sketch")
+
+
+def test_a_single_tap_of_few_channels_is_divided_among_threads() -> None:
+    """What adds the chunks up is one task then, whose buffers must not be the kernel's."""
+    spec = G.depthwise_gradient(16, (12, 12), 1, 1, 0)
+    decisions = {**TILE, "tc": 1, "mc": 3}
+    kernel = schedule(spec, "depthwise_gradient", decisions)
+    assert [part.alone for _, part in parts_of(kernel)] == [False, False]
+    outputs, expected, _ = K.run(spec, "depthwise_gradient", decisions)
+    assert K.error(outputs, expected) < 1e-5

@@ -6,6 +6,7 @@ import pytest
 
 from tests.emitting import schedule
 from tests.families import kernels as K
+from torch_pruner.codegen.build.region import parts_of
 from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.graph.ir import GraphBuilder
 
@@ -47,3 +48,21 @@ def test_a_first_layer(
     assert copied == ("dealt" in schedule(spec, "contraction", DECISIONS).func.script())
     outputs, expected, _ = K.run(spec, "contraction", DECISIONS)
     assert K.error(outputs, expected) < (1e-5 if dtype == "float32" else 1e-2)
+
+
+def test_a_single_line_is_copied_before_the_tiles_that_threads_share() -> None:
+    """Its buffers are not the kernel's, which could not be divided then. In a program (random program
+    sizes-31) the second half of its tiles was wrong."""
+    b = GraphBuilder()
+    x = b.input(0, (1, 2, 1488), "float32")
+    w = b.input(1, (4, 1, 2), "float32", static=True)
+    y = b.append(
+        "conv", (x, w), (1, 4, 745), "float32", stride=(2,), lo=(1,), hi=(1,), dilation=(1,),
+        groups=2,
+    )  # fmt: skip
+    spec = b.finish([b.permute(y, (0, 2, 1))])
+    decisions = {**DECISIONS, "vl": 8, "tm": 15, "mc": 2, "order": 1}
+    kernel = schedule(spec, "contraction", decisions)
+    assert not any(part.alone for _, part in parts_of(kernel))
+    outputs, expected, _ = K.run(spec, "contraction", decisions)
+    assert K.error(outputs, expected) < 1e-5

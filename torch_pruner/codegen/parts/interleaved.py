@@ -17,6 +17,7 @@ from torch_pruner.codegen.tir.builders import (
     Stmt,
     T,
     buffer,
+    enclosed,
     imm,
     loop,
     seq,
@@ -85,6 +86,8 @@ def interleaved(nest: Nest) -> Stmt:
         nothing = _zeros(nest, start, conv.padded[-1] * channels)
         return when(T.all(*inside), whole, nothing) if inside else whole
 
+    if math.prod(lines) == 1:  # its buffers end before the tiles begin, which threads share
+        return enclosed(line(imm(0)))
     return loop(math.prod(lines), line, nest.kind, name="line")
 
 

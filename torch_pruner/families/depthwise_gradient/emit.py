@@ -27,6 +27,7 @@ from torch_pruner.codegen.tir.builders import (
     Stmt,
     T,
     buffer,
+    enclosed,
     index_var,
     loop,
     seq,
@@ -104,7 +105,9 @@ def emit(spec: Graph, decisions: DepthwiseGradientDecisions[int], signature: Sig
 
     singles = list(channel_blocks(of.channels, vl, 1))
     columns = sum(p.count for p in singles)
-    added = loop(columns, lambda q: _choose(singles, q, partial(_add_up, nest)), kind, "q")
+    added = loop(
+        columns, lambda q: enclosed(_choose(singles, q, partial(_add_up, nest))), kind, "q"
+    )
     return Emitted(seq([loop(chunks * blocks, task, kind, "p"), added]), inputs, [out], scratch)
 
 
