@@ -86,7 +86,7 @@ def interleaved(nest: Nest) -> Stmt:
         nothing = _zeros(nest, start, conv.padded[-1] * channels)
         return when(T.all(*inside), whole, nothing) if inside else whole
 
-    if math.prod(lines) == 1:  # its buffers end before the tiles begin, which threads share
+    if math.prod(lines) == 1:  # one part, which threads may all do (``Family.copies_first``)
         return enclosed(line(imm(0)))
     return loop(math.prod(lines), line, nest.kind, name="line")
 

@@ -32,6 +32,7 @@ from torch_pruner.codegen.tir.builders import (
     Stmt,
     T,
     buffer,
+    enclosed,
     loop,
     seq,
     stack,
@@ -88,7 +89,7 @@ def _pack(nest: Nest) -> Stmt:
 
     whole, rest = divmod(nest.channels, vl)
     panels = [loop(whole, partial(panel, vl), name="p")] if whole else []
-    return seq([*panels, *([panel(rest, imm(whole))] if rest else [])])
+    return enclosed(seq([*panels, *([panel(rest, imm(whole))] if rest else [])]))
 
 
 def _compute(nest: Nest, chunks: int) -> Stmt:
