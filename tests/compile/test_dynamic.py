@@ -466,3 +466,21 @@ def test_blocks_and_windows_whose_number_changes(backend) -> None:
         for batch, height, width in ((2, 6, 8), (3, 9, 6), (2, 6, 8), (1, 12, 15), (2, 7, 7)):
             x = randn(batch, 4, height, width)
             assert_equal(compiled(x), attended(x))
+
+
+def test_a_value_that_is_returned_and_read_behind_its_size(backend) -> None:
+    """Random program sizes-321: the kernel that squares has two outputs, of which one was never
+    written, since both were taken for the same."""
+
+    def fn(x):
+        centred = x - x.mean(-1, keepdim=True)
+        twice = centred.expand(2, *centred.shape)
+        alike = nn.functional.cosine_similarity(twice, centred, 0)
+        return centred**2, alike.min(-1).values + alike.max(-1).values
+
+    compiled = backend.compile(fn, dynamic=True)
+    for n in (31, 5, 40):
+        x = randn(n)
+        for _ in range(2):
+            for ours, theirs in zip(compiled(x), fn(x), strict=True):
+                assert_equal(ours, theirs)

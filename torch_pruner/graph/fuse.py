@@ -343,12 +343,15 @@ def _kernel(
             stack.pop()
         return new[root]
 
-    def result(o: int) -> int:
+    def result(o: int, needed: Bounds) -> int:
         made = visit(o)
-        counts = [b._replace(number=visit(b.number)) for b in sorted(bounds[o])]
+        counts = [b._replace(number=visit(b.number)) for b in sorted(needed)]
         return builder.permute(bounded(builder, made, counts), orders[o])
 
-    results = [result(o) for o in outputs]
+    results = [result(o, bounds[o]) for o in outputs]
+    for k, o in enumerate(outputs):  # a part of a value, and the value itself: two outputs still
+        if results.count(results[k]) > 1 and bounds[o]:
+            results[k] = result(o, frozenset())
     return Kernel(builder.finish(results), tuple(inputs), tuple(outputs))
 
 
