@@ -33,6 +33,7 @@ from torch_pruner.families import machine, named, sketches_for
 from torch_pruner.families.bf16_pairs.space import Bf16PairsSketch
 from torch_pruner.families.bf16_tiles import space as tiles
 from torch_pruner.families.bf16_tiles.space import Bf16TilesSketch
+from torch_pruner.families.gradient.form import gradient_of
 from torch_pruner.families.machine import read_bytes
 from torch_pruner.families.space import _pairs
 from torch_pruner.graph.extents import Bound, bounded
@@ -271,7 +272,7 @@ def test_gradients_take_whole_vectors_of_columns() -> None:
 
 
 def test_gradients_along_a_long_line_are_summed_in_parts() -> None:
-    """Which the general sketch does: thousands of products in one go lose digits."""
+    """Thousands of products in one go lose digits: a block has pieces of a line."""
     b = GraphBuilder()
     x = b.permute(b.input(0, (2, 4096, 16), "float32"), (2, 0, 1))
     grad = b.permute(b.input(1, (2, 4096, 32), "float32"), (2, 0, 1))
@@ -280,7 +281,13 @@ def test_gradients_along_a_long_line_are_summed_in_parts() -> None:
         groups=1,
     )  # fmt: skip
     task = Task("kernel", b.finish([y]), _TARGETS["512"], 4)
-    assert [s.name for s in sketches_for(task)] == ["contraction"]
+    sketch, general = sketches_for(task)
+    assert (sketch.name, general.name) == ("gradient", "contraction")
+    of = gradient_of(task.spec)
+    assert of is not None
+    blocks = sketch.domains[sketch.names.index("lb")]
+    assert (of.piece, of.pieces, of.lines) == (1024, 4, 8)
+    assert (blocks * of.piece).max() <= 1024
 
 
 def test_statistics_of_channels_are_drafted_abreast() -> None:
