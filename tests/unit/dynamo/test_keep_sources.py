@@ -36,6 +36,11 @@ def seen_as_a_view(x):
     return [aten.reshape.default(y, [6, 4]), aten.clone.default(y)]
 
 
+def seen_as_what_may_be_a_view(x):
+    y = aten.sin.default(x)
+    return [aten._unsafe_view.default(y, [6, 4]), aten.clone.default(y)]
+
+
 def given(x):
     return [aten.sigmoid.default(x), aten.clone.default(x)]
 
@@ -58,6 +63,7 @@ def in_another_order(x):
         (of_a_view, True),
         (seen, False),
         (seen_as_a_view, False),
+        (seen_as_what_may_be_a_view, False),
         (given, False),
         (given_as_a_view, False),
         (in_another_order, False),

@@ -114,15 +114,15 @@ def keep_sources(gm: fx.GraphModule, loose: Collection[int]) -> None:
 
 
 def _base(node: fx.Node) -> fx.Node | None:
-    """The operator whose result a value is, perhaps by views; None: an input's, or nobody knows."""
+    """The operator whose memory a value lies in, perhaps by views, or by what may be one
+    (``contiguous``); None: an input's, or nobody knows."""
     while node.op == "call_function":
         made = node.all_input_nodes[0] if node.target is operator.getitem else node
         if not isinstance(made.target, torch._ops.OpOverload):
             return None
-        if all(r.alias_info is None for r in made.target._schema.returns):
+        aliases = any(r.alias_info is not None for r in made.target._schema.returns)
+        if not aliases and made.target is not aten._unsafe_view.default:
             return node
-        if not made.target.is_view:
-            return None
         node = made.all_input_nodes[0]
     return None
 
