@@ -163,6 +163,9 @@ MORE: dict[str, list[Graph]] = {
         G.pooling(),
         G.located_pooling(),
     ],
+    "transposed": [
+        G.crossed((33, 50), (1, 0), dtype) for dtype in sorted({*FLOATS, "float64"} - {"float16"})
+    ],
     "elementwise": [G.pointwise((6, 50), dtype) for dtype in sorted(FLOATS)],
     "update": [G.update(in_place=False)],
     "recurrence": [

@@ -198,6 +198,15 @@ def elementwise() -> Graph:
     return b.finish([b.permute(y, (1, 0, 2))])
 
 
+def lying_across(*, width: int = 40) -> Graph:
+    """Squares whose lines cross those of the last axis, where that is short."""
+    b = GraphBuilder()
+    x, count = b.input(0, (3, 64, 80 // width, width), "float32"), b.input(1, (), "int32")
+    y = bounded(b, b.pointwise("exp", b.permute(x, (0, 2, 3, 1))), {Bound(1, 64, count)})
+    z = b.input(2, (3, 80 // width, width, 64), "float32")
+    return b.finish([b.permute(b.pointwise("add", y, z), (0, 3, 1, 2))])
+
+
 def joined(lists: int) -> Graph:
     """A concatenation along the innermost axis, which is written part by part."""
     b, shape = GraphBuilder(), (lists, 64, 20)

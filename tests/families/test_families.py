@@ -56,6 +56,7 @@ SPECS = {
     "winograd4": allow_fast(G.convolution()),
     "contraction": G.matmul(64, 96, 128),
     "columns": G.reduction(),
+    "transposed": G.crossed((20, 33), (1, 0)),
     "elementwise": G.pointwise(),
     "update": G.update(),
     "recurrence": G.recurrence(),

@@ -46,6 +46,7 @@ NAMES = (
     "outer_products",
     "contraction",
     "columns",
+    "transposed",
     "elementwise",
     "update",
     "recurrence",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,22 +213,22 @@ def _index_below(graph: Graph, node: Node, index: Sequence[Array]) -> list[Array
     return below
 
 
-def reads_apart(graph: Graph, lanes: int) -> int:
-    """How many reads of an elementwise graph's first output, of those that neighbours make, are not
-    of neighbours in an input, nor of one element.
+class Step(Enum):
+    """How what neighbours read lies in an input."""
 
-    A read is an input by one way through views, padding and pointwise operators. Of ``lanes``
-    neighbours in the middle of the output; what ways lead through otherwise is not looked at.
+    ONE = "one"  # they read one element
+    NEXT = "next"  # neighbours
+    APART = "apart"
+
+
+def steps(graph: Graph, start: int, index: Sequence[Array]) -> dict[tuple[int, bytes], Step]:
+    """How elements of a node at ``index`` read inputs: by each way through views, padding and
+    pointwise operators. What ways lead through otherwise is not looked at.
+
+    ``index`` has an array of positions, all as long, for each axis of the node.
     """
-    shape = graph.nodes[graph.outputs[0]].shape
-    total = math.prod(shape)
-    if not shape or total < lanes:
-        return 0
-    line = shape[-1]
-    first = total // 2 // line * line  # where a line begins
-    flat = np.minimum(first + np.arange(min(lanes, line)), total - 1)
-    found: set[tuple[int, bytes]] = set()
-    ways, seen = [(graph.outputs[0], list(np.unravel_index(flat, shape)))], set[tuple[int, bytes]]()
+    found: dict[tuple[int, bytes], Step] = {}
+    ways, seen = [(start, list(index))], set[tuple[int, bytes]]()
     while ways:
         at, index = ways.pop()
         node = graph.nodes[at]
@@ -236,11 +237,7 @@ def reads_apart(graph: Graph, lanes: int) -> int:
             continue
         seen.add(key)
         if node.op == "input":
-            steps = flat
-            if node.shape:  # every lane may read one place, by an index without lanes
-                steps = np.diff(np.atleast_1d(np.ravel_multi_index(tuple(index), node.shape)))
-            if not ((steps == 0).all() or (steps == 1).all()):
-                found.add(key)
+            found[key] = _step(node.shape, index)
         elif node.kind is OpKind.VIEW:
             ways.append((node.inputs[0], _index_below(graph, node, index)))
         elif node.kind is OpKind.POINTWISE:
@@ -251,7 +248,33 @@ def reads_apart(graph: Graph, lanes: int) -> int:
                 continue
             moved = zip(index, node.attr("lo"), inside, strict=True)
             ways.append((node.inputs[0], [np.clip(e - lo, 0, d - 1) for e, lo, d in moved]))
-    return len(found)
+    return found
+
+
+def _step(shape: Shape, index: Sequence[Array]) -> Step:
+    if not shape:
+        return Step.ONE
+    apart = np.diff(np.atleast_1d(np.ravel_multi_index(tuple(index), shape)))
+    if (apart == 0).all():  # every lane may read one place, by an index without lanes
+        return Step.ONE
+    return Step.NEXT if (apart == 1).all() else Step.APART
+
+
+def reads_apart(graph: Graph, lanes: int) -> int:
+    """How many reads of an elementwise graph's first output, of those that neighbours make, are not
+    of neighbours in an input, nor of one element.
+
+    Of ``lanes`` neighbours in the middle of the output, by the ways of ``steps``.
+    """
+    shape = graph.nodes[graph.outputs[0]].shape
+    total = math.prod(shape)
+    if not shape or total < lanes:
+        return 0
+    line = shape[-1]
+    first = total // 2 // line * line  # where a line begins
+    flat = np.minimum(first + np.arange(min(lanes, line)), total - 1)
+    found = steps(graph, graph.outputs[0], np.unravel_index(flat, shape))
+    return sum(step is Step.APART for step in found.values())
 
 
 def reach(graph: Graph, at: int, axis: int, most: int) -> int:

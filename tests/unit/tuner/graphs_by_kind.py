@@ -220,6 +220,18 @@ def depthwise_transposed(
     return b.finish([b.permute(y, (0, *range(2, rank + 2), 1))])
 
 
+def crossed(
+    shape: Sequence[int], perm: Sequence[int], dtype: str = "float32", *, after: bool = False
+) -> Graph:
+    """An operand that lies across, another that does not, and what is made of the first alone."""
+    b = GraphBuilder()
+    x = b.input(0, tuple(shape), dtype)
+    y = b.input(1, tuple(shape[p] for p in perm), dtype)
+    turned = b.permute(x if after else b.pointwise("neg", x), perm)
+    turned = b.pointwise("neg", turned) if after else turned
+    return b.finish([b.pointwise("add", turned, y), b.pointwise("mul", y, y)])
+
+
 def depthwise_gradient(
     channels: int,
     size: Sequence[int],

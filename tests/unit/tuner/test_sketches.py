@@ -16,6 +16,7 @@ from tests.unit.graph.random_graphs import graphs
 from tests.unit.tuner.graphs_by_kind import (
     byte_product,
     convolution,
+    crossed,
     depthwise_gradient,
     depthwise_transposed,
     few_rows,
@@ -86,6 +87,7 @@ _SPECS = {
     "argmax": reduction((1,), "argmax"),
     "pooling": pooling(),
     "pointwise": pointwise(),
+    "lying across": crossed((40, 7, 33), (2, 0, 1)),
     "scalar": pointwise(()),
     "int8": reduction((0,), "max", "int8"),
     "int4": int4(1),
@@ -134,6 +136,7 @@ _NAMES = {
     "outer_products": "vl tm nv mc order ku par kb",
     "planar": "vl tm nv ln rp mc par cp bl",
     "rows": "vl lanes chunk par apart",
+    "transposed": "vl tile chunk par",
     "winograd": "vl tm nv tb mc nc ku ahead par",
     "winograd4": "vl tm nv tb mc nc ku ahead par",
 }
@@ -195,6 +198,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("argmax", ["columns"]),
         ("pooling", ["columns"]),
         ("pointwise", ["elementwise"]),
+        ("lying across", ["transposed", "elementwise"]),
     ],
 )
 def test_which_sketches_express_a_kernel(name: str, expected: list[str]) -> None:
