@@ -16,6 +16,7 @@ from torch_pruner.families.contraction.form import ContractionDecisions
 from torch_pruner.families.rows.form import parted_axis
 from torch_pruner.graph.contraction import constant_operand, contraction_of, is_widened
 from torch_pruner.graph.ir import Graph, GraphBuilder
+from torch_pruner.graph.ops import FLOATS
 
 pytestmark = [pytest.mark.tvm, pytest.mark.sampled(3)]
 
@@ -196,10 +197,52 @@ def test_reductions_both_ways(op: str, axes: tuple[int, ...]) -> None:
         assert K.error(outputs, expected) < 1e-5
 
 
+_ROWS = {"vl": 16, "chunk": 3, "par": 1}
+
+
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("op", ["argmax", "argmin"])
-def test_arg_reductions(op: str) -> None:
-    outputs, expected, _ = K.run(_reduction(op, (1,)), "columns", {"vl": 1, "chunk": 8, "par": 1})
-    assert (outputs[0] == expected[0]).all()
+@pytest.mark.parametrize("shape", [(5, 70, 33), (3, 16, 64), (2, 3, 7), (1, 1, 130)])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "int64"])
+@pytest.mark.parametrize(
+    ("sketch", "decisions"),
+    [
+        ("columns", {**_ROWS, "vl": 1}),
+        ("columns", _ROWS),
+        ("rows", {**_ROWS, "lanes": 1, "apart": 0}),
+        ("rows", {**_ROWS, "lanes": 4, "apart": 0}),
+    ],
+    ids=str,
+)
+def test_arg_reductions(
+    op: str, shape: tuple[int, ...], axis: int, dtype: str, sketch: str, decisions: dict[str, int]
+) -> None:
+    """Among many equals the first, a NaN before every number, and rows of the least of all."""
+    b = GraphBuilder()
+    spec = b.finish([b.reduce(op, b.input(0, shape, dtype), (axis,), dtype="int64")])
+    (x,) = inputs = K.inputs_for(spec)
+    rng = np.random.default_rng(1)
+    x[...] = rng.integers(-3, 4, shape)
+    if dtype in FLOATS:
+        x[rng.random(shape) < 0.1] = np.nan
+        x[0] = -np.inf if op == "argmax" else np.inf
+    outputs, expected, _ = K.run(spec, sketch, decisions, inputs=inputs)
+    np.testing.assert_array_equal(outputs[0], expected[0])
+
+
+def test_places_beside_other_reductions_and_values() -> None:
+    """Powers of rows, their sum, and which is the largest of what they are powers of."""
+    b = GraphBuilder()
+    x = b.input(0, (6, 75), "float32")
+    first = b.reduce("argmax", b.pointwise("neg", x), (1,), dtype="int64")
+    powers = b.pointwise("exp", x)
+    total = b.reduce("sum", powers, (1,), keepdim=True)
+    share = b.pointwise("div", powers, b.broadcast(total, (6, 75)))
+    spec = b.finish([share, b.pointwise("add", first, first)])
+    outputs, expected, _ = K.run(spec, "rows", {**_ROWS, "lanes": 2, "apart": 0})
+    assert K.error(outputs[:1], expected[:1]) < 1e-5
+    np.testing.assert_array_equal(outputs[1], expected[1])
 
 
 def test_window() -> None:

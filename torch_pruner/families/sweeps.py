@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 N_co = TypeVar("N_co", covariant=True)
 
+PLACES = ("argmax", "argmin")  # widened to int64 only as they are stored
 _PER_THREAD = (1, 2, 4, 16)  # parallel tasks for each thread
 # Measured on gradients of batch normalisation: a vector of a row whose elements lie lines apart.
 GATHERED_CYCLES = 3.0  # of each of its elements, read or written
@@ -103,6 +104,7 @@ def whole_nodes(spec: Graph, rows: RowDomain) -> set[int]:
 def lanes_of(task: Task) -> int:
     nodes, positions = task.spec.nodes, _positions_alone(task.spec)
     ends = (*(i for i in task.spec.inputs if i not in positions), *task.spec.outputs)
+    ends = tuple(i for i in ends if nodes[i].op not in PLACES)
     item = max((ITEMSIZE[nodes[i].dtype] for i in ends), default=4)
     return max(1, task.target.vector_bytes // max(item, 4))
 
@@ -133,20 +135,19 @@ def _named(spec: Graph, node: int) -> tuple[int, ...]:
     return named if inside and not set(data) & set(named) else ()
 
 
-def innermost(task: Task, reduction: int) -> int:
-    return innermost_axis(task, task.spec.nodes[reduction].inputs[0])
+def innermost(spec: Graph, reduction: int) -> int:
+    return innermost_axis(spec, spec.nodes[reduction].inputs[0])
 
 
-def inner_axis_kept(task: Task) -> bool:
+def inner_axis_kept(spec: Graph) -> bool:
     """Whether the axis that lies innermost in memory survives the (first) reduction."""
-    spec = task.spec
     for node in spec.nodes:
         if node.kind is OpKind.WINDOW:
             source = node.inputs[0]
-            inner = innermost_axis(task, source)
+            inner = innermost_axis(spec, source)
             return inner < len(spec.nodes[source].shape) - len(node.attr("kernel"))
         if node.kind is OpKind.REDUCE:
-            return innermost_axis(task, node.inputs[0]) not in node.attr("axes")
+            return innermost_axis(spec, node.inputs[0]) not in node.attr("axes")
     return True
 
 
@@ -174,9 +175,8 @@ def _before_reshape(source: Shape, target: Shape, position: Sequence[int]) -> li
     return found
 
 
-def innermost_axis(task: Task, node: int) -> int:
+def innermost_axis(spec: Graph, node: int) -> int:
     """The axis of ``node`` along which its (largest) operand is contiguous in memory."""
-    spec = task.spec
     shape = spec.nodes[node].shape
     position: list[int] = list(
         range(len(shape))

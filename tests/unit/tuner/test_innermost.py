@@ -42,7 +42,7 @@ def test_through_a_reshape(
     shape: tuple[int, ...], perm: tuple[int, ...], into: tuple[int, ...], innermost: int
 ) -> None:
     given, viewed = task(shape, perm, into, (len(into) - 1,))
-    assert innermost_axis(given, viewed) == innermost
+    assert innermost_axis(given.spec, viewed) == innermost
 
 
 def test_statistics_of_one_image_have_a_channel_for_each_lane() -> None:

@@ -195,7 +195,7 @@ def _grid(sketch: Sketch) -> np.ndarray:
         ("transposed depthwise", ["depthwise"]),
         ("softmax", ["rows"]),
         ("outer sum", ["columns", "lane_per_row", "rows"]),
-        ("argmax", ["columns"]),
+        ("argmax", ["columns", "rows"]),
         ("pooling", ["columns"]),
         ("pointwise", ["elementwise"]),
         ("lying across", ["transposed", "elementwise"]),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from torch_pruner.codegen.parts.extremes import PLACES, keep_extreme, least_extreme
 from torch_pruner.codegen.parts.sweeps import Block, store_outputs
 from torch_pruner.codegen.parts.windows import located, locating, over_window
 from torch_pruner.codegen.tir.builders import (
@@ -63,8 +65,9 @@ def identity(node: Node, dtype: str) -> Expr:
     return T.min_value(dtype) if lowest else T.max_value(dtype)
 
 
-def column_block(spec: Graph, reader: Reader, outputs: Sequence[Buffer]) -> Block:
-    """What computes a vector of neighbouring output elements, each with its own accumulator."""
+def column_block(spec: Graph, reader: Reader, outputs: Sequence[Buffer], *, abreast: bool) -> Block:
+    """What computes a vector of neighbouring output elements, each with its own accumulator;
+    ``abreast``: what neighbours reduce lies next to each other."""
     anchors = [i for i, n in enumerate(spec.nodes) if n.kind in (OpKind.REDUCE, OpKind.WINDOW)]
 
     def block(index: Callable[[Expr], Index], lanes: int) -> Stmt:
@@ -80,7 +83,7 @@ def column_block(spec: Graph, reader: Reader, outputs: Sequence[Buffer]) -> Bloc
             if spec.nodes[a].op == "window_argmax":
                 parts.append(_located(spec, reader, a, place, accs, lanes))
             elif locating(spec, spec.nodes[a], anchors) is None:  # else it is found along with it
-                parts.append(_accumulate(spec, reader, a, place, accs[a], lanes))
+                parts.append(_accumulate(spec, reader, a, place, accs[a], lanes, abreast=abreast))
 
         def final(v: Expr) -> Stmt:
             _read_back(spec, reader, accs, v)
@@ -135,9 +138,18 @@ Place = Callable[[Expr], Index]
 
 
 def _accumulate(
-    spec: Graph, reader: Reader, anchor: int, place: Place, acc: Buffer, lanes: int
+    spec: Graph,
+    reader: Reader,
+    anchor: int,
+    place: Place,
+    acc: Buffer,
+    lanes: int,
+    *,
+    abreast: bool,
 ) -> Stmt:
     node = spec.nodes[anchor]
+    if node.op in ("argmax", "argmin") and abreast:
+        return _extremes(spec, reader, anchor, place, acc, lanes)
     if node.op in ("argmax", "argmin"):
         return loop(
             lanes, lambda v: arg_reduce(spec, reader, anchor, place(v), acc, v), name="lane"
@@ -164,6 +176,42 @@ def _accumulate(
         return loop(lanes, lane, VECTORIZED, "v")
 
     return seq([start, visit((), axes)])
+
+
+def _extremes(
+    spec: Graph, reader: Reader, anchor: int, place: Place, acc: Buffer, lanes: int
+) -> Stmt:
+    """Where the first extreme elements lie, one for each lane."""
+    node = spec.nodes[anchor]
+    source = spec.nodes[node.inputs[0]]
+    (axis,), dtype = node.attr("axes"), value_dtype(source.dtype)
+    best = buffer(lanes, dtype, f"best{anchor}", scope="local")
+    places = buffer(lanes, PLACES, f"places{anchor}", scope="local")
+
+    def begin(v: Expr) -> Stmt:
+        start = store(best, v, least_extreme(node, dtype))
+        return seq([start, store(places, v, T.const(0, PLACES))])
+
+    def step(r: Expr, v: Expr) -> Stmt:
+        at = merge(place(v), (r,), (axis,), len(source.shape))
+        value = partial(reader.at, node.inputs[0], at)
+        return keep_extreme(reader, node, best, places, v, value, r)
+
+    def along(r: Expr) -> Stmt:
+        return loop(lanes, lambda v: step(r, v), VECTORIZED, "v")
+
+    def end(v: Expr) -> Stmt:
+        return store(acc, v, places[v].astype(str(acc.dtype)))
+
+    return seq(
+        [
+            stack(best),
+            stack(places),
+            loop(lanes, begin, VECTORIZED, "v"),
+            loop(source.shape[axis], along, name="r"),
+            loop(lanes, end, VECTORIZED, "v"),
+        ]
+    )
 
 
 def _located(

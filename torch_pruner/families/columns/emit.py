@@ -11,6 +11,7 @@ from torch_pruner.codegen.parts.sweeps import over_blocks
 from torch_pruner.codegen.tir.reader import Reader
 from torch_pruner.families.columns.form import line_windows
 from torch_pruner.families.columns.lines import Lines
+from torch_pruner.families.sweeps import inner_axis_kept
 
 if TYPE_CHECKING:
     from torch_pruner.families.columns.form import ColumnsDecisions
@@ -25,7 +26,7 @@ def emit(spec: Graph, decisions: ColumnsDecisions[int], signature: Signature) ->
     if line_windows(spec):
         body = Lines(spec, reader, outputs, decisions.vl).sweep(decisions.chunk, decisions.par)
         return Emitted(body, inputs, outputs, scratch)
-    block = column_block(spec, reader, outputs)
+    block = column_block(spec, reader, outputs, abreast=inner_axis_kept(spec))
     shape = spec.nodes[spec.outputs[0]].shape
     around = around_lines(spec, reader)
     body = over_blocks(shape, decisions.vl, decisions.chunk, decisions.par, block, around)

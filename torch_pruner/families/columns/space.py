@@ -53,7 +53,7 @@ class ColumnsSketch(Sweep[ColumnsDecisions[Array]]):
                 source = spec.nodes[node.inputs[0]].shape
                 depth += math.prod(source[a] for a in node.attr("axes"))
         per_element = 1.0 + machine.pointwise_cycles(spec, set(range(len(spec.nodes))))
-        near = inner_axis_kept(self.task) or line_windows(spec)
+        near = inner_axis_kept(spec) or line_windows(spec)
         gather = 1.0 if near else self.vl * 1.0
         cycles = depth * max(machine.FMA_LATENCY, per_element) * gather
         return self._estimate(

@@ -27,7 +27,7 @@ def emit(
     """TIR for windows, and for reductions over outer axes."""
     inputs, outputs, scratch = parameters(signature)
     reader = Reader(spec, dict(zip(spec.inputs, inputs, strict=True)))
-    block = column_block(spec, reader, outputs)
+    block = column_block(spec, reader, outputs, abreast=False)
 
     def one(index: Index) -> Stmt:
         return block(lambda _: index, 1)

@@ -39,7 +39,7 @@ class LanePerRowSketch(Sketch[LanePerRowDecisions[Array]]):
         if any(n.op.startswith("arg") for n in spec.nodes):
             return False
         rows = row_domain(spec)
-        lined_up = bool(rows.kept) and innermost(task, rows.reductions[0]) == rows.kept[-1]
+        lined_up = bool(rows.kept) and innermost(task.spec, rows.reductions[0]) == rows.kept[-1]
         return lined_up and rows.shape[rows.kept[-1]] >= lanes_of(task)
 
     @cached_property

@@ -24,7 +24,7 @@ class RowsFamily(Family):
     decisions = RowsDecisions
 
     def matches(self, task: Task) -> bool:
-        return is_reduction(task.spec) and not any(n.op.startswith("arg") for n in task.spec.nodes)
+        return is_reduction(task.spec)
 
     def space(self) -> type[Sketch]:
         from torch_pruner.families.rows.space import RowsSketch

@@ -31,7 +31,7 @@ from torch_pruner.codegen.tir.reader import (
     linear,
     unlinear,
 )
-from torch_pruner.codegen.tir.values import load, store
+from torch_pruner.codegen.tir.values import load, store, value_dtype
 from torch_pruner.families.rows.form import parted_axis, row_tasks
 from torch_pruner.graph.extents import unspecified
 from torch_pruner.graph.ops import FLOATS
@@ -253,12 +253,12 @@ def _pass(
 
 
 def _reduce(state: _Row, r: int, result: Buffer, row: Index) -> Stmt:
-    from torch_pruner.codegen.parts.reductions import arg_reduce, combine, identity
+    from torch_pruner.codegen.parts.reductions import combine, identity
 
     node = state.spec.nodes[r]
     source = node.inputs[0]
     if node.op in ("argmax", "argmin"):
-        return arg_reduce(state.spec, state.reader, r, row, result, imm(0))
+        return _locate(state, r, result, row)
     dtype = str(result.dtype)
     lanes = state.vl * state.lanes
     acc = buffer(lanes, dtype, f"acc{r}", scope="local")
@@ -277,6 +277,40 @@ def _reduce(state: _Row, r: int, result: Buffer, row: Index) -> Stmt:
     sweep = _pass(state, row, [source], body, state.lanes)
     first = store(result, imm(0), identity(node, dtype))
     return seq([stack(acc), start, sweep, first, *_across(acc, lanes, state.vl, node, result)])
+
+
+def _locate(state: _Row, r: int, result: Buffer, row: Index) -> Stmt:
+    """The position of the first extreme element: lanes look for their own."""
+    from torch_pruner.codegen.parts.extremes import (
+        PLACES,
+        first_of_lanes,
+        keep_extreme,
+        least_extreme,
+    )
+
+    node, lanes = state.spec.nodes[r], state.vl * state.lanes
+    (source,), (axis,) = node.inputs, node.attr("axes")
+    dtype = value_dtype(state.spec.nodes[source].dtype)
+    best = buffer(lanes, dtype, f"best{r}", scope="local")
+    places = buffer(lanes, PLACES, f"places{r}", scope="local")
+
+    def begin(v: Expr) -> Stmt:
+        start = store(best, v, least_extreme(node, dtype))
+        return seq([start, store(places, v, T.const(0, PLACES))])
+
+    def body(index: Index, lane: Expr) -> list[Stmt]:
+        value = partial(state.reader.at, source, index)
+        return [keep_extreme(state.reader, node, best, places, lane, value, index[axis])]
+
+    sweep = _pass(state, row, [source], body, state.lanes)
+    start = loop(
+        state.lanes,
+        lambda u: loop(state.vl, lambda v: begin(u * state.vl + v), VECTORIZED, "v"),
+        UNROLLED,
+    )
+    found = store(result, imm(0), places[imm(0)].astype(str(result.dtype)))
+    ends = first_of_lanes(node, best, places, lanes)
+    return seq([stack(best), stack(places), start, sweep, *ends, found])
 
 
 def _across(acc: Buffer, lanes: int, vl: int, node: Node, result: Buffer) -> list[Stmt]:

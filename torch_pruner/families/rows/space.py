@@ -14,6 +14,7 @@ from torch_pruner.families.rows.form import RowsDecisions, parted_axis
 from torch_pruner.families.space import Array
 from torch_pruner.families.sweeps import (
     GATHERED_CYCLES,
+    PLACES,
     Sweep,
     inner_axis_kept,
     whole_nodes,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # Measured on an AMD Zen 4: a core that reads one stream of memory takes so many times as long as
 # one that reads four (30 and 36 GB/s of two cores).
 ONE_STREAM = 1.2
+LOCATING_LATENCY = 8.0  # of a comparison and two choices, besides: one waits for the other
 MANY_PAGES = 16  # of a row: the parts of a shorter one are hardly streams
 
 
@@ -63,10 +65,13 @@ class RowsSketch(Sweep[RowsDecisions[Array]]):
         lanes = self.columns(decisions).lanes
         vectors = math.ceil(rows.width / self.vl)
         ops = machine.pointwise_cycles(spec, set(range(len(spec.nodes))))
+        places = sum(spec.nodes[r].op in PLACES for r in rows.reductions)
         folds = len(rows.reductions)
-        across = inner_axis_kept(self.task) and len(rows.axes) < len(rows.shape)
+        across = inner_axis_kept(spec) and len(rows.axes) < len(rows.shape)
         gather = self.vl * 1.0 if across else 1.0
-        serial = folds * np.maximum(machine.FMA_LATENCY / lanes, 1.0) * gather
+        serial = folds * np.maximum(machine.FMA_LATENCY / lanes, 1.0)
+        serial += places * np.maximum(LOCATING_LATENCY / lanes, 2.0)
+        serial *= gather
         tail = folds * (10 + lanes * self.vl)
         scalar_rest = (rows.shape[rows.axes[-1]] % self.vl) * (folds + ops) / max(vectors, 1)
         whole = whole_nodes(spec, rows)
