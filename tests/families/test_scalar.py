@@ -29,12 +29,10 @@ PREDICATES = COMPARISONS | {
 }  # fmt: skip
 VECTOR_MATH = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc",
-    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "atanh",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "atanh", "asinh", "acosh",
 )  # fmt: skip
 INTEGERS = tuple(d for d in ITEMSIZE if d not in FLOATS and d != "bool")
-FLOAT_ONLY = frozenset(
-    (*VECTOR_MATH, "sqrt", "rsqrt", "reciprocal", "asinh", "acosh", "div", "atan2")
-)
+FLOAT_ONLY = frozenset((*VECTOR_MATH, "sqrt", "rsqrt", "reciprocal", "div", "atan2"))
 NOT_FLOAT = frozenset(
     ("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "shift_right")
 )
@@ -307,7 +305,10 @@ REFERENCE = {
     "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
     "erf": lambda v: torch.erf(torch.from_numpy(v)).numpy(),
     "erfc": lambda v: torch.erfc(torch.from_numpy(v)).numpy(),
-    **{name: getattr(np, f"arc{name[1:]}") for name in ("asin", "acos", "atan", "atanh")},
+    **{
+        name: getattr(np, f"arc{name[1:]}")
+        for name in ("asin", "acos", "atan", "atanh", "asinh", "acosh")
+    },
 }
 
 

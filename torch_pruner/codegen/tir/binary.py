@@ -30,6 +30,7 @@ _MAGIC_BITS = 0x4338000000000000
 _MANTISSA = (1 << 52) - 1
 _WHOLE = 4503599627370496.0  # 2**52, of which a whole number below it is the mantissa
 _WHOLE_BITS = 0x4330000000000000
+_BEYOND = 1e60  # no float32
 _STEP = 48  # bits of a quotient that a step takes away
 _LARGEST = 1000.0  # two to it is infinity as a float32, and to less than its negative zero
 
@@ -91,6 +92,22 @@ def remainder(b: Bindings, x: Expr, y: Expr) -> Expr:
         T.bitwise_or(T.EQ(numerator, f32(math.inf)), T.EQ(divisor, f32(0.0))),
     )
     return T.Select(undefined, f32(math.nan), with_sign(b(single), x))
+
+
+def floor_quotient(b: Bindings, x: Expr, y: Expr) -> Expr:
+    """The largest whole number that is not above ``x / y``, as Python's ``//`` has it.
+
+    A quotient of float32s that is no whole number is 2**-24 of one away from the next, and as a
+    double it is nearer to itself than that up to 2**28; from there on it is rounded anyway.
+    """
+    divisor = _double(y)
+    # By infinity something negative leaves -1: so does what is larger than every float32.
+    large = T.Select(divisor < _f64(0.0), _f64(-_BEYOND), _f64(_BEYOND))
+    divisor = b(T.Select(T.EQ(T.abs(y), f32(math.inf)), large, divisor))
+    quotient = b(b(_double(x)) / divisor)
+    floor = b(T.floor(quotient).astype("float32"))
+    undefined = T.bitwise_and(T.EQ(T.abs(x), f32(math.inf)), T.NE(y, f32(0.0)))
+    return T.Select(undefined, f32(math.nan), floor)
 
 
 def _steps(divisor: Expr) -> int:

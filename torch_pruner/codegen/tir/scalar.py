@@ -48,6 +48,7 @@ _VECTOR: dict[str, Callable[[Bindings, Expr], Expr]] = {
     "sigmoid": vmath.sigmoid, "erf": vmath.erf, "erfc": vmath.erfc, "sin": circular.sin,
     "cos": circular.cos, "tan": circular.tan, "asin": circular.asin, "acos": circular.acos,
     "atan": circular.atan, "sinh": vmath.sinh, "cosh": vmath.cosh, "atanh": vmath.atanh,
+    "asinh": vmath.asinh, "acosh": vmath.acosh,
     EXP_AT_MOST_ONE: vmath.exp_at_most_one,
     EXP_BESIDE_ONE: vmath.exp_beside_one,
 }  # fmt: skip
@@ -285,6 +286,8 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
             return _remainder(b, x, y, dtype)
         case "truncdiv":
             return T.trunc(_divide(x, y, dtype))
+        case "floordiv" if _takes_vectors(x, y, dtype):
+            return binary.floor_quotient(b, x, y)
         case "mod" | "floordiv":
             return _floor_modulo(b, op, x, y, dtype)
     raise NotImplementedError(f"{op} of {dtype}")

@@ -31,6 +31,7 @@ _SQRT_HALF_BITS = 0x3F3504F3
 _LEAST_EXP = -88.0  # its power of two rounds to 2**-127, whose bits are those of 0
 _LEAST_EXP_BESIDE_ONE = -87.3  # to 2**-126, half of which has the bits of 0
 _MOST_EXP = 88.9  # infinity
+_WIDE = 2.0**28  # to which adding one changes nothing
 _TINY = 1.1754943508222875e-38
 
 _EXPM1 = (
@@ -264,6 +265,28 @@ def atanh(b: Bindings, x: Expr) -> Expr:
     x = b(x)
     a = b(T.abs(x))
     return with_sign(b(f32(0.5) * log1p(b, b((a + a) / (f32(1.0) - a)))), x)
+
+
+def asinh(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    a = b(T.abs(x))
+    near = b(clamp(a, 0.0, _WIDE))  # whose square is no infinity
+    square = b(near * near)
+    return with_sign(b(_log_twice(b, a, near + square / (f32(1.0) + T.sqrt(square + f32(1.0))))), x)
+
+
+def acosh(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    t = b(clamp(x, 0.0, _WIDE) - f32(1.0))
+    value = b(_log_twice(b, x, t + T.sqrt(t * (t + f32(2.0)))))
+    return T.Select(x < f32(1.0), f32(math.nan), value)
+
+
+def _log_twice(b: Bindings, x: Expr, t: Expr) -> Expr:
+    """log(1 + t), or log(2 x) where x is so large that it is what 1 + t comes to."""
+    far = x > f32(_WIDE)
+    log = b(log1p(b, b(T.Select(far, x, t))))
+    return log + T.Select(far, f32(math.log(2)), f32(0.0))
 
 
 def sigmoid(b: Bindings, x: Expr) -> Expr:

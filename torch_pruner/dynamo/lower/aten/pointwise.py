@@ -144,6 +144,8 @@ def fmod(call: OpCall, a: Operand, b: Operand) -> Value:
 
 @rule(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def power(_call: OpCall, a: Operand, b: Operand) -> Value:
+    if isinstance(a, (int, float)) and a == 2 and isinstance(b, Value) and b.is_float:
+        return b.apply("exp2")
     return elementwise(lambda x, y: x.apply("pow", y), a, b)
 
 
