@@ -364,12 +364,50 @@ def test_vector_math_is_within_four_ulp(large_library, float_sample, op):
     assert np.abs(actual[np.isfinite(rounded) & ~normal]).max(initial=0) <= 2 * tiny
 
 
-def test_vector_math_calls_no_library(large_library):
-    calls = set(re.findall(r"\bcallq?\s+\*?(\w+)", large_library.inspect_source("asm")))
+DOUBLE_MATH = ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid")
+
+
+@pytest.fixture(scope="module")
+def double_sample() -> torch.Tensor:
+    rng = np.random.default_rng(0)
+    everywhere = rng.integers(0, 2**64, 1 << 16, dtype=np.uint64).view(np.float64)
+    near, wide = rng.uniform(-12, 12, 1 << 16), rng.uniform(-1100, 1100, 1 << 16)
+    about_one = 1 + rng.normal(size=1 << 16) * 1e-3
+    edges = np.array([*SPECIAL, 5e-324, 2.3e-308, 709.8, -745.2, 1023.9999, -1074.9] * 2**10)
+    return aligned(np.concatenate([everywhere, near, wide, about_one, edges]), "float64")
+
+
+@pytest.fixture(scope="module")
+def double_library(double_sample):
+    cases = [Case(op, ("float64",), "float64") for op in DOUBLE_MATH]
+    return build({case.name: kernel(case, double_sample.numel()) for case in cases})
+
+
+@pytest.mark.parametrize("op", DOUBLE_MATH)
+def test_double_math_is_within_two_and_a_half_ulp(double_library, double_sample, op):
+    actual = run(double_library, Case(op, ("float64",), "float64"), double_sample).numpy()
+    with np.errstate(all="ignore"):
+        function = {"sigmoid": lambda v: 1 / (1 + np.exp(-v))}.get(op, getattr(np, op, None))
+        exact = function(double_sample.numpy().astype(np.longdouble))
+        rounded = exact.astype(np.float64)
+    assert np.finfo(np.longdouble).nmant > 60
+    assert np.array_equal(np.isnan(actual), np.isnan(rounded))
+    assert np.array_equal(np.isinf(actual), np.isinf(rounded))
+    assert np.array_equal(actual[np.isinf(actual)], rounded[np.isinf(rounded)])
+    tiny = np.finfo(np.float64).tiny
+    normal = np.isfinite(rounded) & (np.abs(rounded) >= tiny)
+    off = np.abs(actual.astype(np.longdouble) - exact)[normal]
+    assert (off / np.spacing(np.abs(rounded[normal]))).max() <= 2.5
+    assert np.abs(actual - rounded)[np.isfinite(rounded) & ~normal].max(initial=0) <= 2 * tiny
+
+
+@pytest.mark.parametrize("library", ["large_library", "double_library"])
+def test_vector_math_calls_no_library(request, library):
+    assembly = request.getfixturevalue(library).inspect_source("asm")
+    calls = set(re.findall(r"\bcallq?\s+\*?(\w+)", assembly))
     own = {name for name in calls if "tvm" in name.lower() or name.endswith("_compute_")}
     assert calls - own == set()
-    wide = {16: "xmm", 32: "ymm", 64: "zmm"}[TargetSpec.resolve("auto").vector_bytes]
-    assert wide in large_library.inspect_source("asm")
+    assert {16: "xmm", 32: "ymm", 64: "zmm"}[TargetSpec.resolve("auto").vector_bytes] in assembly
 
 
 @pytest.mark.parametrize("op", ["sub", "div", "eq", "ne", "le", "maximum"])

@@ -51,3 +51,30 @@ def test_a_transposed_convolution_of_one_tap_is_a_convolution() -> None:
     assert _contractions(capture, "conv") == [(5, 6, 1, 1)]
     for apart in (nn.ConvTranspose2d(6, 5, 1, stride=2), nn.ConvTranspose2d(6, 4, 1, groups=2)):
         assert _contractions(check(apart, _picture(2, 6, 4, 3)), "conv_transpose")
+
+
+@pytest.mark.parametrize(
+    ("made", "shape"),
+    [
+        (nn.ConvTranspose2d(6, 5, 3, stride=2, padding=1), (2, 6, 5, 4)),  # 9 by 7
+        (nn.ConvTranspose2d(6, 5, 3, stride=(1, 3)), (1, 6, 4, 4)),
+        (nn.ConvTranspose1d(4, 3, 5, stride=4, padding=1), (2, 4, 6)),
+        (nn.ConvTranspose2d(6, 5, 1, stride=2), (2, 6, 4, 3)),
+    ],
+)
+def test_sizes_that_a_stride_does_not_divide_are_rounded_up(made, shape) -> None:
+    capture = check(made, _picture(*shape))
+    graphs = [r.graph for part in capture.parts for r in part.regions]
+    (found,) = [n for g in graphs for n in g.nodes if n.op == "conv_transpose"]
+    assert not any(n % s for n, s in zip(found.shape[2:], made.stride, strict=True))
+
+
+def test_dilated_and_grouped_ones_keep_their_sizes() -> None:
+    for made in (
+        nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, dilation=2),
+        nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, groups=2),
+    ):
+        capture = check(made, _picture(2, 6, 5, 4))
+        graphs = [r.graph for part in capture.parts for r in part.regions]
+        (found,) = [n for g in graphs for n in g.nodes if n.op == "conv_transpose"]
+        assert found.shape == made(_picture(2, 6, 5, 4)).shape

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.beyond import beyond, unless
 from torch_pruner.codegen.parts.operands import a_at, b_at, row_at
 from torch_pruner.codegen.parts.output import along, anchor_index, output_path
+from torch_pruner.codegen.tir.arithmetic import times
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     VECTORIZED,
@@ -30,7 +31,6 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Index, held, imm, linear
-from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 

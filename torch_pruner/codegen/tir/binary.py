@@ -14,22 +14,25 @@ from tvm.ir.op import Op, register_op_attr
 
 from torch_pruner.codegen.tir.builders import Expr, T
 from torch_pruner.codegen.tir.circular import atan_of_positive
+from torch_pruner.codegen.tir.double import (
+    MAGIC,
+    MAGIC_BITS,
+    MANTISSA,
+    SQRT_HALF_BITS,
+    bits,
+    f64,
+    horner,
+    i64,
+    whole,
+)
 from torch_pruner.codegen.tir.predicates import is_nan, negated
 from torch_pruner.codegen.tir.vmath import f32, i32, with_sign
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch_pruner.codegen.tir.vmath import Bindings
 
 _LOG2 = tuple(2 / math.log(2) / (2 * k + 1) for k in range(7))  # of (1 + s) / (1 - s), in s**2
 _EXP2 = tuple(math.log(2) ** k / math.factorial(k) for k in range(9))
-_SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
-_MAGIC = 6755399441055744.0  # 1.5 * 2**52 rounds to a whole number, left in the low bits
-_MAGIC_BITS = 0x4338000000000000
-_MANTISSA = (1 << 52) - 1
-_WHOLE = 4503599627370496.0  # 2**52, of which a whole number below it is the mantissa
-_WHOLE_BITS = 0x4330000000000000
 _BEYOND = 1e60  # no float32
 _STEP = 48  # bits of a quotient that a step takes away
 _LARGEST = 1000.0  # two to it is infinity as a float32, and to less than its negative zero
@@ -40,8 +43,8 @@ def power(b: Bindings, x: Expr, y: Expr) -> Expr:
     logarithm = b(_log2(b, b(T.abs(_double(x)))))
     exact = b(_double(y))
     # One to any power is one, and any number to the power of zero, NaN too.
-    nothing = T.bitwise_or(T.EQ(logarithm, _f64(0.0)), T.EQ(exact, _f64(0.0)))
-    exponent = b(T.Select(nothing, _f64(0.0), exact * logarithm))
+    nothing = T.bitwise_or(T.EQ(logarithm, f64(0.0)), T.EQ(exact, f64(0.0)))
+    exponent = b(T.Select(nothing, f64(0.0), exact * logarithm))
     magnitude = b(_exp2(b, exponent).astype("float32"))
     half = b(y * f32(0.5))
     whole = T.EQ(T.floor(y), y)
@@ -77,15 +80,15 @@ def remainder(b: Bindings, x: Expr, y: Expr) -> Expr:
     counts exactly: what is left then is a float32's mantissa or so, exact again.
     """
     numerator, divisor = b(T.abs(x)), b(T.abs(y))
-    left, whole = b(T.abs(_double(x))), b(T.abs(_double(y)))
-    inverse = b(_f64(1.0) / whole)
+    left, size = b(T.abs(_double(x))), b(T.abs(_double(y)))
+    inverse = b(f64(1.0) / size)
     for step in reversed(range(_steps(y))):
         scale = 2.0 ** (_STEP * step)
-        count = b(T.trunc(left * (inverse * _f64(1 / scale))))
-        taken = whole * _f64(scale) if step else whole
-        left = b(_fused(_f64(-1.0) * count, taken, left))
-    left = b(T.Select(left < _f64(0.0), left + whole, left))
-    left = b(T.Select(left < whole, left, left - whole))
+        count = b(T.trunc(left * (inverse * f64(1 / scale))))
+        taken = size * f64(scale) if step else size
+        left = b(_fused(f64(-1.0) * count, taken, left))
+    left = b(T.Select(left < f64(0.0), left + size, left))
+    left = b(T.Select(left < size, left, left - size))
     single = T.Select(T.EQ(divisor, f32(math.inf)), numerator, left.astype("float32"))
     undefined = T.bitwise_or(
         T.bitwise_or(is_nan(x, "float32"), is_nan(y, "float32")),
@@ -102,7 +105,7 @@ def floor_quotient(b: Bindings, x: Expr, y: Expr) -> Expr:
     """
     divisor = _double(y)
     # By infinity something negative leaves -1: so does what is larger than every float32.
-    large = T.Select(divisor < _f64(0.0), _f64(-_BEYOND), _f64(_BEYOND))
+    large = T.Select(divisor < f64(0.0), f64(-_BEYOND), f64(_BEYOND))
     divisor = b(T.Select(T.EQ(T.abs(y), f32(math.inf)), large, divisor))
     quotient = b(b(_double(x)) / divisor)
     floor = b(T.floor(quotient).astype("float32"))
@@ -119,45 +122,31 @@ def _steps(divisor: Expr) -> int:
 
 def _log2(b: Bindings, a: Expr) -> Expr:
     """Of float32s as float64s, which are never subnormal. NaN gives any number."""
-    shifted = b(_bits(a) - _i64(_SQRT_HALF_BITS))
-    exponent = b(T.shift_right(shifted, _i64(52)))  # rounds down, for it is signed
-    mantissa = T.bitwise_and(shifted, _i64(_MANTISSA)) + _i64(_SQRT_HALF_BITS)
+    shifted = b(bits(a) - i64(SQRT_HALF_BITS))
+    exponent = b(T.shift_right(shifted, i64(52)))  # rounds down, for it is signed
+    mantissa = T.bitwise_and(shifted, i64(MANTISSA)) + i64(SQRT_HALF_BITS)
     m = b(T.reinterpret("float64", mantissa))
-    s = b((m - _f64(1.0)) / (m + _f64(1.0)))
-    series = s * _horner(b(s * s), _LOG2)
-    biased = b(T.reinterpret("float64", exponent + _i64(_WHOLE_BITS + 2048)))
-    whole = b(biased - _f64(_WHOLE + 2048.0))
-    finite = b(whole + series)
-    above = T.Select(T.EQ(a, _f64(math.inf)), _f64(math.inf), finite)
-    return T.Select(T.EQ(a, _f64(0.0)), _f64(-math.inf), above)
+    s = b((m - f64(1.0)) / (m + f64(1.0)))
+    series = s * horner(b(s * s), _LOG2)
+    finite = b(whole(b, exponent) + series)
+    above = T.Select(T.EQ(a, f64(math.inf)), f64(math.inf), finite)
+    return T.Select(T.EQ(a, f64(0.0)), f64(-math.inf), above)
 
 
 def _exp2(b: Bindings, t: Expr) -> Expr:
-    low = b(T.Select(t > _f64(_LARGEST), _f64(_LARGEST), t))
-    low = b(T.Select(low > _f64(-_LARGEST), low, _f64(-_LARGEST)))  # of NaN, too
-    shifted = b(low + _f64(_MAGIC))
-    part = b(low - b(shifted - _f64(_MAGIC)))
-    power = T.shift_left(_bits(shifted) - _i64(_MAGIC_BITS - 1023), _i64(52))
-    return _horner(part, _EXP2) * T.reinterpret("float64", power)
-
-
-def _horner(x: Expr, coefficients: Sequence[float]) -> Expr:
-    """A polynomial, lowest power first."""
-    result: Expr = _f64(coefficients[-1])
-    for c in reversed(coefficients[:-1]):
-        result = result * x + _f64(c)
-    return result
+    low = b(T.Select(t > f64(_LARGEST), f64(_LARGEST), t))
+    low = b(T.Select(low > f64(-_LARGEST), low, f64(-_LARGEST)))  # of NaN, too
+    shifted = b(low + f64(MAGIC))
+    part = b(low - b(shifted - f64(MAGIC)))
+    power = T.shift_left(bits(shifted) - i64(MAGIC_BITS - 1023), i64(52))
+    return horner(part, _EXP2) * T.reinterpret("float64", power)
 
 
 def _double(x: Expr) -> Expr:
     """A constant holds more digits than a float32: TVM's cast would keep them."""
     if isinstance(x, T.FloatImm):
-        return _f64(float(np.float32(x.value)))
+        return f64(float(np.float32(x.value)))
     return x.astype("float64")
-
-
-def _bits(x: Expr) -> Expr:
-    return T.reinterpret("int64", x)
 
 
 FUSED = "torch_pruner.fused"
@@ -175,11 +164,3 @@ T.register_intrin_lowering(
 
 def _fused(x: Expr, y: Expr, z: Expr) -> Expr:
     return T.call_intrin(z.ty, Op.get(FUSED), x, y, z)
-
-
-def _f64(value: float) -> Expr:
-    return T.const(value, "float64")
-
-
-def _i64(value: int) -> Expr:
-    return T.const(value, "int64")

@@ -16,9 +16,19 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.tir import approximate, binary, circular, integer, vmath
+from torch_pruner.codegen.tir import approximate, binary, circular, double, integer, vmath
+from torch_pruner.codegen.tir.arithmetic import (
+    divide,
+    is_constant,
+    is_number,
+    is_zero,
+    plus,
+    plus_zero,
+    times,
+    zero_as,
+)
 from torch_pruner.codegen.tir.builders import Expr, T
 from torch_pruner.codegen.tir.predicates import is_nan, negated, opaque
 from torch_pruner.codegen.tir.vmath import Bindings
@@ -56,6 +66,11 @@ _VECTOR |= {
     _FAST + "exp": approximate.exp, _FAST + EXP_BESIDE_ONE: approximate.exp,
     _FAST + EXP_AT_MOST_ONE: approximate.exp_at_most_one, _FAST + "erf": approximate.erf,
     _FAST + "sigmoid": approximate.sigmoid, _FAST + "tanh": approximate.tanh,
+}  # fmt: skip
+_DOUBLE: dict[str, Callable[[Bindings, Expr], Expr]] = {
+    "exp": double.exp, "exp2": double.exp2, "expm1": double.expm1, "log": double.log,
+    "log2": double.log2, "log10": double.log10, "log1p": double.log1p, "tanh": double.tanh,
+    "sigmoid": double.sigmoid,
 }  # fmt: skip
 _LIBM = frozenset(
     (
@@ -106,10 +121,10 @@ def _apply(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
         condition, *choices = (
             _cast(b, a, t) for a, t in zip(args, ("bool", dtype, dtype), strict=True)
         )
-        zeros = [c for c in choices if _is_zero(c)]
+        zeros = [c for c in choices if is_zero(c)]
         if len(zeros) == len(choices):  # TVM takes zeros of both signs for one value
             signs = (T.const(math.copysign(1.0, c.value), dtype) for c in zeros)
-            return _zero_as(T.Select(condition, *signs), dtype)
+            return zero_as(T.Select(condition, *signs), dtype)
         if dtype == "bfloat16":
             choices = [T.reinterpret("uint16", c) for c in choices]
         chosen = T.Select(condition, *choices)
@@ -220,7 +235,7 @@ def _float(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
         return _float_binary(b, op, args[0], args[1], dtype)
     x = args[0]
     zero, one = T.const(0.0, dtype), T.const(1.0, dtype)
-    single = dtype == "float32" and not isinstance(x, T.FloatImm)
+    single = dtype == "float32" and not is_constant(x)
     if single and _by_hardware.get() and op.removeprefix(_FAST) == "sigmoid":
         return one / (one + T.exp(T.const(-1.0, dtype) * x))
     if single and _by_hardware.get() and op in _POWERS:
@@ -230,6 +245,8 @@ def _float(b: Bindings, op: str, args: Sequence[Expr], dtype: str) -> Expr:
     op = op.removeprefix(_FAST)
     if op in (EXP_AT_MOST_ONE, EXP_BESIDE_ONE):
         op = "exp"
+    if op in _DOUBLE and dtype == "float64" and not (_by_hardware.get() or is_constant(x)):
+        return _DOUBLE[op](b, x)
     if op in _LIBM:
         return _libm(op, args, dtype)
     if op in _ROUNDING:
@@ -259,16 +276,16 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
         y = b(opaque(y, dtype))
     match op:
         case "add":
-            return _plus(x, y, dtype)
+            return plus(x, y, dtype)
         case "sub":
-            return _plus_zero(x, dtype) if _is_zero(y, negative=True) else x - y
+            return plus_zero(x, dtype) if is_zero(y, negative=True) else x - y
         case "mul":
             return times(x, y, dtype)
         case "div":
-            return _divide(x, y, dtype)
-        case "maximum" | "minimum" if _is_number(x) or _is_number(y):
+            return divide(x, y, dtype)
+        case "maximum" | "minimum" if is_number(x) or is_number(y):
             # Of one that is no NaN and one that may be: a comparison, and one instruction of x86's.
-            x, y = (y, x) if _is_number(x) else (x, y)
+            x, y = (y, x) if is_number(x) else (x, y)
             return T.Select(x < y if op == "maximum" else x > y, y, x)
         case "maximum":
             return T.Select(T.bitwise_or(is_nan(x, dtype), x > y), x, y)
@@ -285,73 +302,12 @@ def _float_binary(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
         case "fmod":
             return _remainder(b, x, y, dtype)
         case "truncdiv":
-            return T.trunc(_divide(x, y, dtype))
+            return T.trunc(divide(x, y, dtype))
         case "floordiv" if _takes_vectors(x, y, dtype):
             return binary.floor_quotient(b, x, y)
         case "mod" | "floordiv":
             return _floor_modulo(b, op, x, y, dtype)
     raise NotImplementedError(f"{op} of {dtype}")
-
-
-def _is_number(x: Expr) -> TypeGuard[T.FloatImm]:
-    return isinstance(x, T.FloatImm) and not math.isnan(x.value)
-
-
-def _is_zero(x: Expr, *, negative: bool | None = None) -> TypeGuard[T.FloatImm]:
-    """Whether ``x`` is a constant zero, of this sign if one is given."""
-    if not isinstance(x, T.FloatImm) or x.value != 0.0:
-        return False
-    return negative is None or (math.copysign(1.0, x.value) < 0) == negative
-
-
-def _plus(x: Expr, y: Expr, dtype: str) -> Expr:
-    """A sum; TVM takes one with zero to be the other operand, also where that is -0.0."""
-    if _is_zero(x):
-        x, y = y, x
-    return _plus_zero(x, dtype) if _is_zero(y, negative=False) else x + y
-
-
-def _plus_zero(x: Expr, dtype: str) -> Expr:
-    zero = T.const(0.0, dtype)
-    return x + zero if isinstance(x, T.FloatImm) else T.Select(T.EQ(x, zero), zero, x)
-
-
-def _zero_signed(zero: T.FloatImm, by: Expr, dtype: str) -> Expr:
-    """The constant ``zero`` times or over a finite number: a zero whose sign is of both."""
-    signed = by if math.copysign(1.0, zero.value) > 0 else T.const(-1.0, dtype) * by
-    return _zero_as(signed, dtype)
-
-
-def _zero_as(x: Expr, dtype: str) -> Expr:
-    """A zero with the sign of ``x``. Of its bits, for ``copysign`` takes no vectors."""
-    words = {"float32": "int32", "float64": "int64"}.get(dtype)
-    if words is None or isinstance(x, T.FloatImm):
-        return T.copysign(T.const(0.0, dtype), x)
-    sign = T.const(-(2 ** (int(words[3:]) - 1)), words)
-    return T.reinterpret(dtype, T.bitwise_and(T.reinterpret(words, x), sign))
-
-
-def times(x: Expr, y: Expr, dtype: str) -> Expr:
-    """A product; TVM takes one with zero to be zero, even for NaN."""
-    if _is_zero(x):
-        x, y = y, x
-    if not _is_zero(y) or isinstance(x, T.FloatImm):
-        return x * y
-    finite = T.abs(x) < T.const(math.inf, dtype)
-    return T.Select(finite, _zero_signed(y, x, dtype), T.const(math.nan, dtype))
-
-
-def _divide(x: Expr, y: Expr, dtype: str) -> Expr:
-    """A quotient; TVM refuses a constant zero divisor and takes 0 / y to be 0."""
-    nan = T.const(math.nan, dtype)
-    if _is_zero(y):
-        infinity = math.copysign(math.inf, y.value)
-        above = T.Select(x > T.const(0.0, dtype), T.const(infinity, dtype), nan)
-        return T.Select(x < T.const(0.0, dtype), T.const(-infinity, dtype), above)
-    if _is_zero(x):
-        no_number = T.bitwise_or(is_nan(y, dtype), T.EQ(y, x))
-        return T.Select(no_number, nan, _zero_signed(x, y, dtype))
-    return x / y
 
 
 def _takes_vectors(x: Expr, y: Expr, dtype: str) -> bool:
@@ -372,13 +328,13 @@ def _floor_modulo(b: Bindings, op: str, x: Expr, y: Expr, dtype: str) -> Expr:
     wrong_sign = T.bitwise_and(T.NE(remainder, zero), T.bitwise_xor(remainder < zero, y < zero))
     if op == "mod":
         return T.Select(wrong_sign, remainder + y, remainder)
-    exact = b(_divide(b(x - remainder), y, dtype))
+    exact = b(divide(b(x - remainder), y, dtype))
     exact = b(T.Select(wrong_sign, exact - one, exact))
     low = b(T.floor(exact))
     nearest = T.Select(exact - low > T.const(0.5, dtype), low + one, low)
-    quotient = b(_divide(x, y, dtype))
+    quotient = b(divide(x, y, dtype))
     return T.Select(
-        T.EQ(y, zero), quotient, T.Select(T.EQ(exact, zero), _zero_as(quotient, dtype), nearest)
+        T.EQ(y, zero), quotient, T.Select(T.EQ(exact, zero), zero_as(quotient, dtype), nearest)
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.operands import Nest, a_at, element, second_index, second_operand
 from torch_pruner.codegen.parts.row_tiles import Rows, TilePosition, write_tile
+from torch_pruner.codegen.tir.arithmetic import times
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     VECTORIZED,
@@ -27,7 +28,6 @@ from torch_pruner.codegen.tir.builders import (
     workspace,
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
-from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.in_place.form import axpy_of
 from torch_pruner.graph.ops import ITEMSIZE

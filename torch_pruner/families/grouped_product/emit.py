@@ -15,6 +15,7 @@ from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.lane_sums import fold_lanes
 from torch_pruner.codegen.parts.operands import element
 from torch_pruner.codegen.parts.pair_dots import SUMS, pair_dot, with_pair_dots
+from torch_pruner.codegen.tir.arithmetic import times
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,
@@ -35,7 +36,6 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, linear, unlinear
-from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import store, value_dtype
 from torch_pruner.families.grouped_product.form import PAIRED, grouped_of, pairs_of
 

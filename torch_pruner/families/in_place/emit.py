@@ -16,6 +16,7 @@ from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.lane_sums import fold_lanes
 from torch_pruner.codegen.parts.operands import Nest, a_at
 from torch_pruner.codegen.parts.row_tiles import Rows, TilePosition, write_tile
+from torch_pruner.codegen.tir.arithmetic import times
 from torch_pruner.codegen.tir.builders import (
     UNROLLED,
     VECTORIZED,
@@ -30,7 +31,6 @@ from torch_pruner.codegen.tir.builders import (
     when,
 )
 from torch_pruner.codegen.tir.reader import Reader, imm, unlinear
-from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import store
 from torch_pruner.families.in_place.form import in_place_of
 from torch_pruner.families.in_place.reading import Reading, reading_of

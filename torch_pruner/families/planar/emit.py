@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.parts.kernel import Emitted, parameters
 from torch_pruner.codegen.parts.output import along, output_path
+from torch_pruner.codegen.tir.arithmetic import times
 from torch_pruner.codegen.tir.builders import (
     PARALLEL,
     SERIAL,
@@ -35,7 +36,6 @@ from torch_pruner.codegen.tir.builders import (
 )
 from torch_pruner.codegen.tir.builders import vector as ramp
 from torch_pruner.codegen.tir.reader import Index, Reader, held, imm, linear, unlinear
-from torch_pruner.codegen.tir.scalar import times
 from torch_pruner.codegen.tir.values import load, store
 from torch_pruner.families.contraction.form import LONG_SUM, SUM_PART
 from torch_pruner.families.planar.form import UNROLLED_FMAS, lying, planes_of

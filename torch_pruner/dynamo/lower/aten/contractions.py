@@ -138,9 +138,17 @@ def conv_transpose(
     """The IR's transposed convolution with the given output shape.
 
     With one tap and stride one it is a convolution with the weight's first axes exchanged, which
-    reads its input where it lies: the gradient of a 1x1 convolution's input.
+    reads its input where it lies: the gradient of a 1x1 convolution's input. With a stride sizes
+    are rounded up to multiples of it, for the products of each phase (``graph.contraction``).
     """
     rank = weight.ndim - 2
+    even = [-(-n // s) * s for n, s in zip(shape[2:], stride, strict=True)]
+    if groups == 1 and max(dilation) == 1 and even != list(shape[2:]):
+        whole = conv_transpose(
+            x, weight, (*shape[:2], *even), stride=stride, lo=lo, dilation=dilation, groups=1,
+            dtype=dtype,
+        )  # fmt: skip
+        return whole.slice([0] * len(shape), shape)
     single = all(n == 1 for n in (*weight.shape[2:], *stride))
     if single and groups == 1 and not any(lo) and tuple(shape[2:]) == tuple(x.shape[2:]):
         turned = weight.permute((1, 0, *range(2, 2 + rank)))
