@@ -137,11 +137,21 @@ def conv_transpose(
 ) -> Value:
     """The IR's transposed convolution with the given output shape.
 
-    With one tap and stride one it is a convolution with the weight's first axes exchanged, which
-    reads its input where it lies: the gradient of a 1x1 convolution's input. With a stride sizes
-    are rounded up to multiples of it, for the products of each phase (``graph.contraction``).
+    With one tap it is a convolution with the weight's first axes exchanged, which reads its input
+    where it lies (the gradient of a 1x1 convolution's input), and zeros between the results. Else
+    sizes are rounded up to multiples of the stride, for the products of each phase
+    (``graph.contraction``).
     """
     rank = weight.ndim - 2
+    wide = [n * s for n, s in zip(x.shape[2:], stride, strict=True)]
+    fits = all(n <= w for n, w in zip(shape[2:], wide, strict=True))
+    if all(n == 1 for n in weight.shape[2:]) and groups == 1 and not any(lo) and fits:
+        ones, turned = [1] * rank, weight.permute((1, 0, *range(2, 2 + rank)))
+        small = conv(
+            x, turned, (*shape[:2], *x.shape[2:]), stride=ones, lo=lo, hi=lo, dilation=ones,
+            groups=1, dtype=dtype,
+        )  # fmt: skip
+        return _spread_apart(small, stride).slice([0] * len(shape), shape)
     even = [-(-n // s) * s for n, s in zip(shape[2:], stride, strict=True)]
     if groups == 1 and max(dilation) == 1 and even != list(shape[2:]):
         whole = conv_transpose(
@@ -149,17 +159,22 @@ def conv_transpose(
             dtype=dtype,
         )  # fmt: skip
         return whole.slice([0] * len(shape), shape)
-    single = all(n == 1 for n in (*weight.shape[2:], *stride))
-    if single and groups == 1 and not any(lo) and tuple(shape[2:]) == tuple(x.shape[2:]):
-        turned = weight.permute((1, 0, *range(2, 2 + rank)))
-        return conv(
-            x, turned, shape, stride=stride, lo=lo, hi=lo, dilation=dilation, groups=1, dtype=dtype
-        )
     ids = x.builder.append(
         "conv_transpose", (x.id, weight.id), shape, dtype or x.dtype, stride=tuple(stride),
         lo=tuple(lo), dilation=tuple(dilation), groups=groups,
     )  # fmt: skip
     return Value(x.builder, ids)
+
+
+def _spread_apart(x: Value, stride: Sequence[int]) -> Value:
+    """The positions of ``x`` at multiples of ``stride``, and zeros between them."""
+    lead, size = x.shape[:2], x.shape[2:]
+    if max(stride) == 1:
+        return x
+    apart = x.reshape((*lead, *(n for extent in size for n in (extent, 1))))
+    hi = (0, 0, *(n for s in stride for n in (0, s - 1)))
+    wide = apart.pad([0] * len(hi), hi)
+    return wide.reshape((*lead, *(n * s for n, s in zip(size, stride, strict=True))))
 
 
 @rule(aten.convolution.default)
