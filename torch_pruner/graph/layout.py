@@ -86,7 +86,7 @@ def reshaped_order(shape: Shape, order: Order, into: Shape) -> Order | None:
 
     None where an axis of the result would lie in several pieces.
     """
-    blocks = _blocks(shape, into)
+    blocks = reshape_blocks(shape, into)
     if blocks is None:
         return None
     found: list[int] = []
@@ -103,7 +103,9 @@ def reshaped_order(shape: Shape, order: Order, into: Shape) -> Order | None:
     return tuple(found)
 
 
-def _blocks(shape: Shape, into: Shape) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+def reshape_blocks(
+    shape: Shape, into: Shape
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
     """The least runs of axes, without those of one element, that have as many elements as runs of
     the result's axes."""
     left = [a for a, n in enumerate(shape) if n != 1]

@@ -68,7 +68,7 @@ def reshape_index(index: Sequence[Expr], target: Shape, source: Shape) -> Index:
                 a, i = a * target[i], i + 1
             else:
                 b, j = b * source[j], j + 1
-        _split(_join(index[i0:i], target[i0:i]), source[j0:j], result, j0)
+        _split(join(index[i0:i], target[i0:i]), source[j0:j], result, j0)
     return tuple(result)
 
 
@@ -94,7 +94,7 @@ def _apart(index: Sequence[Expr], shape: Shape) -> tuple[Index, Shape]:
     return tuple(parts), tuple(dims)
 
 
-def _join(index: Index, shape: Shape) -> Expr:
+def join(index: Index, shape: Shape) -> Expr:
     """``linear``, of which ``_apart`` knows the parts."""
     offset = linear(index, shape)
     if (known := _joined.get()) is not None and sum(d != 1 for d in shape) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from torch_pruner.codegen.tir.builders import (
     seq,
     stack,
 )
+from torch_pruner.codegen.tir.indices import join
 from torch_pruner.codegen.tir.reader import (
     Index,
     Reader,
@@ -32,7 +34,7 @@ from torch_pruner.codegen.tir.reader import (
     unlinear,
 )
 from torch_pruner.codegen.tir.values import load, store, value_dtype
-from torch_pruner.families.rows.form import parted_axis, row_tasks
+from torch_pruner.families.rows.form import joined_axes, parted_axis, row_tasks, whole_run
 from torch_pruner.graph.extents import unspecified
 from torch_pruner.graph.ops import FLOATS
 from torch_pruner.graph.rows import RowDomain, full_node, row_domain
@@ -237,12 +239,35 @@ def _pass(
 
         return state.reader.scope(emit)
 
+    joined = joined_axes(state.spec, state.vl)
+    run = whole_run(state.spec, state.vl) if joined == 1 else last
+
+    def short(prefix: Index, axes: tuple[int, ...]) -> Stmt:
+        def spread(along: Index, lane: Expr) -> Stmt:
+            return element((*prefix, *unlinear(along[-1], axes)), lane)
+
+        return _sweep((), math.prod(axes), state.vl, width, spread)
+
+    def runs(prefix: Index) -> Stmt:
+        def one(p: Expr) -> Stmt:
+            def far(along: Index, lane: Expr) -> Stmt:
+                position = join((p, along[-1]), (last // run, run))
+                return element((*along[:-1], position), lane)
+
+            return _sweep(prefix, run, state.vl, width, far)
+
+        return loop(last // run, one, name="p")
+
     def nested(prefix: Index, rest: tuple[int, ...]) -> Stmt:
+        if joined > 1 and len(rest) == joined - 1:
+            return short(prefix, (*rest, last))
+        if not rest and run < last:
+            return runs(prefix)
         if not rest:
             return _sweep(prefix, last, state.vl, width, element)
         return loop(rest[0], lambda r: nested((*prefix, r), rest[1:]), name="r")
 
-    if state.parted is not None and width > 1:
+    if state.parted is not None and width > 1 and run == last and joined == 1:
         result = _sweep_apart(width_shape, state.parted, state.vl, width, element)
     else:
         result = nested((), tuple(outer))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from torch_pruner.graph.layout import reshape_blocks
+from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.rows import row_domain
 from torch_pruner.graph.signature import BufferSpec
+from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
     from torch_pruner.graph.ir import Graph
@@ -32,6 +36,53 @@ def parted_axis(spec: Graph, lanes: int, vl: int) -> int | None:
         if extent % lanes == 0:
             return place
     return len(outer) if last % (lanes * vl) == 0 else None
+
+
+def joined_axes(spec: Graph, lanes: int) -> int:
+    """How many of a row's last axes are swept as one, for they are short and lie so everywhere."""
+    domain = row_domain(spec)
+    axes, shape = domain.axes, domain.shape
+    places = [
+        strided(spec, i)
+        for i, node in enumerate(spec.nodes)
+        if node.shape == shape and (node.op == "input" or node.kind is OpKind.VIEW)
+    ]
+    count, width = 1, shape[axes[-1]]
+    while width < 2 * lanes and count < len(axes):
+        inner, outer = axes[-count], axes[-count - 1]
+        if outer + 1 != inner or not all(
+            place is not None and place.strides[outer] == place.strides[inner] * shape[inner]
+            for place in places
+        ):
+            break
+        count, width = count + 1, width * shape[outer]
+    return count
+
+
+def swept_line(spec: Graph, lanes: int) -> int:
+    """How many elements of a row vectors follow each other along."""
+    domain = row_domain(spec)
+    joined = joined_axes(spec, lanes)
+    if joined > 1:
+        return math.prod(domain.shape[a] for a in domain.axes[-joined:])
+    return whole_run(spec, lanes)
+
+
+def whole_run(spec: Graph, least: int) -> int:
+    """How many neighbours along the last axis of rows lie in one piece of every value: fewer than
+    the axis has where a view made it of axes that lie apart. At least ``least``."""
+    domain = row_domain(spec)
+    axis = domain.axes[-1]
+    run = domain.shape[axis]
+    for i, node in enumerate(spec.nodes):
+        if node.op != "reshape" or node.shape != domain.shape or strided(spec, i) is not None:
+            continue
+        source = spec.nodes[node.inputs[0]].shape
+        for sources, made in reshape_blocks(source, node.shape) or ():
+            inner = source[sources[-1]]
+            if made == (axis,) and inner < run and run % inner == 0 and inner >= least:
+                run = inner
+    return run
 
 
 def row_tasks(spec: Graph, decisions: RowsDecisions[int]) -> tuple[int, int]:

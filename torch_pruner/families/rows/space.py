@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_pruner.families import machine
-from torch_pruner.families.rows.form import RowsDecisions, parted_axis
+from torch_pruner.families.rows.form import RowsDecisions, parted_axis, swept_line
 from torch_pruner.families.space import Array
 from torch_pruner.families.sweeps import (
     GATHERED_CYCLES,
@@ -73,7 +73,8 @@ class RowsSketch(Sweep[RowsDecisions[Array]]):
         serial += places * np.maximum(LOCATING_LATENCY / lanes, 2.0)
         serial *= gather
         tail = folds * (10 + lanes * self.vl)
-        scalar_rest = (rows.shape[rows.axes[-1]] % self.vl) * (folds + ops) / max(vectors, 1)
+        line = swept_line(spec, self.vl)
+        scalar_rest = rows.width // line * (line % self.vl) * (folds + ops)
         whole = whole_nodes(spec, rows)
         reads, writes = (sum(i in whole for i in ends) for ends in (spec.inputs, spec.outputs))
         touched = (reads * len(passes(spec)) + writes) * self.vl if across else 0.0
