@@ -9,12 +9,11 @@ import numpy as np
 
 from torch_pruner.families import machine
 from torch_pruner.families.space import Array, Decisions, Mask, Sketch, Symbols
+from torch_pruner.graph.layout import innermost_position, position_below
 from torch_pruner.graph.ops import ITEMSIZE, OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch_pruner.graph.ir import Graph, Shape
+    from torch_pruner.graph.ir import Graph
     from torch_pruner.graph.rows import RowDomain
     from torch_pruner.task import Task
 
@@ -151,50 +150,27 @@ def inner_axis_kept(spec: Graph) -> bool:
     return True
 
 
-def _before_reshape(source: Shape, target: Shape, position: Sequence[int]) -> list[int]:
-    """Of every axis of ``source`` where its neighbours are in ``target``: as axes go by, those of
-    one size together lie along the last of them that is longer than one."""
-    found = [-1] * len(source)
-    if 0 in source:
-        return found
-    i = j = 0
-    while i < len(source) and j < len(target):
-        first, start = i, j
-        sizes = [source[i], target[j]]
-        i, j = i + 1, j + 1
-        while sizes[0] != sizes[1]:
-            if sizes[0] < sizes[1]:
-                sizes[0] *= source[i]
-                i += 1
-            else:
-                sizes[1] *= target[j]
-                j += 1
-        longer = [t for t in range(start, j) if target[t] > 1]
-        for axis in range(first, i):
-            found[axis] = position[longer[-1]] if longer else -1
-    return found
-
-
 def innermost_axis(spec: Graph, node: int) -> int:
-    """The axis of ``node`` along which its (largest) operand is contiguous in memory."""
-    shape = spec.nodes[node].shape
-    position: list[int] = list(
-        range(len(shape))
-    )  # axis of the visited node -> axis of the start, -1 where lost
-    at = node
-    while spec.nodes[at].inputs:
+    """The axis of ``node`` along which most of what it is made of, as large as itself, is
+    contiguous in memory; the last one where nothing is."""
+    votes: dict[int, int] = {}
+    start: list[int] = list(range(len(spec.nodes[node].shape)))
+    ways, seen = [(node, start)], set[tuple[int, tuple[int, ...]]]()
+    while ways:
+        at, position = ways.pop()
+        if (key := (at, tuple(position))) in seen:
+            continue
+        seen.add(key)
         n = spec.nodes[at]
-        child = max(n.inputs, key=lambda j: spec.nodes[j].numel)
-        source = spec.nodes[child].shape
-        if n.op == "permute":
-            moved = [-1] * len(source)
-            for k, p in enumerate(n.attr("perm")):
-                moved[p] = position[k]
-            position = moved
-        elif n.op == "reshape":
-            position = _before_reshape(source, n.shape, position)
-        elif len(source) != len(n.shape):
-            break
-        at = child
-    real = [position[k] for k, d in enumerate(spec.nodes[at].shape) if d > 1 and k < len(position)]
-    return real[-1] if real and real[-1] >= 0 else len(shape) - 1
+        if n.op == "input":
+            axis = innermost_position(n.shape, position)
+            if axis is not None:
+                votes[axis] = votes.get(axis, 0) + n.numel * ITEMSIZE[n.dtype]
+        elif n.op == "broadcast" and spec.nodes[n.inputs[0]].numel < n.numel:
+            continue
+        elif n.op in ("permute", "reshape"):
+            below = spec.nodes[n.inputs[0]].shape
+            ways.append((n.inputs[0], position_below(n, below, position)))
+        elif n.kind in (OpKind.VIEW, OpKind.POINTWISE, OpKind.INJECTIVE):
+            ways += [(i, position) for i in n.inputs if len(spec.nodes[i].shape) == len(position)]
+    return max(votes, key=lambda axis: votes[axis]) if votes else len(start) - 1

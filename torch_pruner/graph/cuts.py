@@ -25,12 +25,15 @@ AGAIN: Final = "again"
 """What several read is computed by each of them, in place of once."""
 PLANES: Final = "planes"
 """The result of a convolution in planes, in place of channels last."""
+TURNED: Final = "turned"
+"""What a reduction reads across, while it reads more along another axis, is read as it lies, in
+place of turned once, into a buffer."""
 JOINED: Final = "joined"
 """Products of one operand with several constant ones as one product."""
 SPLIT: Final = "split"
 """A product whose result is read part by part as a product for each part."""
-KINDS: Final = (PARTS, APART, ONCE, AGAIN, PLANES, JOINED, SPLIT)
-STAGES: Final = ((SPLIT,), (JOINED,), (PARTS, APART, ONCE, AGAIN, PLANES))
+KINDS: Final = (PARTS, APART, ONCE, AGAIN, PLANES, TURNED, JOINED, SPLIT)
+STAGES: Final = ((SPLIT,), (JOINED,), (PARTS, APART, ONCE, AGAIN, PLANES, TURNED))
 """Kinds whose sites are named by nodes of one graph: what the first changes is the next one's."""
 
 MOST: Final = 1 << 14

@@ -23,6 +23,7 @@ from torch_pruner.graph._groups import (
     with_epilogue,
 )
 from torch_pruner.graph._together import together
+from torch_pruner.graph._turned import turn_reads
 from torch_pruner.graph.attention import any_attention, attentions, is_small, no_attention
 from torch_pruner.graph.attention_gradient import attention_gradients, no_gradient
 from torch_pruner.graph.attention_masks import masked_values, visited_keys
@@ -124,6 +125,7 @@ def fuse(
             _add_group(state, rows_group(state, i))
         elif node.kind is OpKind.WINDOW and i not in state.group_of:
             _add_group(state, windows_group(state, i, orders))
+    turn_reads(state, orders)
     for i in masked:  # computed once, and not with every element that a tile reads
         if state.node(i).kind is not OpKind.LEAF and i not in state.group_of:
             state.buffers.add(i)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from torch_pruner.graph.ops import OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
-    from torch_pruner.graph.ir import Graph, Shape
+    from torch_pruner.graph.ir import Graph, Node, Shape
 
 Order = tuple[int, ...]
 
@@ -144,3 +144,45 @@ def _wanted_by_reader(graph: Graph, users: list[list[int]], node: int) -> Order 
             return None
         at = users[at][0]
     return None
+
+
+def innermost_position(shape: Shape, position: Sequence[int]) -> int | None:
+    """Which of ``position``, one for each axis, the last axis of more than one element has; None:
+    it has none, or there is no such axis."""
+    real = [position[k] for k, d in enumerate(shape) if d > 1]
+    return real[-1] if real and real[-1] >= 0 else None
+
+
+def position_below(node: Node, source: Shape, position: Sequence[int]) -> list[int]:
+    """Of every axis of a permutation's or a reshape's operand, of shape ``source``, which of
+    ``position``, those of the node's axes, its neighbours are along; -1: none."""
+    if node.op == "reshape":
+        return _before_reshape(source, node.shape, position)
+    moved = [-1] * len(source)
+    for k, p in enumerate(node.attr("perm")):
+        moved[p] = position[k]
+    return moved
+
+
+def _before_reshape(source: Shape, target: Shape, position: Sequence[int]) -> list[int]:
+    """Of every axis of ``source`` where its neighbours are in ``target``: as axes go by, those of
+    one size together lie along the last of them that is longer than one."""
+    found = [-1] * len(source)
+    if 0 in source:
+        return found
+    i = j = 0
+    while i < len(source) and j < len(target):
+        first, start = i, j
+        sizes = [source[i], target[j]]
+        i, j = i + 1, j + 1
+        while sizes[0] != sizes[1]:
+            if sizes[0] < sizes[1]:
+                sizes[0] *= source[i]
+                i += 1
+            else:
+                sizes[1] *= target[j]
+                j += 1
+        longer = [t for t in range(start, j) if target[t] > 1]
+        for axis in range(first, i):
+            found[axis] = position[longer[-1]] if longer else -1
+    return found

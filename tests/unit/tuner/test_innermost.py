@@ -50,3 +50,28 @@ def test_statistics_of_one_image_have_a_channel_for_each_lane() -> None:
     assert "lane_per_row" in {sketch.name for sketch in families.sketches_for(given)}
     rows, _ = task((1, 96, 7, 7), (0, 1, 2, 3), (96, 7, 7), (1, 2))
     assert "lane_per_row" not in {sketch.name for sketch in families.sketches_for(rows)}
+
+
+def _reduced(b: GraphBuilder, x: int) -> tuple[int, int]:
+    """The innermost axis of what is reduced, and the last one."""
+    shape = b.shape(x)
+    spec = b.finish([b.append("sum", (x,), shape[1:], "float32", axes=(0,))])
+    return innermost_axis(spec, x), len(shape) - 1
+
+
+def test_most_bytes_decide() -> None:
+    b = GraphBuilder()
+    across = b.permute(b.input(0, (40, 30, 20), "float32"), (2, 1, 0))
+    near = [b.input(k, (20, 30, 40), "float32") for k in (1, 2)]
+    product = b.pointwise("mul", across, near[0])
+    assert _reduced(b, b.pointwise("mul", near[1], product)) == (2, 2)
+    b = GraphBuilder()
+    across = [b.permute(b.input(k, (40, 30, 20), "float32"), (2, 1, 0)) for k in (0, 1)]
+    near_one = b.input(2, (20, 30, 40), "float32")
+    assert _reduced(b, b.pointwise("mul", near_one, b.pointwise("mul", *across)))[0] == 0
+
+
+def test_what_is_repeated_does_not_count() -> None:
+    b = GraphBuilder()
+    few = b.broadcast(b.input(0, (64, 64, 1), "float32"), (64, 64, 24))
+    assert _reduced(b, b.pointwise("mul", few, b.input(1, (64, 64, 24), "float32"))) == (2, 2)

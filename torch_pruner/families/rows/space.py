@@ -46,7 +46,7 @@ class RowsSketch(Sweep[RowsDecisions[Array]]):
 
     @cached_property
     def domains(self) -> tuple[Decisions, ...]:
-        width = self.rows.shape[self.rows.axes[-1]]
+        width = swept_line(self.task.spec, self.vl)
         lanes = [n for n in (1, 2, 4) if n * self.vl <= width] or [1]
         return tuple(
             np.array(d, dtype=np.int64)
