@@ -13,7 +13,7 @@ from tests.emitting import schedule
 from tests.families import kernels as K
 from torch_pruner.families.contraction import emit as contraction
 from torch_pruner.families.contraction.form import ContractionDecisions
-from torch_pruner.families.rows.form import parted_axis
+from torch_pruner.families.rows.form import joined_axes, parted_axis, whole_run
 from torch_pruner.graph.contraction import constant_operand, contraction_of, is_widened
 from torch_pruner.graph.ir import Graph, GraphBuilder
 from torch_pruner.graph.ops import FLOATS
@@ -229,6 +229,54 @@ def test_arg_reductions(
         x[0] = -np.inf if op == "argmax" else np.inf
     outputs, expected, _ = K.run(spec, sketch, decisions, inputs=inputs)
     np.testing.assert_array_equal(outputs[0], expected[0])
+
+
+def _viewed_rows(kind: str) -> Graph:
+    """Rows whose last axis a view made of axes that lie apart, or of one that it took apart."""
+    b = GraphBuilder()
+    if kind == "joined":
+        x = b.permute(b.input(0, (3, 20, 35), "float32"), (0, 2, 1))
+        x = b.reshape(x, (105, 20))
+        axes: tuple[int, ...] = (0,)
+    elif kind == "joined twice":
+        x = b.permute(b.input(0, (4, 20, 3, 18), "float32"), (0, 2, 3, 1))
+        x = b.reshape(x, (4 * 54, 20))
+        axes = (0,)
+    elif kind == "taken apart":
+        x = b.reshape(b.input(0, (3, 20, 49), "float32"), (3, 20, 7, 7))
+        axes = (0, 2, 3)
+    elif kind == "short":
+        x = b.input(0, (3, 20, 5, 6), "float32")
+        axes = (2, 3)
+    else:  # a row and a column beside it, which are not one line
+        x = b.input(0, (3, 20, 6, 6), "float32")
+        x = b.pointwise("mul", x, b.broadcast(b.input(1, (6, 1), "float32"), (3, 20, 6, 6)))
+        axes = (2, 3)
+    shape = b.shape(x)
+    total = b.reduce("sum", x, axes, keepdim=True)
+    rest = b.pointwise("sub", x, b.broadcast(total, shape))
+    return b.finish([b.pointwise("exp", rest), b.reduce("max", rest, axes)])
+
+
+@pytest.mark.parametrize("kind", ["joined", "joined twice", "taken apart", "short", "beside"])
+@pytest.mark.parametrize(("vl", "lanes"), [(16, 1), (16, 2), (8, 4), (4, 2)])
+@pytest.mark.parametrize("apart", [0, 1])
+def test_rows_along_views(kind: str, vl: int, lanes: int, apart: int) -> None:
+    spec = _viewed_rows(kind)
+    if apart and parted_axis(spec, lanes, vl) is None:
+        pytest.skip("no parts")
+    decisions = {"vl": vl, "lanes": lanes, "chunk": 7, "par": 1, "apart": apart}
+    outputs, expected, _ = K.run(spec, "rows", decisions)
+    assert K.error(outputs, expected) < 1e-5
+
+
+def test_what_rows_are_swept_along() -> None:
+    assert whole_run(_viewed_rows("joined"), 16) == 35
+    assert whole_run(_viewed_rows("joined twice"), 16) == 54
+    assert whole_run(_viewed_rows("joined"), 64) == 105  # no vector is as short
+    assert joined_axes(_viewed_rows("taken apart"), 16) == 2
+    assert joined_axes(_viewed_rows("short"), 16) == 2
+    assert joined_axes(_viewed_rows("beside"), 16) == 1
 
 
 def test_places_beside_other_reductions_and_values() -> None:

@@ -44,9 +44,17 @@ def rows_adjacent(graph: Graph, con: Contraction) -> bool:
 
 
 def reduction_stride(graph: Graph, con: Contraction) -> int:
-    """Bytes between positions of a matmul's reduction in the first operand; 0: unknown."""
+    """Bytes between positions of a reduction in the first operand; 0: unknown.
+
+    Of a matmul, and of a convolution whose rows are neighbours (the gradient of weights).
+    """
+    size = ITEMSIZE[graph.nodes[con.a].dtype]
+    if con.form == "conv":
+        place = strided(graph, con.a)
+        turned = place is not None and place.strides[0] == 1 and min(place.strides[1:]) > 1
+        return place.strides[-1] * size if place is not None and turned else 0
     strides = matrix_strides(graph, con.a) if con.form == "matmul" else None
-    return strides[1] * ITEMSIZE[graph.nodes[con.a].dtype] if strides else 0
+    return strides[1] * size if strides else 0
 
 
 def columns_apart(spec: Graph, con: Contraction) -> bool:

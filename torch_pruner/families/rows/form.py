@@ -78,8 +78,13 @@ def whole_run(spec: Graph, least: int) -> int:
         if node.op != "reshape" or node.shape != domain.shape or strided(spec, i) is not None:
             continue
         source = spec.nodes[node.inputs[0]].shape
+        place = strided(spec, node.inputs[0])
         for sources, made in reshape_blocks(source, node.shape) or ():
             inner = source[sources[-1]]
+            for outer, near in zip(sources[-2::-1], sources[:0:-1], strict=True):
+                if place is None or place.strides[outer] != place.strides[near] * source[near]:
+                    break
+                inner *= source[outer]
             if made == (axis,) and inner < run and run % inner == 0 and inner >= least:
                 run = inner
     return run
