@@ -212,6 +212,33 @@ def test_whole_numbers_are_not_rounded_otherwise() -> None:
     assert dropped
 
 
+@pytest.mark.parametrize("seed", rounding.RUNS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_what_is_rounded_otherwise_keeps_its_type(seed: int | None, dtype: torch.dtype) -> None:
+    """Or a product of a half and what was computed of one raises."""
+
+    def fn(x):
+        return [torch.bmm(torch.softmax(x * 0.7, -1), x), x.sum() * 1.3]
+
+    x = torch.randn(2, 5, 5).to(dtype)
+    rounded = rounding.rounded_otherwise(traced(fn, x), [x], seed)
+    assert [r.dtype for r in rounded] == [dtype, dtype]
+
+
+def test_an_operator_that_refuses_other_roundings_shows_no_noise(monkeypatch) -> None:
+    """A matrix that was just definite no longer is."""
+
+    def refused(*_: object) -> list[torch.Tensor]:
+        raise torch.linalg.LinAlgError("not positive-definite")
+
+    monkeypatch.setattr(rounding, "rounded_otherwise", refused)
+    gm = traced(lambda x: [x.sum(1)], torch.randn(8, 8))
+    first, dropped = checked(gm, lambda args: [args[0].sum(1) + 1])
+    with pytest.raises(exc.ResultMismatch):
+        first([torch.randn(8, 8)])
+    assert dropped
+
+
 def test_numbers_that_a_graph_draws_are_the_same_where_it_rounds_otherwise() -> None:
     gm = traced(lambda x: [torch.dropout(x, 0.5, True) * 3], torch.randn(64))
     x, state = torch.randn(64), torch.get_rng_state()

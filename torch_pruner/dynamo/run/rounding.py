@@ -56,7 +56,8 @@ class _RoundedOtherwise(fx.Interpreter):
             0, 2, value.shape, generator=self._generator(value.device, self._seed),
             device=value.device, dtype=torch.int8,
         )  # fmt: skip
-        return torch.where(rounded, value * torch.where(up > 0, 1 + eps, 1 - eps), value)
+        factor = torch.where(up > 0, 1 + eps, 1 - eps)  # float32, which halves would become
+        return torch.where(rounded, (value * factor).to(value.dtype), value)
 
     def _generator(self, device: torch.device, seed: int) -> torch.Generator:
         if device not in self._generators:

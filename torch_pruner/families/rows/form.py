@@ -12,7 +12,7 @@ from torch_pruner.graph.signature import BufferSpec
 from torch_pruner.graph.strided import strided
 
 if TYPE_CHECKING:
-    from torch_pruner.graph.ir import Graph
+    from torch_pruner.graph.ir import Graph, Shape
 
 N = TypeVar("N")
 
@@ -42,21 +42,36 @@ def joined_axes(spec: Graph, lanes: int) -> int:
     """How many of a row's last axes are swept as one, for they are short and lie so everywhere."""
     domain = row_domain(spec)
     axes, shape = domain.axes, domain.shape
-    places = [
-        strided(spec, i)
-        for i, node in enumerate(spec.nodes)
-        if node.shape == shape and (node.op == "input" or node.kind is OpKind.VIEW)
-    ]
     count, width = 1, shape[axes[-1]]
     while width < 2 * lanes and count < len(axes):
         inner, outer = axes[-count], axes[-count - 1]
-        if outer + 1 != inner or not all(
-            place is not None and place.strides[outer] == place.strides[inner] * shape[inner]
-            for place in places
-        ):
+        if outer + 1 != inner or not _one_line(spec, shape, outer):
             break
         count, width = count + 1, width * shape[outer]
     return count
+
+
+def _one_line(spec: Graph, shape: Shape, outer: int) -> bool:
+    """Whether every value of ``shape`` has its axes ``outer`` and the next in one piece."""
+    inner = outer + 1
+    for i, node in enumerate(spec.nodes):
+        if node.shape != shape or not (node.op == "input" or node.kind is OpKind.VIEW):
+            continue
+        place = strided(spec, i)
+        if place is not None:
+            if place.strides[outer] != place.strides[inner] * shape[inner]:
+                return False
+        elif node.op != "broadcast" or not _repeats(spec, i, (outer, inner)):
+            return False
+    return True
+
+
+def _repeats(spec: Graph, broadcast: int, axes: tuple[int, ...]) -> bool:
+    """Whether a broadcast repeats one element along ``axes``, as what was made of a row is."""
+    node = spec.nodes[broadcast]
+    source = spec.nodes[node.inputs[0]].shape
+    ahead = len(node.shape) - len(source)
+    return all(a < ahead or source[a - ahead] == 1 for a in axes)
 
 
 def swept_line(spec: Graph, lanes: int) -> int:
