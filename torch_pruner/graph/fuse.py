@@ -91,9 +91,8 @@ def fuse(
     kernels of attention read no values behind the keys that count, so nobody else masks them.
     """
     state = State(graph, graph.users(), ancestors(graph), cuts=cuts)
-    state.buffers.update(i for i, n in enumerate(graph.nodes) if n.op == "input")
-    state.buffers.update(graph.outputs)
     ends = (*graph.inputs, *graph.outputs)
+    state.buffers.update(ends)
     demanded = {i: identity(len(graph.nodes[i].shape)) for i in ends} | dict(fixed or {})
     orders = storage_orders(graph, demanded, of_kind(cuts, PLANES))
     state.sites += [Site(PLANES, i) for i in in_either_order(graph, demanded)]
