@@ -34,6 +34,7 @@ from torch_pruner.codegen.tir.reader import (
     unlinear,
 )
 from torch_pruner.codegen.tir.values import load, store, value_dtype
+from torch_pruner.families.rows.along import sweep, sweep_apart
 from torch_pruner.families.rows.form import joined_axes, parted_axis, row_tasks, whole_run
 from torch_pruner.graph.extents import unspecified
 from torch_pruner.graph.ops import FLOATS
@@ -131,86 +132,6 @@ def _emit_row(state: _Row, row: Index) -> Stmt:
     return seq(parts)
 
 
-def _sweep(
-    prefix: Index, extent: int, vl: int, width: int, element: Callable[[Index, Expr], Stmt]
-) -> Stmt:
-    """The innermost axis: groups of ``width`` vectors, single vectors, single elements."""
-    group = vl * width
-    parts = []
-    if extent // group:
-
-        def step(o: Expr) -> Stmt:
-            def vector(u: Expr) -> Stmt:
-                def lane(v: Expr) -> Stmt:
-                    return element((*prefix, o * group + u * vl + v), u * vl + v)
-
-                return loop(vl, lane, VECTORIZED, "v")
-
-            return loop(width, vector, UNROLLED, "u")
-
-        parts.append(loop(extent // group, step, name="k"))
-    done = extent - extent % group
-    vectors = (extent - done) // vl
-    if vectors:
-
-        def single(o: Expr) -> Stmt:
-            return loop(vl, lambda v: element((*prefix, done + o * vl + v), v), VECTORIZED, "v")
-
-        parts.append(loop(vectors, single, name="k"))
-    rest = (extent - done) % vl
-    if rest:
-        first = extent - rest
-        parts.append(loop(rest, lambda e: element((*prefix, first + e), imm(0)), name="e"))
-    return seq(parts)
-
-
-def _sweep_apart(
-    extents: tuple[int, ...],
-    parted: int,
-    vl: int,
-    width: int,
-    element: Callable[[Index, Expr], Stmt],
-) -> Stmt:
-    """Whole rows, ``width`` parts of the axis ``parted`` side by side, a vector of each.
-
-    A core follows several streams of memory at once, and one of them stops at every page.
-    """
-    *outer, last = extents
-    parts = [e // width if a == parted else e for a, e in enumerate(extents)]
-
-    def at(index: Index, u: Expr) -> Index:
-        return tuple(i + u * parts[a] if a == parted else i for a, i in enumerate(index))
-
-    def nested(prefix: Index) -> Stmt:
-        if len(prefix) < len(outer):
-            return loop(parts[len(prefix)], lambda r: nested((*prefix, r)), name="r")
-        vectors = parts[-1] // vl
-
-        def step(o: Expr) -> Stmt:
-            def vector(u: Expr) -> Stmt:
-                def lane(v: Expr) -> Stmt:
-                    return element(at((*prefix, o * vl + v), u), u * vl + v)
-
-                return loop(vl, lane, VECTORIZED, "v")
-
-            return loop(width, vector, UNROLLED, "u")
-
-        done = vectors * vl
-        found = [loop(vectors, step, name="k")] if vectors else []
-        if last > done and parted < len(outer):
-
-            def rest(e: Expr) -> Stmt:
-                def one(u: Expr) -> Stmt:
-                    return element(at((*prefix, done + e), u), imm(0))
-
-                return loop(width, one, name="u")
-
-            found.append(loop(last - done, rest, name="e"))
-        return seq(found)
-
-    return nested(())
-
-
 def _pass(
     state: _Row, row: Index, roots: list[int], body: Callable[[Index, Expr], list[Stmt]], width: int
 ) -> Stmt:
@@ -246,7 +167,7 @@ def _pass(
         def spread(along: Index, lane: Expr) -> Stmt:
             return element((*prefix, *unlinear(along[-1], axes)), lane)
 
-        return _sweep((), math.prod(axes), state.vl, width, spread)
+        return sweep((), math.prod(axes), state.vl, width, spread)
 
     def runs(prefix: Index) -> Stmt:
         def one(p: Expr) -> Stmt:
@@ -254,7 +175,7 @@ def _pass(
                 position = join((p, along[-1]), (last // run, run))
                 return element((*along[:-1], position), lane)
 
-            return _sweep(prefix, run, state.vl, width, far)
+            return sweep(prefix, run, state.vl, width, far)
 
         return loop(last // run, one, name="p")
 
@@ -264,11 +185,11 @@ def _pass(
         if not rest and run < last:
             return runs(prefix)
         if not rest:
-            return _sweep(prefix, last, state.vl, width, element)
+            return sweep(prefix, last, state.vl, width, element)
         return loop(rest[0], lambda r: nested((*prefix, r), rest[1:]), name="r")
 
     if state.parted is not None and width > 1 and run == last and joined == 1:
-        result = _sweep_apart(width_shape, state.parted, state.vl, width, element)
+        result = sweep_apart(width_shape, state.parted, state.vl, width, element)
     else:
         result = nested((), tuple(outer))
     for k in fresh:  # later passes read what this one kept
