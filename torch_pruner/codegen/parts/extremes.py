@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from torch_pruner.codegen.tir.reader import Reader
     from torch_pruner.graph.ir import Node
 
-PLACES = "int32"
+
+def place_dtype(extent: int) -> str:
+    """The dtype of positions along an axis while they are looked for."""
+    return "int32" if extent < 2**31 else "int64"
 
 
 def least_extreme(node: Node, dtype: str) -> Expr:
@@ -57,7 +60,7 @@ def keep_extreme(
             S.Bind(held, value()),
             S.Bind(more, _beats(node, held, best[lane], dtype)),
             store(best, lane, T.Select(more, held, best[lane])),
-            store(places, lane, T.Select(more, position.astype(PLACES), places[lane])),
+            store(places, lane, T.Select(more, position.astype(str(places.dtype)), places[lane])),
         ]
 
     return reader.scope(step)

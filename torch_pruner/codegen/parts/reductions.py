@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torch_pruner.codegen.parts.extremes import PLACES, keep_extreme, least_extreme
+from torch_pruner.codegen.parts.extremes import keep_extreme, least_extreme, place_dtype
 from torch_pruner.codegen.parts.sweeps import Block, store_outputs
 from torch_pruner.codegen.parts.windows import located, locating, over_window
 from torch_pruner.codegen.tir.builders import (
@@ -186,11 +186,12 @@ def _extremes(
     source = spec.nodes[node.inputs[0]]
     (axis,), dtype = node.attr("axes"), value_dtype(source.dtype)
     best = buffer(lanes, dtype, f"best{anchor}", scope="local")
-    places = buffer(lanes, PLACES, f"places{anchor}", scope="local")
+    kind = place_dtype(source.shape[axis])
+    places = buffer(lanes, kind, f"places{anchor}", scope="local")
 
     def begin(v: Expr) -> Stmt:
         start = store(best, v, least_extreme(node, dtype))
-        return seq([start, store(places, v, T.const(0, PLACES))])
+        return seq([start, store(places, v, T.const(0, kind))])
 
     def step(r: Expr, v: Expr) -> Stmt:
         at = merge(place(v), (r,), (axis,), len(source.shape))

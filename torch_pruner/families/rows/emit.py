@@ -228,21 +228,22 @@ def _reduce(state: _Row, r: int, result: Buffer, row: Index) -> Stmt:
 def _locate(state: _Row, r: int, result: Buffer, row: Index) -> Stmt:
     """The position of the first extreme element: lanes look for their own."""
     from torch_pruner.codegen.parts.extremes import (
-        PLACES,
         first_of_lanes,
         keep_extreme,
         least_extreme,
+        place_dtype,
     )
 
     node, lanes = state.spec.nodes[r], state.vl * state.lanes
     (source,), (axis,) = node.inputs, node.attr("axes")
     dtype = value_dtype(state.spec.nodes[source].dtype)
     best = buffer(lanes, dtype, f"best{r}", scope="local")
-    places = buffer(lanes, PLACES, f"places{r}", scope="local")
+    kind = place_dtype(state.domain.shape[axis])
+    places = buffer(lanes, kind, f"places{r}", scope="local")
 
     def begin(v: Expr) -> Stmt:
         start = store(best, v, least_extreme(node, dtype))
-        return seq([start, store(places, v, T.const(0, PLACES))])
+        return seq([start, store(places, v, T.const(0, kind))])
 
     def body(index: Index, lane: Expr) -> list[Stmt]:
         value = partial(state.reader.at, source, index)
