@@ -22,6 +22,7 @@ from torch_pruner.graph._groups import (
     windows_group,
     with_epilogue,
 )
+from torch_pruner.graph._in_stored_order import in_stored_order
 from torch_pruner.graph._together import together
 from torch_pruner.graph._turned import turn_reads
 from torch_pruner.graph.attention import any_attention, attentions, is_small, no_attention
@@ -353,7 +354,7 @@ def _kernel(
     for k, o in enumerate(outputs):  # a part of a value, and the value itself: two outputs still
         if results.count(results[k]) > 1 and bounds[o]:
             results[k] = result(o, frozenset())
-    return Kernel(builder.finish(results), tuple(inputs), tuple(outputs))
+    return Kernel(in_stored_order(builder.finish(results)), tuple(inputs), tuple(outputs))
 
 
 def _views_member(state: State, node: int, members: set[int]) -> bool:
@@ -369,10 +370,7 @@ def _load(builder: GraphBuilder, node: Node, order: Order, index: int) -> int:
     buffer = builder.input(
         index, shape, node.dtype, static=static, coded=node.is_coded, counts=node.is_count
     )
-    inverse = [0] * len(order)
-    for position, k in enumerate(order):
-        inverse[k] = position
-    return builder.permute(buffer, inverse)
+    return builder.permute(buffer, [order.index(k) for k in range(len(order))])
 
 
 def _rebuild(builder: GraphBuilder, node: Node, operands: tuple[int, ...]) -> int:

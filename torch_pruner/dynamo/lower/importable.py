@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
 from torch_pruner.dynamo.lower.aten import RejectionKind, Unsupported, dtype_name, rule_of
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _RANDOM = "random numbers are drawn by eager, so that they equal eager's"
+_MANY = 1 << 16  # numbers: fewer are copied in the time that one more region takes
 _DYNAMIC = "a dimension is symbolic; compile with dynamic=False to have it compiled"
 
 
@@ -71,6 +72,27 @@ def check(node: fx.Node, dtypes: Collection[str], device: torch.device) -> None:
     for fake in fakes:
         assert fake is not None
         _check_tensor(fake, dtypes, device)
+
+
+def turns(node: fx.Node) -> bool:
+    """Whether a node copies what lies along one axis to lie along another one.
+
+    Eager reads or writes it number by number, lines apart. False of few numbers, and where symbols
+    decide, which asking would fix.
+    """
+    if node.target is not torch.ops.aten.clone.default:
+        return False
+    made, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    if has_free_symbols((made, source)) or made.numel() < _MANY:
+        return False
+    ends = [d for t in (made, source) for d in _innermost(t)]
+    return len(ends) == 2 and ends[0] != ends[1]
+
+
+def _innermost(fake: torch.Tensor) -> list[int]:
+    """The axis along which neighbours in memory lie, if there is one."""
+    found = [d for d in range(fake.dim()) if fake.shape[d] != 1 and fake.stride(d) == 1]
+    return found[:1]
 
 
 def _takes_tensors(op: torch._ops.OpOverload) -> bool:

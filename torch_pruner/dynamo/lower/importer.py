@@ -28,7 +28,7 @@ from torch_pruner.dynamo.lower.aten import (
 from torch_pruner.dynamo.lower.aten.registry import VARIES
 from torch_pruner.dynamo.lower.aten.value import DTYPE_NAMES, Number
 from torch_pruner.dynamo.lower.bounds import watched
-from torch_pruner.dynamo.lower.importable import check, output_fakes, used_outputs
+from torch_pruner.dynamo.lower.importable import check, output_fakes, turns, used_outputs
 from torch_pruner.graph.describe import grouped_flops, recurrence_flops
 from torch_pruner.graph.ir import Graph, GraphBuilder, Node
 from torch_pruner.graph.ops import FLOATS, OpKind
@@ -57,8 +57,8 @@ Values = Value | tuple[Value | None, ...]
 class Probe:
     """What importing one node would give.
 
-    ``free`` nodes are views, copies and constants: they do no arithmetic. ``reads`` are the
-    argument nodes whose elements the result depends on.
+    ``free`` nodes are views, constants, and copies that eager makes as fast: they do no arithmetic.
+    ``reads`` are the argument nodes whose elements the result depends on.
     """
 
     free: bool
@@ -90,6 +90,7 @@ def probe(
     if device.type != CPU.type and any(n.kind is OpKind.GROUPED for n in nodes):
         raise Unsupported(RejectionKind.DEVICE, f"no kernels for rows in groups on {device.type}")
     free = all(n.kind in (OpKind.VIEW, OpKind.LEAF) for n in nodes)
+    free = free and not (device.type == CPU.type and turns(node))
     return Probe(free, reads, 0 if free else _flops(builder, nodes, results))
 
 
