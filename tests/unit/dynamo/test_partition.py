@@ -86,6 +86,21 @@ def test_views_and_constants_alone_stay_with_eager():
     assert capture.parts[0].ops_compiled == 0
 
 
+def test_a_copy_that_turns_many_numbers_is_work():
+    """Eager copies those number by number; all others as fast as memory is."""
+
+    def regions(fn, *args):
+        return [len(r.nodes) for p in check(fn, *args).parts for r in p.regions]
+
+    wide = torch.rand(256, 300)
+    assert regions(lambda a: a.t().contiguous(), wide)
+    assert regions(lambda a: (a.t().contiguous(), torch.cumprod(a, 0)), wide)
+    assert not regions(lambda a: a.t().contiguous(), wide[:8])
+    assert not regions(lambda a: a.clone(), wide)
+    assert not regions(lambda a: a.view(4, 64, 300).transpose(0, 1).contiguous(), wide)
+    assert not regions(lambda a: a[:, ::2].contiguous(), wide)
+
+
 def test_an_empty_cache_costs_nothing():
     def fn(a):
         return torch.cat([torch.tensor([]), a * 2], dim=-2) + 1

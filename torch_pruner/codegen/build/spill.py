@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import ChainMap
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import tvm_ffi
 
 from torch_pruner.codegen.tir.builders import (
     VECTORIZED,
+    Buffer,
     Call,
     Expr,
     IRModule,
@@ -29,8 +30,12 @@ from torch_pruner.codegen.tir.builders import (
     stack,
     tvm,
 )
+from torch_pruner.codegen.tir.intrinsics import RARE
 from torch_pruner.codegen.tir.reader import POSITION
 from torch_pruner.codegen.tir.vmath import KEEP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def spill(module: IRModule) -> IRModule:
@@ -48,7 +53,8 @@ class _Frame:
     """Where statements go: a loop body or a branch.
 
     ``lane`` is the index of the vectorised loop around it, if any; its frames share ``buffers``.
-    ``body`` is what that loop does.
+    ``body`` is what that loop does. ``branches`` are where it is interrupted, None where it cannot
+    be: before which statement, which lanes ask for it, and what is done for those.
     """
 
     stmts: list[Stmt] = field(default_factory=list)
@@ -58,12 +64,13 @@ class _Frame:
     lanes: int = 1
     guards: tuple[Expr, ...] = ()
     body: Stmt | None = None
+    branches: list[tuple[int, Buffer, list[Stmt]]] | None = None
 
     def inside(self) -> _Frame:
         child = self.loads.new_child()
         if self.lane is None:
             return _Frame(loads=child)
-        return replace(self, stmts=[], loads=child)
+        return replace(self, stmts=[], loads=child, branches=None)
 
 
 class _Mutator(Protocol):
@@ -117,24 +124,59 @@ def _visit_loop(stmt: S.For, frame: _Frame) -> None:
     if vector:
         inner.lane, inner.lanes = stmt.loop_var, int(stmt.extent)
         inner.body = stmt.body
+        inner.branches = []
     _visit(stmt.body, inner)
-    here: list[Stmt] = [] if vector or frame.lane is not None else inner.buffers
-    body = seq([*here, *inner.stmts])
-    if vector:
-        frame.stmts.extend(inner.buffers)
     low, extent = _expr(stmt.min, frame), _expr(stmt.extent, frame)
-    frame.stmts.append(
-        S.For(
-            stmt.loop_var,
-            low,
-            extent,
-            stmt.kind,
-            body,
-            stmt.thread_binding,
-            stmt.annotations,
-            stmt.step,
-        )
-    )
+
+    def around(var: Var, body: Sequence[Stmt]) -> Stmt:
+        kind, bound, notes = stmt.kind, stmt.thread_binding, stmt.annotations
+        return S.For(var, low, extent, kind, seq(body), bound, notes, stmt.step)
+
+    if not vector:
+        here = [] if frame.lane is not None else inner.buffers
+        frame.stmts.append(around(stmt.loop_var, [*here, *inner.stmts]))
+        return
+    frame.stmts.extend(inner.buffers)
+    if not inner.branches:
+        frame.stmts.append(around(stmt.loop_var, inner.stmts))
+        return
+    start, defined = 0, dict[int, S.Bind]()
+    for stop, asked, rare in inner.branches:
+        frame.stmts.append(_part(around, stmt.loop_var, inner.stmts[start:stop], defined))
+        lanes = T.Ramp(T.const(0, "int32"), T.const(1, "int32"), inner.lanes)
+        some = T.call_llvm_intrin("int8", "llvm.vector.reduce.umax", asked[lanes])
+        then = _part(around, stmt.loop_var, rare, dict(defined))
+        frame.stmts.append(S.IfThenElse(T.NE(some, T.const(0, "int8")), then, None))
+        start = stop
+    frame.stmts.append(_part(around, stmt.loop_var, inner.stmts[start:], defined))
+
+
+def _part(
+    around: Callable[[Var, Sequence[Stmt]], Stmt],
+    lane: Var,
+    stmts: Sequence[Stmt],
+    defined: dict[int, S.Bind],
+) -> Stmt:
+    """A loop over lanes that does a part of what one did, with variables of its own.
+
+    ``defined``: the definitions of the parts before, to which it adds its own.
+    """
+    fresh = {lane.id_: T.Var(lane.name, lane.ty)}
+
+    def var(node: Var, _mutator: _Mutator) -> Expr:
+        return fresh.get(node.id_, node)
+
+    def renamed(node: Stmt) -> Stmt:
+        if isinstance(node, S.Bind):
+            value = tvm_ffi.structural_mutate(node.value, [(T.Var, var)])
+            fresh[node.var.id_] = T.Var(node.var.name, node.var.ty)
+            return S.Bind(fresh[node.var.id_], value)
+        result: Stmt = tvm_ffi.structural_mutate(node, [(T.Var, var)])
+        return result
+
+    body = [renamed(each) for each in (*defined.values(), *stmts)]
+    defined.update((each.var.id_, each) for each in stmts if isinstance(each, S.Bind))
+    return around(fresh[lane.id_], body)
 
 
 def _branch(stmt: Stmt, frame: _Frame) -> Stmt:
@@ -158,6 +200,8 @@ def _expr(value: Expr, frame: _Frame) -> Expr:
         return result
 
     def call(node: Call, mutator: _Mutator) -> Expr:
+        if node.op.same_as(_RARE_OP):
+            return _rare(node, frame, mutator)
         if not node.op.same_as(_IF_THEN_ELSE):
             return mutator.default_mutate(node)
         condition = mutator.mutate(node.args[0])
@@ -176,6 +220,32 @@ def _expr(value: Expr, frame: _Frame) -> Expr:
         return value
     result: Expr = tvm_ffi.structural_mutate(value, [(T.Let, let), (Call, call), (T.Var, var)])
     return result
+
+
+def _rare(node: Call, frame: _Frame, mutator: _Mutator) -> Expr:
+    """What is seldom computed, in a branch; where none can be, it is computed always."""
+    condition, common = mutator.mutate(node.args[0]), mutator.mutate(node.args[2])
+    if frame.lane is not None and frame.branches is None:
+        return T.Select(condition, mutator.mutate(node.args[1]), common)
+    at = T.const(0, "int32") if frame.lane is None else frame.lane
+    result = buffer(frame.lanes, str(node.ty.dtype), "rare", scope="local")
+    frame.buffers.append(stack(result))
+    frame.stmts.append(S.BufferStore(result, common, [at]))
+    inner = frame.inside()
+    inner.guards = frame.guards
+    value = _expr(node.args[1], inner)
+    if frame.branches is None:
+        inner.stmts.append(S.BufferStore(result, value, [at]))
+        frame.stmts.append(S.IfThenElse(condition, seq([*inner.buffers, *inner.stmts]), None))
+        return result[at]
+    asked = buffer(frame.lanes, "int8", "asked", scope="local")
+    frame.buffers.append(stack(asked))
+    truth = T.Select(condition, T.const(1, "int8"), T.const(0, "int8"))
+    frame.stmts.append(S.BufferStore(asked, truth, [at]))
+    value = T.Select(T.NE(asked[at], T.const(0, "int8")), value, result[at])
+    inner.stmts.append(S.BufferStore(result, value, [at]))
+    frame.branches.append((len(frame.stmts), asked, inner.stmts))
+    return result[at]
 
 
 def _define(var: Var, value: Expr, frame: _Frame, apart: bool = False) -> Expr | None:
@@ -280,3 +350,4 @@ def _takes_vectors(op: tvm.ir.Op) -> bool:
 _IF_THEN_ELSE = T.if_then_else(T.Var("c", "bool"), T.const(0, "int32"), T.const(1, "int32")).op
 _REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")  # of vectors, too, whatever its attributes say
 _KEEP_OP = tvm.ir.Op.get(KEEP)
+_RARE_OP = tvm.ir.Op.get(RARE)

@@ -7,10 +7,10 @@ are exact.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tvm.ir.op import Op, register_op_attr
 
 from torch_pruner.codegen.tir.builders import Expr, T
 from torch_pruner.codegen.tir.circular import atan_of_positive
@@ -25,6 +25,7 @@ from torch_pruner.codegen.tir.double import (
     i64,
     whole,
 )
+from torch_pruner.codegen.tir.intrinsics import fused, rarely
 from torch_pruner.codegen.tir.predicates import is_nan, negated
 from torch_pruner.codegen.tir.vmath import f32, i32, with_sign
 
@@ -82,11 +83,18 @@ def remainder(b: Bindings, x: Expr, y: Expr) -> Expr:
     numerator, divisor = b(T.abs(x)), b(T.abs(y))
     left, size = b(T.abs(_double(x))), b(T.abs(_double(y)))
     inverse = b(f64(1.0) / size)
-    for step in reversed(range(_steps(y))):
+
+    def less(b: Bindings, left: Expr, step: int) -> Expr:
         scale = 2.0 ** (_STEP * step)
         count = b(T.trunc(left * (inverse * f64(1 / scale))))
-        taken = size * f64(scale) if step else size
-        left = b(_fused(f64(-1.0) * count, taken, left))
+        return b(fused(f64(-1.0) * count, size * f64(scale) if step else size, left))
+
+    def least(b: Bindings) -> Expr:
+        return reduce(lambda left, step: less(b, left, step), range(_steps(y) - 1, 0, -1), left)
+
+    if _steps(y) > 1:
+        left = rarely(b, left * (inverse * f64(2.0**-_STEP)) >= f64(1.0), least, left)
+    left = less(b, left, 0)
     left = b(T.Select(left < f64(0.0), left + size, left))
     left = b(T.Select(left < size, left, left - size))
     single = T.Select(T.EQ(divisor, f32(math.inf)), numerator, left.astype("float32"))
@@ -147,20 +155,3 @@ def _double(x: Expr) -> Expr:
     if isinstance(x, T.FloatImm):
         return f64(float(np.float32(x.value)))
     return x.astype("float64")
-
-
-FUSED = "torch_pruner.fused"
-"""``x * y + z``, rounded once on every processor: TVM's own may be rounded twice."""
-register_op_attr(FUSED, "TCallEffectKind", T.CallEffectKind.Pure.value)
-register_op_attr(FUSED, "TVectorizable", True)
-register_op_attr(FUSED, "TScriptPrinterName", "fused")
-T.register_intrin_lowering(
-    FUSED, target="llvm", f=lambda call: T.call_llvm_intrin(call.ty, "llvm.fma", *call.args)
-)
-T.register_intrin_lowering(
-    FUSED, target="cuda", f=lambda call: T.call_pure_extern(str(call.ty.dtype), "fma", *call.args)
-)
-
-
-def _fused(x: Expr, y: Expr, z: Expr) -> Expr:
-    return T.call_intrin(z.ty, Op.get(FUSED), x, y, z)

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import Expr, T
-from torch_pruner.codegen.tir.vmath import f32, horner, i32, with_sign
+from torch_pruner.codegen.tir.intrinsics import fused, rarely
+from torch_pruner.codegen.tir.vmath import MAGIC, MAGIC_BITS, f32, horner, i32, with_sign
 
 if TYPE_CHECKING:
     from torch_pruner.codegen.tir.vmath import Bindings
@@ -21,6 +22,11 @@ _ASIN = (  # (asin(x) / x - 1) / x**2 in x**2, |x| <= 1/2
     0.017075760290026665, 0.03380826860666275,
 )  # fmt: skip
 _HALF_PI = 1.5707963267948966
+# pi/2 in three float32s. Whole times the first taken off a float32 below ``_NEAR`` leave an exact
+# number, for both are multiples of one power of two, and no float32 there is so near a multiple of
+# pi/2 that the first two cancel further than the third fills up.
+_HALF_PIS = tuple(map(float.fromhex, ("0x1.921fb6p+0", "-0x1.777a5cp-25", "-0x1.ee59dap-50")))
+_NEAR = 2.0**15
 _SIN = (-0.16666653752326965, 0.008332133293151855, -0.00019511458231136203)
 _COS = (0.04166664555668831, -0.0013887278037145734, 2.442878576403018e-05)
 # 2/pi in three parts of 29, 29 and 53 bits for float32s below the bound in the first column and
@@ -84,11 +90,17 @@ def cos(b: Bindings, x: Expr) -> Expr:
 def tan(b: Bindings, x: Expr) -> Expr:
     """The quotient of what ``_circular`` chooses from."""
     x = b(x)
-    r, n = _reduce_circle(b, x)
-    sine, cosine = _sine_and_cosine(b, r)
-    turned = b(T.NE(T.bitwise_and(n, i32(1)), i32(0)))
-    above = T.Select(turned, f32(-1.0) * cosine, sine)
-    return T.Select(T.EQ(x, f32(0.0)), x, above / T.Select(turned, sine, cosine))
+
+    def quotient(b: Bindings, r: Expr, n: Expr) -> Expr:
+        sine, cosine = _sine_and_cosine(b, r)
+        turned = b(T.NE(T.bitwise_and(n, i32(1)), i32(0)))
+        above = T.Select(turned, f32(-1.0) * cosine, sine)
+        return above / T.Select(turned, sine, cosine)
+
+    far = T.Not(T.abs(x) < f32(_NEAR))
+    common = quotient(b, *_reduce_near_circle(b, x))
+    result = rarely(b, far, lambda own: quotient(own, *_reduce_circle(own, x)), common)
+    return T.Select(T.EQ(x, f32(0.0)), x, result)
 
 
 def _sine_and_cosine(b: Bindings, r: Expr) -> tuple[Expr, Expr]:
@@ -100,12 +112,28 @@ def _sine_and_cosine(b: Bindings, r: Expr) -> tuple[Expr, Expr]:
 
 def _circular(b: Bindings, x: Expr, quadrants: int) -> Expr:
     """sin(x + quadrants * pi / 2) for every float32."""
-    r, n = _reduce_circle(b, b(x))
-    n = b(n + i32(quadrants))
-    odd, even = _sine_and_cosine(b, r)
-    value = b(T.Select(T.EQ(T.bitwise_and(n, i32(1)), i32(0)), odd, even))
-    negative = T.NE(T.bitwise_and(n, i32(2)), i32(0))
-    return T.Select(negative, f32(-1.0) * value, value)
+    x = b(x)
+
+    def wave(b: Bindings, r: Expr, n: Expr) -> Expr:
+        n = b(n + i32(quadrants)) if quadrants else n
+        odd, even = _sine_and_cosine(b, r)
+        value = b(T.Select(T.EQ(T.bitwise_and(n, i32(1)), i32(0)), odd, even))
+        sign = T.shift_left(T.bitwise_and(n, i32(2)), i32(30))
+        return T.reinterpret("float32", T.bitwise_xor(T.reinterpret("int32", value), sign))
+
+    common = wave(b, *_reduce_near_circle(b, x))
+    far = T.Not(T.abs(x) < f32(_NEAR))
+    return rarely(b, far, lambda own: wave(own, *_reduce_circle(own, x)), common)
+
+
+def _reduce_near_circle(b: Bindings, x: Expr) -> tuple[Expr, Expr]:
+    """(r, n) with x = n pi / 2 + r and |r| hardly above pi / 4, for |x| < ``_NEAR``."""
+    shifted = b(x * f32(2 / math.pi) + f32(MAGIC))
+    n = b(shifted - f32(MAGIC))
+    r = x
+    for part in _HALF_PIS:
+        r = b(fused(n, f32(-part), r))
+    return r, b(T.reinterpret("int32", shifted) - i32(MAGIC_BITS))
 
 
 def _reduce_circle(b: Bindings, x: Expr) -> tuple[Expr, Expr]:

@@ -1,7 +1,7 @@
 """Float64 elementary functions as branch-free TIR expressions, as ``vmath`` has them of float32.
 
-Within 2.5 units in the last place. Coefficients are interpolations at Chebyshev nodes, lowest power
-first.
+Within three units in the last place. Coefficients are interpolations at Chebyshev nodes, lowest
+power first. Circular functions of large numbers are the library's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from torch_pruner.codegen.tir.builders import Expr, T
+from torch_pruner.codegen.tir.intrinsics import fused, rarely
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +44,18 @@ _LOG = (  # (2 atanh(s) / s - 2) / s**2 in s**2, s of sqrt(1/2) to sqrt(2)
     0.666666666666667, 0.3999999999989827, 0.2857142862653362, 0.22222211043776857,
     0.18182895750119193, 0.1533150161114533, 0.1461916613488797,
 )  # fmt: skip
+_SIN = (  # (sin(x) / x - 1) / x**2 in x**2, |x| <= pi / 4
+    -0.16666666666666665, 0.0083333333333309366, -0.00019841269836740532, 2.7557316093198405e-6,
+    -2.5051129896450182e-8, 1.5917988979397206e-10,
+)  # fmt: skip
+_COS = (  # (cos(x) - 1 + x**2 / 2) / x**4 in x**2
+    0.041666666666666665, -0.001388888888888739, 2.4801587298754401e-5, -2.755731726587808e-7,
+    2.0876145049413177e-9, -1.1382544645349108e-11,
+)  # fmt: skip
+_HALF_PIS = tuple(  # pi/2 in three float64s
+    map(float.fromhex, ("0x1.921fb54442d18p+0", "0x1.1a62633145c07p-54", "-0x1.f1976b7ed8fbcp-110"))
+)
+_NEAR = 2.0**20  # up to there these are enough, as in ``circular``
 
 
 def f64(value: float) -> Expr:
@@ -188,3 +201,50 @@ def log1p(b: Bindings, x: Expr) -> Expr:
     small = b(n * f64(_LN2_LO) + (c + lost / u))
     result = b(small + f + n * f64(_LN2_HI))
     return T.Select(T.EQ(x, f64(0.0)), x, _log_limits(x, result, -1.0))
+
+
+def sin(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    return T.Select(T.EQ(x, f64(0.0)), x, _wave(b, x, 0, "sin"))
+
+
+def cos(b: Bindings, x: Expr) -> Expr:
+    return _wave(b, b(x), 1, "cos")
+
+
+def tan(b: Bindings, x: Expr) -> Expr:
+    x = b(x)
+    sine, cosine, n = _near_circle(b, x)
+    turned = b(T.NE(T.bitwise_and(n, i64(1)), i64(0)))
+    above = T.Select(turned, f64(-1.0) * cosine, sine)
+    near = T.Select(T.EQ(x, f64(0.0)), x, above / T.Select(turned, sine, cosine))
+    return _by_library(b, x, "tan", near)
+
+
+def _wave(b: Bindings, x: Expr, quadrants: int, name: str) -> Expr:
+    """sin(x + quadrants * pi / 2)."""
+    sine, cosine, n = _near_circle(b, x)
+    n = b(n + i64(quadrants)) if quadrants else n
+    value = b(T.Select(T.EQ(T.bitwise_and(n, i64(1)), i64(0)), sine, cosine))
+    sign = T.shift_left(T.bitwise_and(n, i64(2)), i64(62))
+    near = T.reinterpret("float64", T.bitwise_xor(bits(value), sign))
+    return _by_library(b, x, name, near)
+
+
+def _by_library(b: Bindings, x: Expr, name: str, near: Expr) -> Expr:
+    far = T.Not(T.abs(x) < f64(_NEAR))
+    return rarely(b, far, lambda _own: T.call_pure_extern("float64", name, x), near)
+
+
+def _near_circle(b: Bindings, x: Expr) -> tuple[Expr, Expr, Expr]:
+    """(sin r, cos r, n) with x = n pi / 2 + r and |r| hardly above pi / 4, for |x| < ``_NEAR``."""
+    n, k = _round(b, b(x * f64(2 / math.pi)))
+    r = x
+    for part in _HALF_PIS:
+        r = b(fused(n, f64(-part), r))
+    square = b(r * r)
+    half = b(f64(0.5) * square)
+    rest = b(f64(1.0) - half)
+    lost = b(b(f64(1.0) - rest) - half)
+    sine = b(r * square * horner(square, _SIN) + r)
+    return sine, b(b(square * square * horner(square, _COS) + lost) + rest), k

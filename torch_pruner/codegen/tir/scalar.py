@@ -70,7 +70,7 @@ _VECTOR |= {
 _DOUBLE: dict[str, Callable[[Bindings, Expr], Expr]] = {
     "exp": double.exp, "exp2": double.exp2, "expm1": double.expm1, "log": double.log,
     "log2": double.log2, "log10": double.log10, "log1p": double.log1p, "tanh": double.tanh,
-    "sigmoid": double.sigmoid,
+    "sigmoid": double.sigmoid, "sin": double.sin, "cos": double.cos, "tan": double.tan,
 }  # fmt: skip
 _LIBM = frozenset(
     (

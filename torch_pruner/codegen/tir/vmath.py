@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LOG2E = 1.4426950408889634
 _LN2_HI, _LN2_LO = 0.693359375, -2.1219444005469057e-4  # the high part has nine bits
-_MAGIC, _MAGIC_BITS = (
+MAGIC, MAGIC_BITS = (
     12582912.0,
     0x4B400000,
 )  # adding 1.5 * 2**23 rounds to an integer, left in the low bits
@@ -160,8 +160,8 @@ def with_sign(magnitude: Expr, x: Expr) -> Expr:
 
 def _round(b: Bindings, scaled: Expr) -> tuple[Expr, Expr]:
     """The nearest integer as float32 and as int32. NaN gives NaN and any integer."""
-    shifted = b(scaled + f32(_MAGIC))
-    return b(shifted - f32(_MAGIC)), b(_bits(shifted) - i32(_MAGIC_BITS))
+    shifted = b(scaled + f32(MAGIC))
+    return b(shifted - f32(MAGIC)), b(_bits(shifted) - i32(MAGIC_BITS))
 
 
 def _reduce_exp(b: Bindings, x: Expr, correction: Expr | None = None) -> tuple[Expr, Expr]:
@@ -219,8 +219,8 @@ def _powers_of_two(b: Bindings, x: Expr, bias: int) -> tuple[Expr, Expr]:
 
     The number that rounds x / ln 2 to an integer leaves the exponent's bits, bias included.
     """
-    shifted = b(x * f32(_LOG2E) + f32(_MAGIC + bias))
-    n = b(shifted - f32(_MAGIC + bias))
+    shifted = b(x * f32(_LOG2E) + f32(MAGIC + bias))
+    n = b(shifted - f32(MAGIC + bias))
     r = b(b(x - n * f32(_LN2_HI)) - n * f32(_LN2_LO))
     return r, b(T.reinterpret("float32", T.shift_left(_bits(shifted), i32(23))))
 
@@ -362,8 +362,8 @@ def erf(b: Bindings, x: Expr) -> Expr:
     a = b(T.Select(magnitude > f32(4.0), f32(4.0), magnitude))
     near = b(a * horner(b(a * a), _ERF))
     exponent = b(horner(a, _LOG2_ERFC))  # -27 at least
-    shifted = b(exponent + f32(_MAGIC + 127))
-    r = b(exponent - b(shifted - f32(_MAGIC + 127)))
+    shifted = b(exponent + f32(MAGIC + 127))
+    r = b(exponent - b(shifted - f32(MAGIC + 127)))
     power = T.reinterpret("float32", T.shift_left(_bits(shifted), i32(23)))
     far = b(f32(1.0) - (b(r * horner(r, _EXP2)) + f32(1.0)) * power)
     return with_sign(T.Select(a < f32(0.9), near, far), x)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch_pruner import exc
-from torch_pruner.codegen.tir.binary import FUSED
 from torch_pruner.codegen.tir.bits import FENCE
 from torch_pruner.codegen.tir.builders import (
     Buffer,
@@ -30,6 +29,7 @@ from torch_pruner.codegen.tir.builders import (
     Var,
     tvm,
 )
+from torch_pruner.codegen.tir.intrinsics import FUSED, RARE
 from torch_pruner.codegen.tir.vmath import KEEP
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ _FUNCTIONS = {
     "tirx.isnan": "({0} != {0})",
     "tirx.copysign": "libdevice.copysign({}, {})", "tirx.pow": "libdevice.pow({}, {})",
     "prim.likely": "{}", KEEP: "{}", FENCE: "{}", FUSED: "tl.fma({}, {}, {})",
+    RARE: "tl.where({}, {}, {})",
 }  # fmt: skip
 _EXACT = {"float32": "tl.sqrt_rn({})"}  # as the CUDA C of other kernels rounds it
 _LIBRARY = frozenset(
