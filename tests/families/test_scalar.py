@@ -392,7 +392,7 @@ def circular_library(double_sample):
     return build({case.name: kernel(case, double_sample.numel()) for case in cases})
 
 
-@pytest.mark.parametrize("op", (*DOUBLE_MATH, *CIRCULAR))
+@pytest.mark.parametrize("op", [*DOUBLE_MATH, *CIRCULAR])
 def test_double_math_is_within_three_ulp(request, double_sample, op):
     library = request.getfixturevalue("circular_library" if op in CIRCULAR else "double_library")
     actual = run(library, Case(op, ("float64",), "float64"), double_sample).numpy()
