@@ -233,10 +233,9 @@ def _joins_rows(
         return squeezed == per_row == tuple(d for d in graph.nodes[node.inputs[0]].shape if d != 1)
     if node.op == "broadcast":
         operand = graph.nodes[node.inputs[0]].shape
-        lined_up = len(operand) == len(shape) and all(
-            operand[k] == (1 if k in axes else shape[k]) for k in range(len(shape))
-        )
-        return node.shape == shape and lined_up
+        operand = (1,) * (len(shape) - len(operand)) + operand
+        kept = tuple(1 if k in axes else d for k, d in enumerate(shape))
+        return node.shape == shape and operand == kept
     if node.kind is not OpKind.POINTWISE:
         return False
     return node.shape == shape or squeezed == per_row
