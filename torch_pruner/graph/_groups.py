@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_pruner.graph.layout import Order
 
 _LOCATED = {"window_max", "window_argmax"}
+_COLUMNS = 256  # fewer leave threads without any
 PROLOGUE = 24  # operators before a reduction: more are computed once, into a buffer
 
 
@@ -233,12 +234,19 @@ def _joins_rows(
         return squeezed == per_row == tuple(d for d in graph.nodes[node.inputs[0]].shape if d != 1)
     if node.op == "broadcast":
         operand = graph.nodes[node.inputs[0]].shape
-        operand = (1,) * (len(shape) - len(operand)) + operand
+        if _first_axes(shape, axes):  # which a broadcast does not name
+            operand = (1,) * (len(shape) - len(operand)) + operand
         kept = tuple(1 if k in axes else d for k, d in enumerate(shape))
         return node.shape == shape and operand == kept
     if node.kind is not OpKind.POINTWISE:
         return False
     return node.shape == shape or squeezed == per_row
+
+
+def _first_axes(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Whether the first axes are reduced, in columns enough for all threads."""
+    first = len(axes)
+    return axes == tuple(range(first)) and math.prod(shape[first:]) >= _COLUMNS
 
 
 def _acyclic(state: State, members: set[int], views: set[int] = frozenset()) -> bool:  # type: ignore[assignment]

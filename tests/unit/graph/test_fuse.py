@@ -17,6 +17,7 @@ from torch_pruner.graph.layout import channels_last, identity
 from torch_pruner.graph.ops import OpKind
 from torch_pruner.graph.reference import evaluate
 from torch_pruner.graph.rows import row_domain
+from torch_pruner.graph.simplify import simplify
 from torch_pruner.target import TargetSpec
 from torch_pruner.task import Task
 
@@ -164,6 +165,30 @@ def test_softmax_and_layer_norm_are_one_kernel() -> None:
     e = b.pointwise("exp", b.pointwise("sub", x, b.reduce("max", x, (1,), keepdim=True)))
     fused = fuse(b.finish([b.pointwise("div", e, b.reduce("sum", e, (1,), keepdim=True))]))
     assert len(fused.kernels) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "kernels"),
+    [
+        ((40, 512), (0,), 1),
+        ((4, 10, 512), (0, 1), 1),
+        ((4, 10, 512), (1,), 1),
+        ((512, 8), (0,), 2),  # of eight columns one thread would do all
+    ],
+)
+def test_columns_are_one_kernel_with_what_reads_them(
+    shape: tuple[int, ...], axes: tuple[int, ...], kernels: int
+) -> None:
+    b = GraphBuilder()
+    x = b.input(0, shape, "float32")
+    total = b.reduce("sum", b.pointwise("exp", x), axes)
+    kept = [1 if k in axes else d for k, d in enumerate(shape)]
+    whole = b.broadcast(b.reshape(total, kept), shape)
+    graph = simplify(b.finish([b.pointwise("div", x, whole)]))
+    fused = fuse(graph)
+    assert len(fused.kernels) == kernels
+    arrays = inputs_for(graph)
+    assert_close(run_fused(fused, arrays), evaluate(graph, arrays), 1e-4)
 
 
 def _conv(b: GraphBuilder, x: int, index: int) -> int:
