@@ -67,13 +67,6 @@ def _alike(spec: Graph, node: Node) -> bool:
 
 
 def _view(builder: GraphBuilder, at: int, perm: Shape) -> int:
-    order, node = perm, builder.nodes[at]
-    if node.op == "permute":
-        inner = node.attr("perm")
-        at, order = node.inputs[0], tuple(inner[p] for p in perm)
-        if order == tuple(range(len(order))):
-            return at
-    shape = tuple(builder.shape(at)[p] for p in order)
-    return _simplify_views.rewrite(
-        builder, Node("permute", (at,), shape, builder.dtype(at), (("perm", order),)), at
-    )
+    shape = tuple(builder.shape(at)[p] for p in perm)
+    node = Node("permute", (at,), shape, builder.dtype(at), (("perm", perm),))
+    return _simplify_views.rewrite(builder, node, at)
