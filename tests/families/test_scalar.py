@@ -528,33 +528,40 @@ def test_a_position_beside_a_condition_of_lanes():
     torch.testing.assert_close(actual, torch.cat([x, y[:12]]))
 
 
-@pytest.mark.parametrize("place", ["vectors", "numbers", "inside"])
+@pytest.mark.parametrize("place", ["vectors", "numbers", "inside", "uninterrupted"])
 def test_what_is_rare_is_a_branch(place):
-    """Of all lanes of a vector, of a number, or, within another loop over the lanes, a choice."""
+    """Of all lanes of a vector, or of a number; within another loop over the lanes, and where loops
+    are not interrupted, it is computed always."""
     source, out = buffer(64, "float32", "x"), buffer(64, "float32", "out")
+    zero, nine = T.const(0, "float32"), T.const(9, "float32")
 
     def lane(i):
         b = Bindings()
-        x, before = b(source[i]), b(source[i] + T.const(1.0, "float32"))
-        rare = rarely(b, x < T.const(0, "float32"), lambda own: own(T.sqrt(own(T.abs(x)))), before)
-        again = rarely(b, rare > T.const(9, "float32"), lambda own: own(rare * rare), x)
-        return S.BufferStore(out, b.close(again + before * rare), [i])
+        x, after = b(source[i]), b(source[i] + T.const(1.0, "float32"))
+        root = rarely(
+            b, x < zero, lambda own: T.Select(x < zero, own(T.sqrt(own(T.abs(x)))), after), after
+        )
+        square = rarely(b, root > nine, lambda own: T.Select(root > nine, own(root * root), x), x)
+        return S.BufferStore(out, b.close(square + after * root), [i])
 
-    kind = None if place == "numbers" else VECTORIZED
     if place == "inside":
         body = loop(16, lambda v: loop(4, lambda k: lane(k * 16 + v)), VECTORIZED)
+    elif place == "numbers":
+        body = loop(64, lane)
     else:
-        body = loop(4, lambda o: loop(16, lambda v: lane(o * 16 + v), *([kind] if kind else [])))
+        body = loop(4, lambda o: loop(16, lambda v: lane(o * 16 + v), VECTORIZED))
     func = T.PrimFunc([source, out], body).with_attr({"global_symbol": "rare"})
-    text = spill(tvm.IRModule({"rare": func})).script()
+    module = tvm.IRModule({"rare": func})
+    spilled = spill(module, interrupts=place != "uninterrupted")
+    text = spilled.script()
     assert "torch_pruner.rare" not in text
-    assert text.count("    if ") == (0 if place == "inside" else 2)
+    assert text.count("    if ") == (2 if place in ("vectors", "numbers") else 0)
     assert text.count("llvm.vector.reduce") == 0 or place == "vectors"
     x, actual = aligned(np.linspace(-20, 20, 64), "float32"), torch.empty(64)
     x[:16] = x[48:]  # of these none is rare
-    build({"rare": func})["rare"](x, actual)
-    rare = torch.where(x < 0, x.abs().sqrt(), x + 1)
-    torch.testing.assert_close(actual, torch.where(rare > 9, rare * rare, x) + (x + 1) * rare)
+    compile_module(spilled, TargetSpec.resolve("auto"))["rare"](x, actual)
+    root = torch.where(x < 0, x.abs().sqrt(), x + 1)
+    torch.testing.assert_close(actual, torch.where(root > 9, root * root, x) + (x + 1) * root)
 
 
 def test_bool_operands():

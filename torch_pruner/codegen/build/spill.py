@@ -38,11 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def spill(module: IRModule) -> IRModule:
-    """The module with the computed variables of its functions in stack buffers."""
+def spill(module: IRModule, *, interrupts: bool = True) -> IRModule:
+    """The module with the computed variables of its functions in stack buffers.
+
+    ``interrupts``: loops over lanes end where a branch for all lanes stands (``RARE``), and begin
+    anew behind it; else what is rare is computed always, as LLVM alone knows such branches.
+    """
     functions = {}
     for name, func in module.functions.items():
-        frame = _Frame()
+        frame = _Frame(interrupts=interrupts)
         _visit(func.body, frame)
         functions[name] = func.with_body(seq([*frame.buffers, *frame.stmts]))
     return IRModule(functions, attrs=module.attrs)
@@ -65,11 +69,12 @@ class _Frame:
     guards: tuple[Expr, ...] = ()
     body: Stmt | None = None
     branches: list[tuple[int, Buffer, list[Stmt]]] | None = None
+    interrupts: bool = True
 
     def inside(self) -> _Frame:
         child = self.loads.new_child()
         if self.lane is None:
-            return _Frame(loads=child)
+            return _Frame(loads=child, interrupts=self.interrupts)
         return replace(self, stmts=[], loads=child, branches=None)
 
 
@@ -124,7 +129,7 @@ def _visit_loop(stmt: S.For, frame: _Frame) -> None:
     if vector:
         inner.lane, inner.lanes = stmt.loop_var, int(stmt.extent)
         inner.body = stmt.body
-        inner.branches = []
+        inner.branches = [] if frame.interrupts else None
     _visit(stmt.body, inner)
     low, extent = _expr(stmt.min, frame), _expr(stmt.extent, frame)
 
@@ -224,9 +229,9 @@ def _expr(value: Expr, frame: _Frame) -> Expr:
 
 def _rare(node: Call, frame: _Frame, mutator: _Mutator) -> Expr:
     """What is seldom computed, in a branch; where none can be, it is computed always."""
-    condition, common = mutator.mutate(node.args[0]), mutator.mutate(node.args[2])
     if frame.lane is not None and frame.branches is None:
-        return T.Select(condition, mutator.mutate(node.args[1]), common)
+        return mutator.mutate(node.args[1])
+    condition, common = mutator.mutate(node.args[0]), mutator.mutate(node.args[2])
     at = T.const(0, "int32") if frame.lane is None else frame.lane
     result = buffer(frame.lanes, str(node.ty.dtype), "rare", scope="local")
     frame.buffers.append(stack(result))

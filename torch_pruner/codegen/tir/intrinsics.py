@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 FUSED = "torch_pruner.fused"
 """``x * y + z``, rounded once on every processor: TVM's own may be rounded twice."""
 RARE = "torch_pruner.rare"
-"""The second of three operands where the first holds, and else the third: ``build.spill`` makes a
-branch of it, in a loop over lanes one for all of them."""
+"""The second of three operands, in whose place the third does where the first does not hold:
+``build.spill`` makes a branch of it, in a loop over lanes one for all of them."""
 
 for _name, _printed in ((FUSED, "fused"), (RARE, "rare")):
     register_op_attr(_name, "TCallEffectKind", T.CallEffectKind.Pure.value)
@@ -35,9 +35,10 @@ def fused(x: Expr, y: Expr, z: Expr) -> Expr:
 
 
 def rarely(b: Bindings, condition: Expr, rare: Callable[[Bindings], Expr], common: Expr) -> Expr:
-    """``rare``, of bindings of its own, where ``condition`` holds, and else ``common``.
+    """``rare``, of bindings of its own, or ``common`` where ``condition`` does not hold.
 
-    What ``rare`` binds is computed only where some lane's condition holds.
+    ``rare`` must be right everywhere, ``common`` only there: where a branch can be, what ``rare``
+    binds is computed only if some lane's condition holds, and elsewhere nothing but it is.
     """
     common, own = b(common), Bindings()
     value = own.close(rare(own))

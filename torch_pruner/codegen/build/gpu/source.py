@@ -108,7 +108,7 @@ def cuda_source(
     config = {"tirx.disable_storage_rewrite": True, "tirx.disable_cse_tir": True}
     try:
         with tvm.transform.PassContext(config=config):
-            module = spill(IRModule(functions))
+            module = spill(IRModule(functions), interrupts=False)
             printed = _lowered(module, target)
             with _printed_only():
                 built = tvm.get_global_func("target.build.cuda")(printed, target)

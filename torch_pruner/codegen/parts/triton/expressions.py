@@ -57,7 +57,7 @@ _FUNCTIONS = {
     "tirx.isnan": "({0} != {0})",
     "tirx.copysign": "libdevice.copysign({}, {})", "tirx.pow": "libdevice.pow({}, {})",
     "prim.likely": "{}", KEEP: "{}", FENCE: "{}", FUSED: "tl.fma({}, {}, {})",
-    RARE: "tl.where({}, {}, {})",
+    RARE: "{1}",
 }  # fmt: skip
 _EXACT = {"float32": "tl.sqrt_rn({})"}  # as the CUDA C of other kernels rounds it
 _LIBRARY = frozenset(
