@@ -19,7 +19,8 @@ pytestmark = pytest.mark.tvm
 
 
 class Mixed(nn.Module):
-    """Something of every kind: convolutions, shared elementwise work, attention, gates."""
+    """Something of every kind: convolutions, shared elementwise work, attention, gates, sums of
+    what lies across."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class Mixed(nn.Module):
         self.gate, self.up = nn.Linear(32, 48), nn.Linear(32, 48, bias=False)
         self.down, self.both = nn.Linear(48, 32), nn.Linear(32, 64)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, x: torch.Tensor, *far: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = F.silu(self.first(x))
         y = self.second(F.relu(self.depthwise(y)) + y).flatten(2).transpose(1, 2)
         q, k, v = (m(y).view(2, 64, 2, 16).transpose(1, 2) for m in self.heads)
@@ -39,6 +40,7 @@ class Mixed(nn.Module):
         longer = (z * 0.75 + 0.5).abs() * z - 1.5
         gated = F.silu(self.gate(z)) * self.up(z)
         left, right = self.both(z.tanh()).chunk(2, -1)
+        across = far[0].view(2, 120, 100).transpose(1, 2)
         return (
             self.down(gated),
             left * right.sigmoid(),
@@ -46,6 +48,8 @@ class Mixed(nn.Module):
             shifted.abs(),
             longer.relu(),
             longer.neg(),
+            (across * far[1] * far[2]).sum((0, 1)),
+            across.sum((0, 1)),
         )
 
 
@@ -56,12 +60,12 @@ def net() -> nn.Module:
 
 
 def sites_of(
-    net: nn.Module, x: torch.Tensor, options: dict[str, Any], cuts: dict[str, Any]
+    net: nn.Module, x: tuple[torch.Tensor, ...], options: dict[str, Any], cuts: dict[str, Any]
 ) -> tuple[tuple[Site, ...], int, tuple[torch.Tensor, ...]]:
     """The graph's sites, its kernels, and the result where it is cut as ``cuts[""]``."""
     torch.compiler.reset()
     with torch.no_grad():
-        found = torch.compile(net, backend="pruner", options=options)(x)
+        found = torch.compile(net, backend="pruner", options=options)(*x)
     lowered: Lowered = cuts["lowered"]
     return lowered.sites, len(lowered.workloads), found
 
@@ -85,10 +89,11 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_every_kind_of_cut(
     net: nn.Module, cuts: dict[str, Any], tmp_path: Any, threads: int
 ) -> None:
-    x = torch.randn(2, 3, 8, 8)
+    near = (torch.randn(2, 100, 120) for _ in range(2))
+    x = torch.randn(2, 3, 8, 8), torch.randn(240, 100), *near
     options = {"cache_dir": str(tmp_path), "effort": "none", "threads": threads, "strict": True}
     with torch.no_grad():
-        wanted = net(x)
+        wanted = net(*x)
     sites, usual, found = sites_of(net, x, options, cuts)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     kinds = {site.kind for site in sites}
@@ -102,3 +107,4 @@ def test_every_kind_of_cut(
     assert counts["split"] == usual, "two products, the second with what follows them"
     assert counts["apart"] > usual
     assert counts["parts"] > usual
+    assert counts["turned"] == usual - 1, "the sums read across"
