@@ -32,8 +32,9 @@ def test_a_decoder(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None
 def test_an_architecture(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     """What eager adds up alone is left to it; convolutions are as exact as eager's."""
     monkeypatch.setenv("TORCH_PRUNER_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch._dynamo.reset()
-    with pretend_gpu.instead_of_cpu(monkeypatch):
+    # A context, since torch's own test helpers freeze the flags for all that follow in a process.
+    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    with exact, pretend_gpu.instead_of_cpu(monkeypatch):
         found = architectures.check(name)
     assert found.status == "compiled", found.reason

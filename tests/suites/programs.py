@@ -113,8 +113,8 @@ def _device(kind: str) -> Iterator[None]:
     from torch_pruner.cards import CARDS
 
     card = CARDS["h200"] if kind == EMULATED else None
-    with pytest.MonkeyPatch.context() as patch, pretend_gpu.instead_of_cpu(patch, card):
-        patch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as exact as eager here
+    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # as eager is here
+    with exact, pytest.MonkeyPatch.context() as patch, pretend_gpu.instead_of_cpu(patch, card):
         yield
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Order = tuple[int, ...]
 
+_MOVES = ("permute", "reshape", "slice", "flip")  # views of which is known how they lie
+
 
 def identity(rank: int) -> Order:
     return tuple(range(rank))
@@ -43,6 +45,7 @@ def storage_orders(
     users = graph.users()
     orders: dict[int, Order] = {}
     lies: dict[int, Order | None] = {}  # views: where what they are views of lies, if that is known
+    last: set[int] = set()  # what lies channels last, and what is made of it
     for i, node in enumerate(graph.nodes):
         rank = len(node.shape)
         orders[i] = identity(rank)
@@ -60,8 +63,42 @@ def storage_orders(
             orders[i] = channels_last(rank)
         elif node.op in ("matmul", "matmul_grouped"):
             orders[i] = _wanted_by_reader(graph, users, i) or orders[i]
+        else:
+            orders[i] = _as_operands(graph, lies, last, node) or orders[i]
         lies[i] = orders[i] if i in fixed else _lies(graph, orders, lies, i)
+        if _of_channels_last(graph, orders, last, i):
+            last.add(i)
     return orders
+
+
+def _of_channels_last(
+    graph: Graph, orders: Mapping[int, Order], last: Collection[int], i: int
+) -> bool:
+    """Whether a node lies channels last, or is a view of what does or lies as that."""
+    node = graph.nodes[i]
+    if node.op in _MOVES:
+        return node.inputs[0] in last
+    made = node.kind in (OpKind.POINTWISE, OpKind.REDUCE) or node.op == "cat"
+    if made and any(j in last for j in node.inputs):
+        return True
+    return len(node.shape) >= 3 and orders[i] == channels_last(len(node.shape))
+
+
+def _as_operands(
+    graph: Graph, lies: Mapping[int, Order | None], last: Collection[int], node: Node
+) -> Order | None:
+    """How an operand in ``last`` lies; of a reduction's, the axes that are left."""
+    found: Order | None = None
+    if node.kind is OpKind.POINTWISE or node.op == "cat":
+        operands = (j for j in node.inputs if j in last)
+        whole = (j for j in operands if node.op == "cat" or graph.nodes[j].shape == node.shape)
+        found = next((lies[j] for j in whole if lies[j] is not None), None)
+    elif node.kind is OpKind.REDUCE and node.inputs[0] in last:
+        order = lies[node.inputs[0]] or ()
+        left = [a for a in range(len(order)) if a not in node.attr("axes")]
+        found = tuple(left.index(axis) for axis in order if axis in left)
+    real = [axis for axis in found or () if node.shape[axis] > 1]
+    return None if real == sorted(real) else found  # it lies so anyway
 
 
 def _lies(
@@ -69,7 +106,7 @@ def _lies(
 ) -> Order | None:
     """The order in which the axes of a node lie in memory, of a view those of its operand's."""
     node = graph.nodes[i]
-    if node.op not in ("permute", "reshape", "slice", "flip"):
+    if node.op not in _MOVES:
         return orders[i]
     source = node.inputs[0]
     order = lies[source]

@@ -79,3 +79,38 @@ def test_images_made_of_tokens_lie_channels_last() -> None:
     image = b.reshape(b.permute(tokens, (0, 2, 1)), (1, 8, 6, 5))
     graph = b.finish([b.pointwise("exp", b.pointwise("relu", image))])
     assert storage_orders(graph, {})[graph.nodes[graph.outputs[0]].inputs[0]] == (0, 2, 3, 1)
+
+
+def _conv(b: GraphBuilder, x: int, number: int, columns: int) -> int:
+    """A 1x1 convolution by the input of this number."""
+    _, channels, *image = b.shape(x)
+    w = b.input(number, (columns, channels, 1, 1), "float32")
+    attrs = {"stride": (1, 1), "lo": (0, 0), "hi": (0, 0), "dilation": (1, 1), "groups": 1}
+    return b.append("conv", (x, w), (1, columns, *image), "float32", **attrs)
+
+
+def test_sums_over_paths_lie_as_the_convolution_that_made_them() -> None:
+    """Radix attention: channels come apart, are weighed and summed over one of their parts."""
+    b = GraphBuilder()
+    x = b.input(0, (1, 8, 6, 6), "float32")
+    apart = b.reshape(_conv(b, x, 1, 32), (1, 2, 16, 6, 6))
+    plain = b.reduce("sum", apart, (1,))
+    weight = b.broadcast(b.input(2, (1, 2, 16, 1, 1), "float32"), (1, 2, 16, 6, 6))
+    weighed = b.pointwise("mul", weight, apart)
+    summed = b.reduce("sum", weighed, (1,))
+    means = b.reduce("sum", summed, (2, 3))
+    orders = storage_orders(b.finish([plain, summed, means]), {})
+    assert orders[plain] == orders[summed] == channels_last(4)
+    assert orders[weighed] == (0, 3, 4, 1, 2)
+    assert orders[means] == (0, 1)
+
+
+def test_stacked_results_lie_as_their_parts() -> None:
+    b = GraphBuilder()
+    x = b.input(0, (1, 8, 6, 6), "float32")
+    paths = [b.reshape(_conv(b, x, k, 16), (1, 1, 16, 6, 6)) for k in (1, 2)]
+    both = b.append("cat", tuple(paths), (1, 2, 16, 6, 6), "float32", axis=1)
+    summed = b.reduce("sum", both, (1,))
+    orders = storage_orders(b.finish([summed]), {})
+    assert orders[both] == (0, 1, 3, 4, 2)
+    assert orders[summed] == channels_last(4)
